@@ -1,0 +1,29 @@
+# make setup | demo | test | soak | lint
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export OMP_NUM_THREADS := 1
+
+.PHONY: setup demo test soak lint
+
+setup: .venv/installed
+
+.venv/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+demo: setup
+	mpirun -n 4 python -m minidist train --config demo.toml --dp 4 --verify
+
+test: setup lint
+	python -m pytest
+
+lint: setup
+	ruff format --check .
+	ruff check .
+	mypy
+
+soak: setup
+	python -m pytest -m soak --timeout 3600

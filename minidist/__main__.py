@@ -1,0 +1,32 @@
+"""`python -m minidist COMMAND`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "train": "train a GPT, under python, mpirun or torchrun",
+    "bench": "measure against MPI, gloo and torch, in one run",
+    "launch": "start a program on several ranks, with the right mpirun",
+    "doctor": "find out what this machine can run, and what to mend",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
+        print("python -m minidist COMMAND ...   (each has its own --help)\n" + "\n".join(lines))
+        return 0 if arguments else 2
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        print(f"minidist: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    command = importlib.import_module(f"minidist.cli.{name}")
+    return int(command.main(rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

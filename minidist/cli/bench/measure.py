@@ -1,0 +1,126 @@
+"""How to compare on a machine that is not quiet: competitors take turns, and only ratios within a turn count.
+
+    round 1   A A A | B B B | C C C          warm up once, iterate, take the slowest rank
+    round 2   A A A | B B B | C C C
+    ...                                      report medians and quartiles, and the median of the rounds' ratios
+
+A machine that slows down for a second slows a whole round, and leaves its ratios alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from minidist.comm import Communicator
+
+Run: TypeAlias = Callable[[], object]
+
+ROUND = 0.02  # seconds that one competitor takes in one round, about
+MOST = 2000  # iterations of it
+
+# What nccl-tests multiplies bytes/seconds with, to say how busy the slowest link was (doc/PERFORMANCE.md there): the
+# bytes that have to cross it, for each byte of the whole buffer. Sizes are those of the whole buffer throughout.
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "all_to_all": lambda ranks: (ranks - 1) / ranks,
+    "gather": lambda ranks: (ranks - 1) / ranks,
+    "scatter": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: 1.0,
+    "reduce": lambda ranks: 1.0,
+    "p2p": lambda ranks: 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One competitor in one case: a value for each round.
+
+    Attributes
+    ----------
+    bench, case, competitor : str
+        `all_reduce`, `4 KiB`, `auto`. Competitors of one bench, case and launch took turns.
+    launch : str
+        `shipped`, `tuned` (the whole run was told to keep freed memory) or `here` (this process).
+    values : tuple[float, ...]
+        Seconds of one iteration, or what `unit` says.
+    bytes : int
+        Size of the whole buffer, where there is one.
+    """
+
+    bench: str
+    case: str
+    competitor: str
+    launch: str
+    values: tuple[float, ...]
+    unit: str = "s"
+    bytes: int = 0
+    ranks: int = 1
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.values)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The bounds of the middle half of the rounds."""
+        if len(self.values) < 2:
+            return self.median, self.median
+        lower, _, upper = statistics.quantiles(self.values, n=4, method="inclusive")
+        return lower, upper
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """Bytes per second on the slowest link, as nccl-tests define it, or None where nothing is sent."""
+        factor = BUS_FACTORS.get(self.bench)
+        return None if factor is None else factor(self.ranks) * self.bytes / self.median
+
+    def ratio(self, peer: Measurement) -> float:
+        """Return the median of the rounds' ratios to `peer`, which took turns with this one."""
+        return statistics.median(mine / other for mine, other in zip(self.values, peer.values, strict=True))
+
+    def as_row(self) -> dict[str, Any]:
+        """Return what `--json` says about it."""
+        lower, upper = self.quartiles
+        return asdict(self) | {
+            "median": self.median,
+            "lower_quartile": lower,
+            "upper_quartile": upper,
+            "bus_bandwidth": self.bus_bandwidth,
+        }
+
+
+def alternate(
+    runs: Mapping[str, Run], comm: Communicator, rounds: int, round_seconds: float = ROUND
+) -> dict[str, tuple[float, ...]]:
+    """Let the competitors take turns; return each one's seconds an iteration, by round.
+
+    A round's time is that of the slowest rank, from a barrier to its own end.
+    """
+    iterations = {}
+    for name, run in runs.items():
+        timed(run, comm, 1)  # allocates, opens connections
+        iterations[name] = max(1, min(MOST, int(round_seconds / timed(run, comm, 1))))
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            timed(run, comm, 1 + iterations[name] // 10)
+            seconds[name].append(timed(run, comm, iterations[name]))
+    return {name: tuple(values) for name, values in seconds.items()}
+
+
+def timed(run: Run, comm: Communicator, iterations: int) -> float:
+    """Return the seconds that the slowest rank takes for one of so many iterations."""
+    comm.barrier()
+    started = time.perf_counter()
+    for _ in range(iterations):
+        run()
+    slowest: float = max(comm.roll_call(time.perf_counter() - started))
+    return slowest / iterations

@@ -1,0 +1,143 @@
+"""The command line of `bench`, checked before anything starts. The workers are given the same arguments again."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+
+COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+)
+NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "threads")
+PEERS = ("native", "tuned", "gloo")
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
+SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. `rounds=0` takes each bench's own number."""
+
+    names: tuple[str, ...]
+    ranks: int
+    sizes: tuple[int, ...]
+    dtype: str
+    rounds: int
+    algorithms: tuple[str, ...]
+    peers: tuple[str, ...]
+    hidden: tuple[int, ...]
+    json: str
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """The collectives among the names."""
+        return tuple(name for name in self.names if name in COLLECTIVES)
+
+
+def parse(argv: list[str]) -> Options:
+    """Return the options, or leave with status 2 and a sentence that says what is wrong."""
+    parser = build_parser()
+    given = parser.parse_args(argv)
+    name = given.name.replace("-", "_")
+    if name not in (*NAMES, "all"):
+        parser.error(f"there is no bench {given.name!r}: choose one of {', '.join(NAMES)}, all")
+    if given.ranks < 2:
+        parser.error(f"--ranks {given.ranks}: communication takes at least 2")
+    if given.rounds < 0:
+        parser.error(f"--rounds {given.rounds}: give a number of at least 1")
+    options = Options(
+        names=NAMES if name == "all" else (name,),
+        ranks=given.ranks,
+        sizes=given.sizes,
+        dtype=given.dtype,
+        rounds=given.rounds,
+        algorithms=given.algorithms,
+        peers=given.peers,
+        hidden=given.hidden,
+        json=given.json,
+    )
+    _check_choices(parser, options)
+    return options
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `python -m minidist bench`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m minidist bench",
+        description="Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun.",
+    )
+    parser.add_argument("name", metavar="NAME", help=f"{', '.join(NAMES)}, or all; - and _ mean the same")
+    parser.add_argument("--ranks", type=int, default=2, help="MPI processes (default 2, for which the bounds are)")
+    parser.add_argument("--sizes", type=_sizes, default=_sizes(SIZES), help=f"of the whole buffer (default {SIZES})")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
+    parser.add_argument("--rounds", type=int, default=0, help="turns of every competitor (default: 15, or 8 for ddp)")
+    parser.add_argument(
+        "--algorithms",
+        type=_words,
+        default=("auto", "registered"),
+        help="of minidist; `registered` is auto on buffers of comm.allocate (default auto,registered)",
+    )
+    parser.add_argument(
+        "--peers",
+        type=_words,
+        default=PEERS,
+        help="native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; or none",
+    )
+    parser.add_argument("--hidden", type=_numbers, default=(256, 512), help="channels of ddp's GPT (default 256,512)")
+    parser.add_argument("--json", metavar="FILE", default="", help="write all values there; - for standard output")
+    return parser
+
+
+def size_text(bytes: int) -> str:
+    """Return `64 KiB` for 65536."""
+    for unit, text in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if bytes >= unit and bytes % unit == 0:
+            return f"{bytes // unit} {text}"
+    return f"{bytes} B"
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d+) *([KMG]?I?B?)", word.strip().upper())
+        if match is None or match[2] not in UNITS:
+            raise argparse.ArgumentTypeError(f"{word!r} is not a size: write 4096, 64KiB or 16MiB, with commas between")
+        sizes.append(int(match[1]) * UNITS[match[2]])
+    return tuple(sizes)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} are not whole numbers with commas between") from None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip().replace("-", "_") for word in text.split(",") if word.strip() not in ("", "none"))
+
+
+def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
+    """Refuse what none of the chosen benches knows; what only some know is left out of the others."""
+    from minidist.collectives import algorithms
+
+    known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives))
+    for algorithm in options.algorithms:
+        if algorithm not in known - {"native"}:
+            offered = ", ".join(sorted(known - {"native"}))
+            parser.error(f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers")
+    for peer in options.peers:
+        if peer not in PEERS:
+            parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
+    for hidden in options.hidden:
+        if hidden < 8 or hidden % 8:
+            parser.error(f"--hidden {hidden}: the model has 4 heads with pairs of channels, so use a multiple of 8")

@@ -1,0 +1,40 @@
+"""Floor 2: collectives, each built from sends and receives.
+
+    family          all_reduce  reduce_scatter  all_gather  broadcast  reduce  gather  scatter  all_to_all
+    central             x             x             x           x         x       x       x
+    ring                x             x             x
+    recursive           x             x             x                                             (doubling, halving)
+    tree                x                                       x         x       x       x
+    pairwise                          x             x                                                 x
+    hierarchical        x                                       x
+    shared              x             x             x           x
+    native              x             x             x           x         x       x       x           x
+
+Read `ring.py` first; `operations.py` is what users call; `choose.py` is the rule behind `algorithm="auto"`, and
+`explain("all_reduce", bytes, comm)` says what it takes and why.
+"""
+
+from minidist.collectives.choose import algorithms, explain
+from minidist.collectives.operations import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+
+__all__ = [
+    "algorithms",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "explain",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]

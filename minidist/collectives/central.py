@@ -1,0 +1,90 @@
+"""The parameter server, the naive family: one rank talks to each of the others, one message each.
+
+    ranks 1, 2, 3 ──n bytes──▶ rank 0 ──n bytes──▶ ranks 1, 2, 3
+
+Cost: the root receives (P - 1) n bytes through its one port, and sends as many. The other ranks wait: the time
+grows with P, where a ring's does not. Yet for gather and scatter nothing moves fewer bytes. (Li et al. 2014.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minidist.collectives.fast import temporary
+from minidist.comm.buffers import copy
+
+if TYPE_CHECKING:
+    from minidist.collectives.reduction import Combine
+    from minidist.comm.buffers import Array
+    from minidist.comm.communicator import Communicator
+
+
+def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
+    """Reduce to rank 0, which then tells everybody."""
+    reduce(array, comm, 0, combine)
+    broadcast(array, comm, 0)
+
+
+def reduce(array: Array, comm: Communicator, root: int, combine: Combine) -> None:
+    """Leave the reduction in the root's `array`; the others keep theirs."""
+    if comm.rank != root:
+        comm.send(array, root)
+        return
+    arriving = temporary(comm, array, len(array))
+    for rank in range(comm.size):
+        if rank != root:
+            comm.recv(arriving, rank)
+            combine(array, arriving, array)
+
+
+def broadcast(array: Array, comm: Communicator, root: int) -> None:
+    """Copy the root's `array` into everybody's."""
+    if comm.rank != root:
+        comm.recv(array, root)
+        return
+    for request in [comm.isend(array, rank) for rank in range(comm.size) if rank != root]:
+        request.wait()
+
+
+def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: int) -> None:
+    """Collect every rank's shard in the root's `chunks`."""
+    if chunks is None:
+        comm.send(shard, root)
+        return
+    copy(chunks[root], shard)
+    for request in [comm.irecv(chunks[rank], rank) for rank in range(comm.size) if rank != root]:
+        request.wait()
+
+
+def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int) -> None:
+    """Hand chunk r of the root to rank r."""
+    if chunks is None:
+        comm.recv(shard, root)
+        return
+    copy(shard, chunks[root])
+    for request in [comm.isend(chunks[rank], rank) for rank in range(comm.size) if rank != root]:
+        request.wait()
+
+
+def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
+    """Every rank serves its own chunk: all others send it their part."""
+    sends = [comm.isend(chunks[rank], rank) for rank in range(comm.size) if rank != comm.rank]
+    arriving = temporary(comm, out, len(out))
+    copy(out, chunks[comm.rank])
+    for rank in range(comm.size):
+        if rank != comm.rank:
+            comm.recv(arriving, rank)
+            combine(out, arriving, out)
+    for request in sends:
+        request.wait()
+
+
+def all_gather(chunks: list[Array], comm: Communicator) -> None:
+    """Rank 0 collects all chunks and sends each rank the ones it lacks."""
+    gather(chunks[comm.rank], chunks if comm.rank == 0 else None, comm, 0)
+    for owner, chunk in enumerate(chunks):
+        if comm.rank == 0:
+            for request in [comm.isend(chunk, rank) for rank in range(1, comm.size) if rank != owner]:
+                request.wait()
+        elif comm.rank != owner:
+            comm.recv(chunk, 0)

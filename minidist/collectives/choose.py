@@ -1,0 +1,124 @@
+"""Which algorithm: the table of what there is, and the written rule by which `auto` chooses.
+
+The rule looks at the operation, the bytes, the number of ranks and the wire, never at a clock: two runs of a program
+choose alike, so they give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from minidist.collectives import central, hierarchical, pairwise, recursive, ring, shared, tree
+from minidist.comm.errors import MismatchError
+
+if TYPE_CHECKING:
+    from minidist.comm.communicator import Communicator
+
+SMALL = 1 << 15  # bytes below which latencies decide: few rounds beat few bytes
+
+TABLE: dict[str, dict[str, Callable[..., Any]]] = {
+    "all_reduce": {
+        "central": central.all_reduce,
+        "ring": ring.all_reduce,
+        "recursive": recursive.all_reduce,
+        "halving_doubling": recursive.halving_doubling,
+        "tree": tree.all_reduce,
+        "hierarchical": hierarchical.all_reduce,
+        "shared": shared.all_reduce,
+    },
+    "reduce_scatter": {
+        "central": central.reduce_scatter,
+        "ring": ring.reduce_scatter,
+        "recursive": recursive.reduce_scatter,
+        "pairwise": pairwise.reduce_scatter,
+        "shared": shared.reduce_scatter,
+    },
+    "all_gather": {
+        "central": central.all_gather,
+        "ring": ring.all_gather,
+        "recursive": recursive.all_gather,
+        "pairwise": pairwise.all_gather,
+        "shared": shared.all_gather,
+    },
+    "broadcast": {
+        "central": central.broadcast,
+        "tree": tree.broadcast,
+        "hierarchical": hierarchical.broadcast,
+        "shared": shared.broadcast,
+    },
+    "reduce": {"central": central.reduce, "tree": tree.reduce},
+    "gather": {"central": central.gather, "tree": tree.gather},
+    "scatter": {"central": central.scatter, "tree": tree.scatter},
+    "all_to_all": {"pairwise": pairwise.all_to_all},
+}
+
+
+def algorithms(operation: str) -> tuple[str, ...]:
+    """Return the names that `algorithm=` accepts for an operation, `auto` and `native` included."""
+    return ("auto", *TABLE[operation], "native")
+
+
+def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
+    """Return the algorithm that `auto` takes for a buffer of `bytes`, and why."""
+    ranks = comm.size
+    if comm.wire == "torch" and comm.native.device == "cuda":
+        return "native", "NCCL knows the links between GPUs"
+    if operation == "all_to_all":
+        return "pairwise", "every chunk goes straight to its owner"
+    if operation in ("gather", "scatter"):
+        few = bytes <= SMALL and ranks > 4
+        return ("tree", "few bytes: few rounds") if few else ("central", "nothing moves fewer bytes")
+    if comm.wire == "mpi" and operation != "reduce" and shared.possible(comm):
+        return "shared", "all ranks share memory: no message is needed"
+    if operation in ("broadcast", "reduce"):
+        return "tree", "log2 P rounds instead of P - 1"
+    if operation == "all_reduce" and len(comm.node) > 1 and not shared.possible(comm):
+        return "hierarchical", "several ranks a node: only 1/G of the bytes of each cross between nodes"
+    power = recursive.power_below(ranks) == ranks
+    if bytes <= SMALL and (power or operation == "all_reduce"):
+        return "recursive", f"at most {SMALL} bytes: log2 P messages instead of 2(P - 1)"
+    return "ring", "many bytes: none leaves a rank twice"
+
+
+def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tuple[str, Callable[..., Any]]:
+    """Return the name and the function of an algorithm, `auto` resolved.
+
+    Raises
+    ------
+    ValueError
+        If the operation has no such algorithm, or it does not suit these ranks.
+    """
+    if algorithm == "auto":
+        algorithm = explain(operation, bytes, comm)[0]
+    if algorithm == "native":
+        if comm.native is None:
+            raise ValueError(f"the {comm.wire} wire has no native collectives: use algorithm='auto'")
+        return algorithm, getattr(comm.native, operation)
+    if algorithm not in TABLE[operation]:
+        raise ValueError(
+            f"{operation} has no algorithm {algorithm!r}: choose one of {', '.join(algorithms(operation))}"
+        )
+    if algorithm == "shared" and not shared.possible(comm):
+        raise ValueError(
+            f"algorithm='shared' needs all {comm.size} ranks on one node, but rank {comm.rank} shares memory "
+            f"with {len(comm.node)}: use 'hierarchical'"
+        )
+    if algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
+        raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")
+    return algorithm, TABLE[operation][algorithm]
+
+
+def agree(comm: Communicator, call: tuple[object, ...]) -> None:
+    """Raise the same MismatchError on every rank unless all ranks make the same call. Only in debug mode."""
+    if not comm.debug:
+        return
+    calls = comm.roll_call(call)
+    if any(other != calls[0] for other in calls):
+        words = "; ".join(f"rank {rank} calls {_words(other)}" for rank, other in enumerate(calls))
+        raise MismatchError(f"the ranks of {comm.name!r} do not call the same collective: {words}")
+
+
+def _words(call: tuple[object, ...]) -> str:
+    operation, *details = call
+    return f"{operation}({', '.join(str(detail) for detail in details)})"

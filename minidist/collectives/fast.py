@@ -1,0 +1,78 @@
+"""What makes the textbook algorithms fast, kept out of them: temporaries and segments.
+
+Temporaries are allocated once per communicator. A fresh megabyte costs a page fault every 4 kB, more than the sum
+that goes into it. Large buffers are worked through in segments, so that what has just arrived is still in the cache
+when it is added and sent on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidist.comm.buffers import device_name, dtype_name, empty, itemsize
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+    from minidist.comm.communicator import Communicator
+
+SEGMENT = 1 << 20  # bytes of one message of a long transfer: two of them fit a core's cache
+
+
+def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Array:
+    """Return a kept array of `count` elements of the kind of `like`; its contents are whatever was left there.
+
+    Two temporaries that are alive at the same time use different slots.
+    """
+    key = (slot, dtype_name(like), device_name(like))
+    kept = comm.kept.get(key)
+    if kept is None or len(kept) < count:
+        kept = comm.kept[key] = empty(like, count)
+    return kept if len(kept) == count else kept[:count]
+
+
+def cut(length: int, parts: int) -> list[int]:
+    """Return the lengths of `numpy.array_split`'s parts: as equal as can be, the longer ones first."""
+    whole, rest = divmod(length, parts)
+    return [whole + 1] * rest + [whole] * (parts - rest)
+
+
+def chunks_of(array: Array, counts: list[int]) -> list[Array]:
+    """Cut a flat array into consecutive views of `counts` elements."""
+    chunks, start = [], 0
+    for count in counts:
+        chunks.append(array[start : start + count])
+        start += count
+    return chunks
+
+
+def segments(chunks: list[Array]) -> Iterator[list[Array]]:
+    """Yield the chunks cut across into pieces of at most `SEGMENT` bytes each: piece k of every chunk together.
+
+    Meta arrays hold no bytes that a cache could hold: they come in one piece.
+    """
+    longest = max(len(chunk) for chunk in chunks)
+    step = max(1, SEGMENT // itemsize(chunks[0]))
+    if longest <= step or device_name(chunks[0]) != "cpu":
+        yield chunks
+        return
+    for start in range(0, longest, step):
+        yield [chunk[start : start + step] for chunk in chunks]
+
+
+def blocks(array: Array) -> Iterator[Any]:
+    """Yield consecutive views of at most `SEGMENT` bytes; one, if the array is empty."""
+    step = max(1, SEGMENT // itemsize(array))
+    for start in range(0, max(len(array), 1), step):
+        yield array[start : start + step]
+
+
+def view_as(memory: np.ndarray[Any, Any], like: Array) -> Array:
+    """View bytes as a flat array of the kind of `like`."""
+    if isinstance(like, np.ndarray):
+        return memory.view(like.dtype)
+    import torch
+
+    return torch.from_numpy(memory).view(like.dtype)

@@ -1,0 +1,63 @@
+"""Rings: every rank sends to its right and receives from its left, all at the same time.
+
+    reduce-scatter, 3 ranks       step 1                 step 2
+    rank 0 sends to rank 1        c2 (own)               c1 (of ranks 2, 0)
+    rank 1 sends to rank 2        c0 (own)               c2 (of ranks 0, 1)
+    rank 2 sends to rank 0        c1 (own)               c0 (of ranks 1, 2)
+    then rank r adds its own part to c_r, which is complete.
+
+An all-reduce is a reduce-scatter and an all-gather. Cost per rank for n bytes: each of the two sends (P - 1)/P n bytes
+in P - 1 messages. That is optimal in bytes: of the P - 1 chunks that end elsewhere, something has to leave; and no
+link carries more than any other. It is slow for small buffers: 2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minidist.collectives.fast import chunks_of, cut, segments, temporary
+
+if TYPE_CHECKING:
+    from minidist.collectives.reduction import Combine
+    from minidist.comm.buffers import Array
+    from minidist.comm.communicator import Communicator
+
+
+def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
+    """Leave the reduction of all ranks' arrays in every rank's `array`."""
+    for chunks in segments(chunks_of(array, cut(len(array), comm.size))):
+        ring_reduce_scatter(chunks, chunks[comm.rank], comm, combine)
+        ring_all_gather(chunks, comm)
+
+
+def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
+    """Leave in `out` the reduction of all ranks' chunk number `comm.rank`."""
+    for pieces in segments([*chunks, out]):
+        ring_reduce_scatter(pieces[:-1], pieces[-1], comm, combine)
+
+
+def all_gather(chunks: list[Array], comm: Communicator) -> None:
+    """Fill every chunk from the rank that owns it; chunk number `comm.rank` is this rank's contribution."""
+    ring_all_gather(chunks, comm)
+
+
+def ring_reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
+    """One round of P - 1 steps. `chunks` stay as they are; `out` may be this rank's own chunk."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    longest = max(len(chunk) for chunk in chunks)
+    leaving = chunks[left]
+    for step in range(1, comm.size):
+        own = chunks[(comm.rank - step - 1) % comm.size]
+        arriving = temporary(comm, own, longest, slot=step % 2)[: len(own)]
+        comm.exchange(leaving, right, arriving, left)
+        leaving = out if step == comm.size - 1 else arriving
+        combine(arriving, own, leaving)  # complete from the rank right of this chunk's owner up to this one
+
+
+def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
+    """One round of P - 1 steps: pass on what came last."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for step in range(comm.size - 1):
+        leaving = chunks[(comm.rank - step) % comm.size]
+        arriving = chunks[(comm.rank - step - 1) % comm.size]
+        comm.exchange(leaving, right, arriving, left)

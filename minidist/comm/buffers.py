@@ -1,0 +1,143 @@
+"""What travels: numpy arrays and torch tensors, without importing torch.
+
+A caller's *buffer* has any shape. Inside, everything is a flat *array*: a one-dimensional view of the same memory.
+
+    numpy array, or CPU tensor of a dtype that numpy knows  ->  numpy array
+    bfloat16, CUDA and meta tensors                         ->  torch tensor
+
+So a float32 tensor and a float32 array take the same path, and torch is only touched when a tensor came in.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    Buffer: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
+    Array: TypeAlias = Any  # one-dimensional Buffer; both kinds share slicing, len() and arithmetic
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
+DTYPES = FLOATS + INTEGERS
+
+
+def is_tensor(buffer: object) -> bool:
+    """Tell whether `buffer` is a torch tensor. Nobody can hold one before torch was imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(buffer, torch.Tensor)
+
+
+def flatten(buffer: Buffer) -> Array:
+    """Return a one-dimensional view of the buffer's own memory.
+
+    Raises
+    ------
+    TypeError
+        If it is neither an array nor a tensor, or of a dtype that no wire carries.
+    ValueError
+        If it is not contiguous: a view could then not be flat.
+    """
+    if type(buffer) is np.ndarray:
+        if not buffer.flags.c_contiguous:
+            raise ValueError(f"buffer of shape {buffer.shape} is not contiguous: pass numpy.ascontiguousarray(buffer)")
+        if buffer.dtype.name not in DTYPES:
+            raise _unsupported(buffer.dtype)
+        return buffer if buffer.ndim == 1 else buffer.reshape(-1)
+    if is_tensor(buffer):
+        return _flatten_tensor(buffer)
+    raise TypeError(f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {buffer!r:.60}")
+
+
+def _flatten_tensor(tensor: Any) -> Array:
+    name = dtype_name(tensor)
+    if name not in DTYPES:
+        raise _unsupported(tensor.dtype)
+    if not tensor.is_contiguous():
+        raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not contiguous: pass tensor.contiguous()")
+    flat = tensor.detach().view(-1)
+    return flat.numpy() if flat.device.type == "cpu" and name != "bfloat16" else flat
+
+
+def _unsupported(dtype: object) -> TypeError:
+    return TypeError(f"buffers of dtype {dtype} do not travel: convert to one of {', '.join(DTYPES)}")
+
+
+def dtype_name(array: Buffer) -> str:
+    """Return the dtype's name, the same for both libraries: `float32`, `bfloat16`, ..."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def device_name(array: Buffer) -> str:
+    """Return `cpu`, `cuda` or `meta`."""
+    return array.device.type if is_tensor(array) else "cpu"  # type: ignore[union-attr]
+
+
+def itemsize(array: Array) -> int:
+    """Return the bytes of one element."""
+    return int(array.itemsize if isinstance(array, np.ndarray) else array.element_size())
+
+
+def nbytes(array: Array) -> int:
+    """Return the bytes of a flat array."""
+    return len(array) * itemsize(array)
+
+
+def empty(array: Array, count: int) -> Array:
+    """Return an uninitialised flat array of `count` elements, of the kind, dtype and device of `array`."""
+    return np.empty(count, array.dtype) if isinstance(array, np.ndarray) else array.new_empty(count)
+
+
+def as_bytes(array: Array) -> Any:
+    """Return a flat CPU array as numpy bytes, sharing memory."""
+    if isinstance(array, np.ndarray):
+        return array.view(np.uint8)
+    return array.view(sys.modules["torch"].uint8).numpy()
+
+
+def copy(target: Array, source: Array) -> None:
+    """Copy between flat arrays of equal bytes; the dtypes may differ, bytes are bytes. Meta arrays hold none."""
+    if isinstance(target, np.ndarray) and isinstance(source, np.ndarray) and target.dtype == source.dtype:
+        target[:] = source
+    elif device_name(target) == "cpu" and device_name(source) == "cpu":
+        as_bytes(target)[:] = as_bytes(source)
+    elif device_name(target) == device_name(source):
+        if device_name(target) != "meta":
+            target.copy_(source)
+    else:
+        raise ValueError(
+            f"a {device_name(source)} buffer was sent to a {device_name(target)} buffer: "
+            "move both to one device before they travel"
+        )
+
+
+def numpy_dtype(dtype: object) -> tuple[np.dtype[Any], Any]:
+    """Return (numpy dtype of the memory, torch dtype or None) for a dtype of either library or a name.
+
+    bfloat16, which numpy lacks, is held as int16 and viewed as bfloat16.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(dtype, torch.dtype):
+        return np.dtype(dtype), None  # type: ignore[call-overload]
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype("int16" if name == "bfloat16" else name), dtype
+
+
+def shaped(memory: Any, shape: int | tuple[int, ...], dtype: object) -> Buffer:
+    """View bytes as a buffer of `shape` and `dtype`: a tensor for a torch dtype, else a numpy array."""
+    plain, tensor_dtype = numpy_dtype(dtype)
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    array = memory[: math.prod(dims) * plain.itemsize].view(plain).reshape(dims)
+    if tensor_dtype is None:
+        return array  # type: ignore[no-any-return]
+    return sys.modules["torch"].from_numpy(array).view(tensor_dtype)  # type: ignore[no-any-return]
+
+
+def address(array: Array) -> int:
+    """Return where the array's memory begins."""
+    return int(array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr())

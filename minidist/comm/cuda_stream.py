@@ -1,0 +1,62 @@
+"""A stream of collectives that is a CUDA stream: the GPU itself runs them beside the caller's work.
+
+    caller's stream   backward ...... ─┐ launch ...... backward ...... ┌─ handle.wait()
+    side stream                        └▶ all_reduce(bucket) ── event ─┘
+
+No thread is needed: launching queues the work on the side stream and returns before the GPU has begun. Waiting blocks
+no host thread either, it makes the waiter's stream wait for the event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from minidist.comm.communicator import Communicator
+
+
+class CudaJob:
+    """Work queued on the side stream, and the event behind it."""
+
+    def __init__(self, caller: Communicator, name: str, result: Any, event: torch.cuda.Event):
+        self.caller, self.name, self.result, self.event = caller, name, result, event
+
+    def wait(self) -> Any:
+        """Make the current stream wait until the work is done; return its result."""
+        with self.caller.span(f"wait for {self.name}", "wait"):
+            current = torch.cuda.current_stream()
+            current.wait_event(self.event)
+            for tensor in _tensors(self.result):
+                tensor.record_stream(current)
+        return self.result
+
+
+class CudaStream:
+    """A stream on the GPU. `comm` is what its work communicates on."""
+
+    def __init__(self, caller: Communicator) -> None:
+        self.caller, self.comm = caller, caller.fork()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def launch(self, work: Callable[..., Any], *args: Any) -> CudaJob:
+        """Queue `work(*args)` behind what the current stream has been given so far, and return at once."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            result = work(*args)
+            event = self.stream.record_event()
+        for tensor in _tensors(args):  # freed by its owner, its memory is not reused before this stream is done with it
+            tensor.record_stream(self.stream)
+        return CudaJob(self.caller, getattr(work, "__name__", "work"), result, event)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the CUDA tensors in a value of nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        if value.is_cuda:
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

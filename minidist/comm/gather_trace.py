@@ -1,0 +1,64 @@
+"""One trace of all ranks, where each recorded its own: on the `mpi` and `torch` wires `comm.trace` is this process's.
+
+    trace = gather_trace(comm)                  # on every rank
+    if comm.rank == 0:
+        trace.save("step.json")
+
+The processes of one host read one clock. Clocks of different hosts begin anywhere, so hosts are aligned at a barrier:
+they leave it within about the time of a message, and by so much may two of them be drawn too early or too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minidist.trace.events import Event, Trace
+
+if TYPE_CHECKING:
+    from minidist.comm.communicator import Communicator
+
+
+def gather_trace(comm: Communicator) -> Trace:
+    """Return the events of all ranks of `comm`, in times of rank 0's clock. Collective; every rank receives everything.
+
+    Raises
+    ------
+    ValueError
+        If no rank has a trace.
+    """
+    me = comm.members[comm.rank]
+    own = None if comm.trace is None else [event for event in comm.trace.events if event.rank == me]
+    answers = comm.roll_call(own)
+    if all(events is None for events in answers):
+        raise ValueError("no rank has recorded a trace: start with init(trace=Trace()) or run(..., trace=Trace())")
+    ahead = [0.0] * comm.size if comm.wire == "threads" else _clocks_ahead(comm)
+    return Trace(moved(event, -ahead[rank]) for rank, events in enumerate(answers) for event in events or ())
+
+
+def _clocks_ahead(comm: Communicator) -> list[float]:
+    node = comm.node[0]
+    comm.barrier()  # opens connections, so that the next one lets everybody go at once
+    comm.barrier()
+    answers = comm.roll_call((node, comm.clock()))
+    return clocks_ahead([node for node, _ in answers], [clock for _, clock in answers])
+
+
+def clocks_ahead(nodes: Sequence[int], clocks: Sequence[float]) -> list[float]:
+    """Return by how many seconds each rank's clock is ahead of rank 0's: the same for all ranks of a node.
+
+    Parameters
+    ----------
+    nodes
+        For each rank, the first rank of its node, whose clock speaks for the node.
+    clocks
+        What each rank's clock said at the same moment.
+    """
+    return [clocks[node] - clocks[nodes[0]] for node in nodes]
+
+
+def moved(event: Event, seconds: float) -> Event:
+    """Return the event, `seconds` later."""
+    waited_from = None if event.waited_from is None else event.waited_from + seconds
+    return replace(event, start=event.start + seconds, end=event.end + seconds, waited_from=waited_from)

@@ -1,0 +1,144 @@
+"""The collectives of gloo and NCCL, behind the same methods as MPI's in `native.py`.
+
+These two want equal shards. Where shards are unequal (7 elements on 2 ranks) there is one broadcast, or one reduction,
+per shard, which is what NCCL itself does; gather and scatter pad to the largest shard.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from minidist.comm.buffers import dtype_name
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+    from minidist.comm.torch_wire import TorchCommunicator
+
+OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+}
+UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
+
+# torch 2.13 renamed the two
+gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class NativeTorch:
+    """torch.distributed's collectives on flat arrays. `counts` are the elements of each rank's shard."""
+
+    def __init__(self, comm: TorchCommunicator):
+        self.comm = comm
+
+    def all_reduce(self, array: Array, op: str) -> None:
+        """dist.all_reduce."""
+        tensor = _reducible(array)
+        dist.all_reduce(tensor, OPERATIONS[op], self._group(tensor))
+
+    def reduce(self, array: Array, root: int, op: str) -> None:
+        """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own: they give a copy."""
+        tensor = _reducible(array)
+        if self.comm.rank != root:
+            tensor = tensor.clone()
+        dist.reduce(tensor, self.comm.addresses[root], OPERATIONS[op], self._group(tensor))
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """dist.broadcast."""
+        tensor = _bytes(array)
+        dist.broadcast(tensor, self.comm.addresses[root], self._group(tensor))
+
+    def reduce_scatter(self, array: Array, shard: Array, counts: list[int], op: str) -> None:
+        """dist.reduce_scatter_single; with unequal counts one dist.reduce per shard."""
+        full, out = _reducible(array), _reducible(shard)
+        group = self._group(full)
+        if _equal(counts):
+            scatter_whole(out, full, OPERATIONS[op], group)
+            return
+        for rank, piece in enumerate(_cut(full, counts)):
+            copy = piece.clone()
+            dist.reduce(copy, self.comm.addresses[rank], OPERATIONS[op], group)
+            if rank == self.comm.rank:
+                out.copy_(copy)
+
+    def all_gather(self, shard: Array, out: Array, counts: list[int]) -> None:
+        """dist.all_gather_single; with unequal counts one dist.broadcast per shard."""
+        full, mine = _bytes(out), _bytes(shard)
+        group = self._group(mine)
+        if _equal(counts):
+            gather_whole(full, mine, group)
+            return
+        pieces = _cut(full, _in_bytes(counts, out))
+        pieces[self.comm.rank].copy_(mine)
+        for rank, piece in enumerate(pieces):
+            dist.broadcast(piece, self.comm.addresses[rank], group)
+
+    def gather(self, shard: Array, out: Array | None, counts: list[int], root: int) -> None:
+        """dist.gather of shards padded to the largest."""
+        mine, sizes = _bytes(shard), _in_bytes(counts, shard)
+        padded = _padded(mine, max(sizes))
+        boxes = [torch.empty_like(padded) for _ in counts] if self.comm.rank == root else None
+        dist.gather(padded, boxes, self.comm.addresses[root], self._group(mine))
+        if boxes is not None:
+            for piece, box in zip(_cut(_bytes(out), sizes), boxes, strict=True):
+                piece.copy_(box[: len(piece)])
+
+    def scatter(self, full: Array | None, shard: Array, counts: list[int], root: int) -> None:
+        """dist.scatter of shards padded to the largest."""
+        mine, sizes = _bytes(shard), _in_bytes(counts, shard)
+        box = mine.new_empty(max(sizes))
+        boxes = None
+        if self.comm.rank == root:
+            boxes = [_padded(piece, max(sizes)) for piece in _cut(_bytes(full), sizes)]
+        dist.scatter(box, boxes, self.comm.addresses[root], self._group(mine))
+        mine.copy_(box[: len(mine)])
+
+    def all_to_all(self, leaving: Array, send_counts: list[int], arriving: Array, receive_counts: list[int]) -> None:
+        """dist.all_to_all_single."""
+        out, into = _bytes(leaving), _bytes(arriving)
+        sizes, arriving_sizes = _in_bytes(send_counts, leaving), _in_bytes(receive_counts, arriving)
+        dist.all_to_all_single(into, out, arriving_sizes, sizes, self._group(out))
+
+    def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        self.comm._tensor(tensor)  # refuses what no group carries
+        return self.comm.cuda if tensor.is_cuda and self.comm.cuda is not None else self.comm.cpu
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+
+def _bytes(array: Array) -> torch.Tensor:
+    """Return the array as a tensor of bytes: any dtype can be moved."""
+    return _tensor(array).view(torch.uint8)
+
+
+def _reducible(array: Array) -> torch.Tensor:
+    name = dtype_name(array)
+    if name in UNKNOWN:
+        raise TypeError(f"neither gloo nor NCCL reduces {name}: choose another algorithm than 'native', or int32")
+    return _tensor(array)
+
+
+def _equal(counts: list[int]) -> bool:
+    return len(set(counts)) == 1
+
+
+def _in_bytes(counts: list[int], array: Any) -> list[int]:
+    return [count * int(array.itemsize) for count in counts]
+
+
+def _cut(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+    ends = list(accumulate(counts))
+    return [tensor[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _padded(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    return tensor if len(tensor) == length else torch.cat([tensor, tensor.new_zeros(length - len(tensor))])

@@ -1,0 +1,119 @@
+"""A message under way, and the counting that goes with it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from minidist.trace.events import Event
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+    from minidist.comm.communicator import Communicator
+
+
+class Request(Protocol):
+    """A message under way, as a wire hands it back."""
+
+    def wait(self) -> None:
+        """Block until the buffer may be read (receive) or written (send) again."""
+
+    def test(self) -> bool:
+        """Tell whether `wait` would return at once."""
+
+
+class Pending:
+    """A message under way. `wait` and `test` as on `Request`; a request may be waited for more than once."""
+
+    def __init__(self, comm: Communicator, kind: str, array: Array, peer: int, tag: int, request: Request):
+        self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
+        self.request: Request | None = request
+        self.posted = comm.clock()
+
+    def wait(self) -> None:
+        """Block until the buffer may be read (receive) or changed (send)."""
+        if self.request is None:
+            return
+        comm = self.comm
+        comm.status.waiting = (self.kind, comm.members[self.peer], self.tag, self.array.nbytes)
+        started = comm.status.since = comm.clock()
+        self.request.wait()
+        comm.status.waiting = None
+        self._finish()
+        if not comm._tag_offset:
+            comm.traffic.waited(comm.clock() - started)
+
+    def test(self) -> bool:
+        """Tell, without waiting, whether the message is through."""
+        if self.request is not None and self.request.test():
+            self._finish()
+        return self.request is None
+
+    def _finish(self) -> None:
+        self.request = None
+        if self.comm.trace is not None:
+            self.comm._trace_message(self.kind, self.peer, self.tag, self.array.nbytes, self.posted)
+
+
+class Span:
+    """Context around a piece of work: one event, and time counted as communication where it is."""
+
+    def __init__(self, comm: Communicator, name: str, kind: str, bytes: int):
+        self.comm, self.name, self.kind, self.bytes = comm, name, kind, bytes
+
+    def __enter__(self) -> None:
+        self.started = self.comm.clock()
+
+    def __exit__(self, *_: object) -> None:
+        ended = self.comm.clock()
+        if self.kind != "compute":
+            self.comm.traffic.waited(ended - self.started)
+        if self.comm.trace is not None:
+            event = Event(
+                self.comm.members[self.comm.rank],
+                self.kind,
+                self.name,
+                self.started,
+                ended,
+                self.bytes,
+                self.comm.track,
+            )
+            self.comm.trace.record(event)
+
+
+class Traffic:
+    """What one rank sent through one communicator, and through all that were split or forked from it.
+
+    `seconds` is the time in which the rank's own thread was busy with communication, waiting included. What a fork's
+    thread does meanwhile is not in it: that is the point of a fork.
+    """
+
+    def __init__(self, origin: Traffic | None = None, *, other_thread: bool = False) -> None:
+        self.messages_sent = 0
+        self.bytes_sent = 0
+        self.seconds = 0.0
+        self._origin, self._other_thread = origin, other_thread
+        self._lock = threading.Lock()
+
+    def sent(self, messages: int, bytes: int) -> None:
+        """Count messages here and in every communicator this one came from."""
+        with self._lock:  # a fork's thread counts too
+            self.messages_sent += messages
+            self.bytes_sent += bytes
+        if self._origin is not None:
+            self._origin.sent(messages, bytes)
+
+    def waited(self, seconds: float) -> None:
+        """Count time, likewise, as far as it is this thread's."""
+        self.seconds += seconds
+        if self._origin is not None and not self._other_thread:
+            self._origin.waited(seconds)
+
+
+class Status:
+    """What one thread of one rank is waiting for, in words: reports of hanging programs read it."""
+
+    def __init__(self) -> None:
+        self.waiting: tuple[str, int, int, int] | None = None  # kind, peer (world rank), tag, bytes
+        self.since = 0.0
+        self.thread = threading.get_ident()

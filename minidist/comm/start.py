@@ -1,0 +1,72 @@
+"""`init()`: which launcher started this process? Nothing outside this floor reads the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from minidist.comm.communicator import Communicator
+from minidist.comm.threads import ThreadCommunicator
+from minidist.comm.world import World
+from minidist.trace.events import Trace
+
+LIMIT = 300.0  # seconds that one operation may wait
+
+
+def init(
+    group: Any = None, *, debug: bool | None = None, limit: float | None = None, trace: Trace | None = None
+) -> Communicator:
+    """Return the communicator of all ranks that were started together with this one.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup or mpi4py.MPI.Intracomm, optional
+        Wrap a group that exists instead. None looks at what the launcher left behind: torchrun or srun with
+        MASTER_ADDR give the `torch` wire, mpirun gives `mpi`; otherwise this process is the only rank.
+    debug : bool, optional
+        Have every collective compare what the ranks call. Default: whether MINIDIST_DEBUG is set.
+    limit : float, optional
+        Seconds that one operation may wait before the job ends with a report of who waits for whom. Default:
+        MINIDIST_LIMIT, or 300.
+    trace : Trace, optional
+        Record events there.
+
+    Raises
+    ------
+    LaunchError
+        If the launcher belongs to another MPI than this Python.
+    """
+    limit = float(os.environ.get("MINIDIST_LIMIT", LIMIT)) if limit is None else limit
+    comm = _wrap(group, limit) if group is not None else _world(limit)
+    comm.debug = os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if debug is None else debug
+    comm.trace = trace
+    return comm
+
+
+def _world(limit: float) -> Communicator:
+    distributed = sys.modules.get("torch.distributed")
+    in_torch_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    by_torch = "MASTER_ADDR" in os.environ and not {"RANK", "SLURM_PROCID"}.isdisjoint(os.environ)
+    if in_torch_group or by_torch:
+        from minidist.comm import torch_wire
+
+        return torch_wire.world(limit)
+    if any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")):
+        from minidist.comm import mpi
+
+        return mpi.world(limit)
+    world = World(1)
+    return ThreadCommunicator(world, world.add_lane(0, ""), 0, (0,), "world")
+
+
+def _wrap(group: Any, limit: float) -> Communicator:
+    if type(group).__module__.startswith("mpi4py"):
+        from minidist.comm import mpi
+
+        return mpi.wrap(group, limit)
+    if type(group).__module__.startswith("torch"):
+        from minidist.comm import torch_wire
+
+        return torch_wire.wrap(group, limit)
+    raise TypeError(f"init() wraps a torch.distributed group or an mpi4py communicator, not {type(group).__name__}")

@@ -1,0 +1,98 @@
+"""A queue of collectives that runs beside the main thread.
+
+    main     backward ...... launch ─┐ ...... backward ...... handle.wait()
+    stream                           └▶ all_reduce(bucket) ──▶ done
+
+Launches run one at a time and in order (FIFO), on a communicator of their own: collectives of one stream can never be
+taken for another's, and every rank runs them in the same order if every rank launches them in the same order.
+The thread is a daemon and no executor: Python joins executors when it exits, and a worker that waits for a dead rank
+would keep the program from ending.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from minidist.comm.communicator import Communicator
+
+
+class Handle(Protocol):
+    """Something launched."""
+
+    result: Any
+
+    def wait(self) -> Any:
+        """Block until it is done; return its result or raise its error."""
+
+
+class Stream(Protocol):
+    """What `comm.stream()` returns on every wire."""
+
+    comm: Communicator
+
+    def launch(self, work: Callable[..., Any], *args: Any) -> Handle:
+        """Run `work(*args)` after what was launched before, and return at once."""
+
+
+class Job:
+    """A piece of work and its outcome."""
+
+    def __init__(self, stream: ThreadStream, work: Callable[..., Any], args: tuple[Any, ...]):
+        self.stream, self.work, self.args = stream, work, args
+        self.launched = self.ended = stream.caller.clock()
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work, on the stream's thread."""
+        try:
+            self.result = self.work(*self.args)
+        except BaseException as error:
+            self.error = error
+            self.stream.comm.fail(error)
+        self.ended = self.stream.comm.clock()
+        self.done = True
+
+    def wait(self) -> Any:
+        """Block the launching thread until the work is done; its time moves to the end of the work."""
+        caller = self.stream.caller
+        with caller.span(f"wait for {self.work.__name__}", "wait"):
+            caller.wait_until(lambda: self.done, f"the stream's {self.work.__name__}")
+            caller.advance(max(0.0, self.ended - caller.clock()))
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class ThreadStream:
+    """A stream that is a thread. `comm` is what its work communicates on."""
+
+    def __init__(self, caller: Communicator) -> None:
+        self.caller, self.comm = caller, caller.fork()
+        self.jobs: deque[Job] = deque()
+        self.thread = threading.Thread(target=self._work, name=f"rank {caller.rank} stream", daemon=True)
+        self.thread.start()
+
+    def launch(self, work: Callable[..., Any], *args: Any) -> Job:
+        """Queue `work(*args)`; it starts no earlier than the caller's clock."""
+        job = Job(self, work, args)
+        self.jobs.append(job)
+        self.comm.wake()
+        return job
+
+    def _work(self) -> None:
+        self.comm.status.thread = threading.get_ident()
+        while True:
+            try:
+                self.comm.wait_until(lambda: bool(self.jobs), "work")
+            except Exception:  # the run is over, or has failed: whoever waits for a job hears it from its own wait
+                return
+            job = self.jobs.popleft()
+            self.comm.advance(max(0.0, job.launched - self.comm.clock()))
+            job.run()
+            self.caller.wake()

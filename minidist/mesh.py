@@ -1,0 +1,230 @@
+"""The mesh: ranks as an array with named axes; a group is a slice of it.
+
+    Layout(dp=2, pp=2, tp=2)
+
+              pp 0     pp 1          tensor parallel groups      (0 1) (2 3) (4 5) (6 7)      neighbours
+    dp 0     [0 1]    [2 3]          pipeline parallel groups    (0 2) (1 3) (4 6) (5 7)
+    dp 1     [4 5]    [6 7]          data parallel groups        (0 4) (1 5) (2 6) (3 7)      far apart
+
+Launchers number the ranks node by node, so the innermost axis gets the fastest links. Tensor parallelism comes
+innermost: it sends activations several times a layer, and nothing hides that. Context parallelism sends keys and values
+once a layer, behind attention; a pipeline a stage's activations once a microbatch; data parallelism, outermost, gradients
+once a step, behind backward. (Narayanan et al. 2021, section 3, for tp, pp and dp.)
+
+Experts live on the data axes. All ranks of `dp` and `cp` hold a copy of the dense layers; for the experts the same ranks
+are cut the other way, into `edp` copies of `ep` ranks among which the experts are dealt out. `ep` takes neighbours, since
+tokens travel along it twice a layer. (Rajbhandari et al. 2022, section 5; Singh et al. 2023.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from minidist.comm.cluster import Cluster
+    from minidist.comm.communicator import Communicator
+
+AXES = ("dp", "pp", "cp", "tp")  # outermost first
+EXPERT_AXES = ("edp", "ep", "pp", "tp")  # the same ranks: edp * ep = dp * cp
+
+Ranks = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks lie along each axis. Plain data: no process is needed to look at it.
+
+    Attributes
+    ----------
+    dp, pp, cp, tp : int
+        Data, pipeline, context and tensor parallel size.
+    ep : int
+        Expert parallel size; the expert groups are taken from the `dp * cp` ranks of the data axes, which it divides.
+
+    Raises
+    ------
+    ValueError
+        If a size is not a whole number of at least 1, or `ep` does not divide `dp * cp`.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, size in asdict(self).items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{axis}={size!r}: the size of an axis is a whole number, at least 1")
+        if self.dp * self.cp % self.ep:
+            raise ValueError(
+                f"ep={self.ep} must divide dp*cp = {self.dp * self.cp}: the experts are dealt out among the ranks of "
+                "the data axes"
+            )
+
+    # ---------------------------------------------------------------- the array
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.dp * self.pp * self.cp * self.tp
+
+    @property
+    def edp(self) -> int:
+        """The number of copies of each expert."""
+        return self.dp * self.cp // self.ep
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks as an array. Its axes are `AXES`: [dp, pp, cp, tp]."""
+        return np.arange(self.size).reshape(self.dp, self.pp, self.cp, self.tp)
+
+    @property
+    def expert_ranks(self) -> Ranks:
+        """The ranks as the experts see them. Its axes are `EXPERT_AXES`: [edp, ep, pp, tp]."""
+        return self.ranks.transpose(0, 2, 1, 3).reshape(self.edp, self.ep, self.pp, self.tp)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Return where a rank lies on every axis, `ep` and `edp` included."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}")
+        dense = zip(AXES, np.argwhere(self.ranks == rank)[0], strict=True)
+        expert = zip(EXPERT_AXES, np.argwhere(self.expert_ranks == rank)[0], strict=True)
+        return {axis: int(index) for axis, index in (*dense, *expert)}
+
+    # ---------------------------------------------------------------- groups
+
+    def group(self, axes: str | Iterable[str], rank: int) -> tuple[int, ...]:
+        """Return the ranks that differ from `rank` along these axes only, in order, itself included.
+
+        `group("tp", 5)` or `group(("dp", "cp"), 5)`.
+
+        Raises
+        ------
+        ValueError
+            For an axis that does not exist, or `ep` or `edp` together with `dp` or `cp`, which cut the same ranks.
+        """
+        axes, names = _known(axes)
+        here = self.coordinate(rank)
+        array = self.ranks if names is AXES else self.expert_ranks
+        members = array[tuple(slice(None) if axis in axes else here[axis] for axis in names)]
+        return tuple(sorted(members.ravel().tolist()))
+
+    def groups(self, axes: str | Iterable[str]) -> list[tuple[int, ...]]:
+        """Return every group along these axes, in the order of their first ranks. Raises as `group`."""
+        axes = _known(axes)[0]
+        return sorted({self.group(axes, rank) for rank in range(self.size)})
+
+    def links(self, cluster: Cluster) -> dict[str, str]:
+        """Return which links of a cluster the messages along each axis take.
+
+        `none`: one rank sends none. `inside`: each group lies within a node. `across`: no two ranks of a group share a
+        node. `both`: groups of several nodes with several ranks in one, where hierarchical collectives pay.
+        """
+        cluster.check(self.size)
+        return {axis: self._link(axis, cluster) for axis in (*AXES, "ep", "edp")}
+
+    def _link(self, axis: str, cluster: Cluster) -> str:
+        groups = self.groups(axis)
+        if len(groups[0]) == 1:
+            return "none"
+        nodes = [{cluster.node_of(rank) for rank in group} for group in groups]
+        if all(len(found) == 1 for found in nodes):
+            return "inside"
+        return "across" if all(len(found) == len(group) for found, group in zip(nodes, groups, strict=True)) else "both"
+
+    # ---------------------------------------------------------------- words
+
+    def check(self, ranks: int) -> None:
+        """Raise ValueError, with a way out, unless the layout has just so many ranks."""
+        if ranks == self.size:
+            return
+        sizes = {axis: getattr(self, axis) for axis in AXES}
+        named = [axis for axis, size in sizes.items() if size > 1] or list(AXES)
+        fixes = [f"mpirun -n {self.size}"]
+        for axis, size in sizes.items():
+            others = self.size // size
+            fits_experts = axis in ("pp", "tp") or self.dp * self.cp // size * (ranks // others) % self.ep == 0
+            if ranks % others == 0 and fits_experts and len(fixes) == 1:
+                fixes.append(f"--{axis} {ranks // others}")
+        started = f"{ranks} rank was" if ranks == 1 else f"{ranks} ranks were"
+        raise ValueError(f"{'*'.join(named)} = {self.size}, but {started} started: use {', or '.join(fixes)}")
+
+    def describe(self) -> str:
+        """Return a picture: down `dp`, across `pp`, and a bracket of `tp` ranks for each place on `cp`."""
+        sizes = " × ".join(f"{axis}={size}" for axis, size in asdict(self).items() if size > 1 and axis != "ep")
+        cells = [["".join(map(_bracket, stage)) for stage in replica] for replica in self.ranks]
+        width = max(len(cell) for row in cells for cell in row)
+        lines = [f"{self.size} ranks: {sizes}" if sizes else "1 rank"]
+        lines.append(" " * 8 + "  ".join(f"pp {stage}".ljust(width) for stage in range(self.pp)))
+        lines += [f"dp {dp}".ljust(8) + "  ".join(cell.ljust(width) for cell in row) for dp, row in enumerate(cells)]
+        if self.ep > 1:
+            lines.append(f"ep={self.ep}".ljust(8) + " ".join(map(_bracket, self.groups("ep"))))
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+class Mesh:
+    """A layout brought to life: a communicator along every axis. Making one is collective.
+
+    Attributes
+    ----------
+    world : Communicator
+        All ranks.
+    dp, pp, cp, tp, ep : Communicator
+        This rank's group along that axis; of this rank alone where the axis has size 1.
+    coordinate : dict[str, int]
+        Where this rank lies on every axis.
+
+    Raises
+    ------
+    ValueError
+        On every rank, before anything is sent, if the layout has not as many ranks as `comm`.
+    """
+
+    def __init__(self, comm: Communicator, layout: Layout) -> None:
+        layout.check(comm.size)
+        self.world, self.layout = comm, layout
+        self.coordinate = layout.coordinate(comm.rank)
+        self._communicators: dict[tuple[str, ...], Communicator] = {}
+        self.dp, self.pp, self.cp, self.tp, self.ep = (self.over(axis) for axis in ("dp", "pp", "cp", "tp", "ep"))
+
+    def over(self, *axes: str) -> Communicator:
+        """Return the communicator along several axes together, as in `over("dp", "cp")`. Collective the first time.
+
+        Axes of size 1 add nobody: `over("dp", "cp")` with cp=1 is `dp`. Raises as `Layout.group`.
+        """
+        known = _known(axes)[0]
+        key = tuple(axis for axis in known if getattr(self.layout, axis) > 1)
+        if key not in self._communicators:
+            first = self.layout.group(key, self.world.rank)[0]
+            self._communicators[key] = self.world.split(color=first)
+        return self._communicators[key]
+
+
+def _known(axes: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes in the order of the array that has them all, and that array's axes."""
+    asked = {axes} if isinstance(axes, str) else set(axes)
+    for names in (AXES, EXPERT_AXES):
+        if asked <= set(names):
+            return tuple(axis for axis in names if axis in asked), names
+    unknown = asked - {*AXES, *EXPERT_AXES}
+    if unknown:
+        raise ValueError(f"axis {min(unknown)!r} does not exist: there are {', '.join((*AXES, 'ep', 'edp'))}")
+    raise ValueError(
+        f"axes {', '.join(sorted(asked))} cut the same ranks in two ways: combine ep and edp with pp and tp only, and "
+        "note that edp with ep is dp with cp"
+    )
+
+
+def _bracket(ranks: Iterable[int]) -> str:
+    return "[" + " ".join(str(rank) for rank in ranks) + "]"

@@ -1,0 +1,129 @@
+"""The sizes of a GPT, checked once, and what follows from them alone: parameters and FLOPs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes and switches of a Llama-style GPT.
+
+    Attributes
+    ----------
+    vocabulary, layers, hidden, heads : int
+        Number of token ids (V), of blocks, of channels (D), and of attention heads (H).
+    key_value_heads : int
+        Heads of keys and values, each read by heads/key_value_heads heads (Ainslie et al. 2023); 0 means `heads`.
+    intermediate : int
+        Channels inside the MLP; 0 means 8/3 * hidden, rounded up to a multiple of 16: three matrices of that
+        size hold what two of 4 * hidden would (Shazeer 2020).
+    sequence : int
+        The most tokens (T) of one sequence.
+    rope_theta, norm_epsilon : float
+        Base of the rotary wavelengths; what keeps the norm of a zero vector finite.
+    dropout : float
+        Probability that an element of what a layer adds to the residual stream is zeroed, in training.
+    tied : bool
+        Whether the head reuses the matrix of the embedding (Press & Wolf 2017).
+
+    Raises
+    ------
+    ValueError
+        If sizes do not fit together; the message tells which, and the fix.
+    """
+
+    vocabulary: int = 256
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    key_value_heads: int = 0
+    intermediate: int = 0
+    sequence: int = 256
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    dropout: float = 0.0
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        """Fill in the derived sizes and refuse what cannot be built."""
+        for name in ("vocabulary", "layers", "hidden", "heads", "sequence"):
+            self._check_whole(name, smallest=1)
+        self._check_whole("key_value_heads", smallest=0)
+        self._check_whole("intermediate", smallest=0)
+        # A frozen dataclass is filled in through `object`, here and nowhere else.
+        object.__setattr__(self, "key_value_heads", self.key_value_heads or self.heads)
+        object.__setattr__(self, "intermediate", self.intermediate or _round_up(8 * self.hidden / 3, multiple=16))
+        self._check_heads()
+        self._check_numbers()
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden // self.heads
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model; a tied head counts once."""
+        heads_of_a_layer = 2 * self.heads + 2 * self.key_value_heads  # query and output, key and value
+        attention = self.hidden * self.head_dim * heads_of_a_layer
+        mlp = 3 * self.hidden * self.intermediate
+        norms = (2 * self.layers + 1) * self.hidden
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * (attention + mlp) + norms + embeddings
+
+    def flops_per_token(self, sequence: int = 0) -> int:
+        """Floating point operations to train on one token, forward and backward, for model FLOPs utilisation.
+
+        6N + 12 * layers * hidden * T: a parameter is multiplied and added once in the forward and twice in the
+        backward; so is each pair of query and key, and each pair of weight and value. By convention causal
+        attention is not discounted and recomputation not counted. N leaves out an untied embedding, which is
+        looked up, not multiplied. (Chowdhery et al. 2022, PaLM, appendix B.)
+
+        Parameters
+        ----------
+        sequence : int
+            Tokens T per sequence; 0 means the longest that the model takes.
+        """
+        looked_up = 0 if self.tied else self.vocabulary * self.hidden
+        attention = 12 * self.layers * self.hidden * (sequence or self.sequence)
+        return 6 * (self.parameter_count - looked_up) + attention
+
+    def _check_whole(self, name: str, smallest: int) -> None:
+        """Refuse what is no integer (a float of a JSON file, a string), or too small."""
+        value = getattr(self, name)
+        if type(value) is not int or value < smallest:
+            raise ValueError(f"{name}={value!r} is not a whole number of at least {smallest}: give one.")
+
+    def _check_heads(self) -> None:
+        """Refuse heads that do not divide."""
+        hidden, heads, key_value_heads = self.hidden, self.heads, self.key_value_heads
+        if hidden % heads:
+            raise ValueError(
+                f"hidden={hidden} does not divide by heads={heads}: each head takes hidden/heads channels; "
+                f"use hidden={_round_up(hidden, heads)}, or a number of heads that divides {hidden}."
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"hidden={hidden} and heads={heads} make heads of {self.head_dim} channels, an odd number, but the "
+                f"rotary embedding turns pairs: use hidden={_round_up(hidden, 2 * heads)}, or other heads."
+            )
+        if heads % key_value_heads:
+            raise ValueError(
+                f"heads={heads} does not divide by key_value_heads={key_value_heads}: as many heads must share each "
+                f"key-value head; use a divisor of {heads}, or 0 for one each."
+            )
+
+    def _check_numbers(self) -> None:
+        """Refuse a dropout, a base or an epsilon that makes no sense."""
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} is not a probability in [0, 1): use 0 for none.")
+        if not 0 < self.rope_theta < float("inf"):
+            raise ValueError(f"rope_theta={self.rope_theta} is not a positive number: 10000 is usual.")
+        if not 0 < self.norm_epsilon < 1:
+            raise ValueError(f"norm_epsilon={self.norm_epsilon} is not a small positive number: 1e-5 is usual.")
+
+
+def _round_up(value: float, multiple: int) -> int:
+    """Smallest multiple of `multiple` that is not below `value`."""
+    return -int(-value // multiple) * multiple

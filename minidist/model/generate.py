@@ -1,0 +1,60 @@
+"""Sampling text from a model, one token at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minidist.model.gpt import GPT
+
+
+def generate(
+    model: GPT,
+    tokens: Tensor,
+    new_tokens: int,
+    generator: torch.Generator,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+) -> Tensor:
+    """Return `tokens` [B, T] continued by `new_tokens` sampled ones.
+
+    Plain on purpose: without a cache of keys and values each new token costs a whole forward. A text that has grown
+    longer than `config.sequence` is read from its last `config.sequence` tokens.
+
+    Parameters
+    ----------
+    tokens : Tensor
+        The beginnings, int64 [B, T], T at least 1.
+    generator : torch.Generator
+        Where the chance comes from; the choice is made on its device.
+    temperature : float
+        Divides the logits; 0 takes the likeliest token, without chance.
+    top_k : int, optional
+        Choose among the k likeliest tokens (Fan et al. 2018); several at the k-th place stay in together.
+    """
+    if tokens.dim() != 2 or tokens.shape[1] == 0:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}: give [B, T] with at least one token to start from.")
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(f"temperature={temperature} and top_k={top_k}: use a temperature from 0 up, and k from 1 up.")
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for _ in range(new_tokens):
+                logits = model(tokens[:, -model.config.sequence :])[:, -1]  # [B, V]
+                chosen = choose(logits.to(generator.device), generator, temperature, top_k)
+                tokens = torch.cat((tokens, chosen.to(tokens.device)), dim=1)
+    finally:
+        model.train(was_training)
+    return tokens
+
+
+def choose(logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:
+    """Sample one token per row of `logits` [B, V]: int64 [B, 1]."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    if top_k is not None:
+        weakest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < weakest, float("-inf"))
+    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator)

@@ -1,0 +1,265 @@
+"""A GPT in the style of Llama, serial: it knows nothing of ranks, and every strategy has to reproduce it.
+
+    tokens [B, T] ─▶ embedding ─▶ x [B, T, D] ─▶ layer 0 ─▶ ... ─▶ layer L-1 ─▶ norm ─▶ head ─▶ logits [B, T, V]
+
+    layer    x ──┬─▶ attention_norm ─▶ attention ─▶ dropout ─▶ + ──┬─▶ mlp_norm ─▶ mlp ─▶ dropout ─▶ + ──▶ x
+                 └─────────────────────────────────────────────┘   └─────────────────────────────────┘
+
+    attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
+    mlp          down(silu(gate(x)) * up(x))
+
+A strategy works on it from outside, by the names of its parts: it replaces a linear layer, a dropout or the function
+`attention.attend`, or hooks a layer. That is why attention finds the number of its heads in the shapes it meets (a rank
+may hold some of them), and why all that a layer depends on (`x`, the rotary table, `where`) is passed to it.
+
+Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021 (rotary embedding);
+Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and rotation follow Hugging Face's convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minidist.model.config import GPTConfig
+from minidist.model.dropout import ORIGIN, Dropout, Where
+
+Rotary: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From queries [B, H, T, d], keys and values [B, H_kv, T, d] to what each head found [B, H, T, d]."""
+
+
+class GPT(nn.Module):
+    """The whole model.
+
+    Parameters
+    ----------
+    config : GPTConfig
+        Its sizes.
+    generator : torch.Generator, optional
+        Draws the weights, on the CPU; the same seed gives the same numbers for every dtype and device.
+        Without one, a generator with seed 0.
+    dtype, device : optional
+        Of the parameters; by default torch's defaults. On the device `meta` nothing is drawn: shapes only.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        device = torch.device(device or torch.get_default_device())
+        with torch.device("meta"):  # shapes first: torch's own initialisation would draw from the global generator
+            self.embedding = nn.Embedding(config.vocabulary, config.hidden)
+            self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
+            self.norm = RMSNorm(config.hidden, config.norm_epsilon)
+            self.head = linear(config.hidden, config.vocabulary)
+        self.to(dtype).to_empty(device=device)
+        self.tie()
+        if device.type != "meta":
+            self.initialize(generator or torch.Generator().manual_seed(0))
+
+    def forward(self, tokens: Tensor, where: Where = ORIGIN) -> Tensor:
+        """Return the logits [B, T, V] of the token after each of `tokens` [B, T].
+
+        Parameters
+        ----------
+        tokens : Tensor
+            Token ids, int64 [B, T], of T successive positions; T is at most `config.sequence`.
+        where : Where
+            Which rows, positions and step of the serial run these are.
+        """
+        time = tokens.shape[1]
+        if time > self.config.sequence:
+            raise ValueError(
+                f"{time} tokens in a row, but the model was made for {self.config.sequence}: "
+                f"cut the batch, or configure sequence={time}."
+            )
+        x: Tensor = self.embedding(tokens)  # [B, T, D]
+        rotary = self.rotary(where.position_numbers(time, x.device), x.dtype)
+        for layer in self.layers:
+            x = layer(x, rotary, where)
+        logits: Tensor = self.head(self.norm(x))  # [B, T, V]
+        return logits
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        """Rotary table of this model at `positions` [T]."""
+        return rotary_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
+
+    def tie(self) -> None:
+        """Make the head share the embedding's matrix, if it is to; again after `to_empty`, which separates them."""
+        if self.config.tied:
+            self.head.weight = self.embedding.weight
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Overwrite every parameter with its initial value."""
+        parameters = dict(self.named_parameters())
+        with torch.no_grad():
+            for name, weight in self.initial_weights(generator):
+                parameters[name].copy_(weight)
+
+    def initial_weights(self, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+        """Draw the initial value of each parameter in turn: name and float32 tensor, on the CPU.
+
+        The order is that of `named_parameters`, whose shapes are all that is looked at. A rank that keeps a slice calls
+        this on a model on the device `meta`, and never holds more than one whole parameter.
+
+        Matrices are normal with deviation 0.02. Those that write to the residual stream get 0.02/√(2 * layers), so that
+        the sum of all 2 * layers contributions starts at the size of one (Radford et al. 2019, GPT-2, section 2.3).
+        """
+        for name, parameter in self.named_parameters():
+            weight = torch.ones(parameter.shape, device="cpu", dtype=torch.float32)
+            if weight.dim() > 1:
+                writes_to_residual = name.endswith(("output.weight", "down.weight"))
+                deviation = 0.02 / (2 * self.config.layers) ** 0.5 if writes_to_residual else 0.02
+                weight.normal_(0, deviation, generator=generator)
+            yield name, weight
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, also where this rank holds a part of it."""
+        return self.config.parameter_count
+
+    def flops_per_token(self, sequence: int = 0) -> int:
+        """FLOPs to train on one token; see `GPTConfig.flops_per_token`."""
+        return self.config.flops_per_token(sequence)
+
+
+class Layer(nn.Module):
+    """One block: attention, then the MLP, each reading a normalised copy of the residual stream and adding to it."""
+
+    def __init__(self, config: GPTConfig, index: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.attention = Attention(config)
+        self.attention_dropout = Dropout(config.dropout, site=2 * index)
+        self.mlp_norm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.mlp = MLP(config)
+        self.mlp_dropout = Dropout(config.dropout, site=2 * index + 1)
+
+    def forward(self, x: Tensor, rotary: Rotary, where: Where) -> Tensor:
+        """Map the residual stream [B, T, D] to the next; a pure function, so it may be computed again."""
+        attended: Tensor = x + self.attention_dropout(self.attention(self.attention_norm(x), rotary), where)
+        mapped: Tensor = attended + self.mlp_dropout(self.mlp(self.mlp_norm(attended)), where)
+        return mapped
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions and grouped queries.
+
+    `attend` is a plain function, and the place where a strategy that spreads the sequence over ranks puts its own.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.query = linear(config.hidden, config.heads * config.head_dim)
+        self.key = linear(config.hidden, config.key_value_heads * config.head_dim)
+        self.value = linear(config.hidden, config.key_value_heads * config.head_dim)
+        self.output = linear(config.heads * config.head_dim, config.hidden)
+        self.attend: Attend = causal_attention
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Let each position of `x` [B, T, D] look at itself and those before it."""
+        query = rotate(self.split_heads(self.query(x)), rotary)  # [B, H, T, d]
+        key = rotate(self.split_heads(self.key(x)), rotary)  # [B, H_kv, T, d]
+        value = self.split_heads(self.value(x))  # [B, H_kv, T, d]
+        found = self.attend(query, key, value)  # [B, H, T, d]
+        mixed: Tensor = self.output(found.transpose(1, 2).flatten(2))  # [B, T, D]
+        return mixed
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Cut the channels of [B, T, n * d] into the n heads that are here: [B, n, T, d]."""
+        batch, time, channels = x.shape
+        return x.reshape(batch, time, channels // self.head_dim, self.head_dim).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """SwiGLU: a linear map, gated channel by channel by the silu of another."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.gate = linear(config.hidden, config.intermediate)
+        self.up = linear(config.hidden, config.intermediate)
+        self.down = linear(config.intermediate, config.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map every position of `x` [B, T, D] for itself."""
+        mapped: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return mapped
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root mean square of the channels, and scale each channel by a learned weight."""
+
+    def __init__(self, channels: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dim of `x`, in float32 or better: a sum of squares overflows float16 early."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean_square = wide.square().mean(-1, keepdim=True)
+        return self.weight * (wide * torch.rsqrt(mean_square + self.epsilon)).to(x.dtype)
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Linear map without bias: Llama has none."""
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend to the same and earlier positions; head h of `query` reads key-value head h // (H / H_kv).
+
+    Torch's kernel never holds the T x T weights, nor copies of shared keys (Dao et al. 2022, FlashAttention).
+    """
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
+    """Cosines and sines of position * theta^(-2i/head_dim), both [T, head_dim/2]; float64 until the last moment.
+
+    In float32 the angle of position 100,000 can already be off by 0.004.
+    """
+    pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
+    angles = torch.outer(positions.to(torch.float64), theta ** (-pair / head_dim))
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn channel pairs (i, i + d/2) of `x` [B, n, T, d] by the angle of each position.
+
+    The dot product of a turned query and a turned key depends on their distance only.
+    """
+    cosine, sine = rotary
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of -log p(target) over tokens, in nats; a scalar, at least float32.
+
+    A sum, because a mean over what one rank holds would weigh tokens by how they were spread: the trainer divides by
+    the count of the whole batch.
+
+    Parameters
+    ----------
+    logits : Tensor
+        [..., V].
+    targets : Tensor
+        Token ids, int64 [...]; tokens with target -100 do not count.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")

@@ -1,0 +1,288 @@
+"""Read and write the directories in which Hugging Face keeps a Llama: `config.json` and safetensors.
+
+    ours                               theirs
+    embedding                          model.embed_tokens
+    layers.0.attention_norm            model.layers.0.input_layernorm
+    layers.0.attention.query           model.layers.0.self_attn.q_proj
+    layers.0.mlp.gate                  model.layers.0.mlp.gate_proj
+    head                               lm_head                               absent where tied
+
+Only names differ: both keep a linear map as [outputs, inputs] and rotate channel pairs (i, i + d/2). Weights are in
+`model.safetensors`, or in several files that `model.safetensors.index.json` lists. A safetensors file is a header
+(JSON: name, dtype, shape, offsets), then the bytes; so names, shapes and length are checked before any weight is read.
+
+The functions on single tensors (`read_llama`, `write_llama`) are for a program that spreads the model over ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from minidist.model.config import GPTConfig
+from minidist.model.gpt import GPT
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+LLAMA_NAMES = {
+    "embedding": "model.embed_tokens",
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+
+
+def save_llama(model: GPT, directory: str | os.PathLike[str]) -> None:
+    """Write `model` so that `LlamaForCausalLM.from_pretrained(directory)` reads it; dropout is not part of the format.
+
+    Raises
+    ------
+    ValueError
+        If the parameters are not those of the whole serial model.
+    """
+    write_llama(model.config, dict(model.named_parameters()), directory)
+
+
+def load_llama(
+    directory: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> GPT:
+    """Read a Llama that Hugging Face or `save_llama` wrote.
+
+    Parameters
+    ----------
+    directory : path
+        Holds `config.json` and the safetensors.
+    dtype, device : optional
+        Of the parameters; by default the file's dtype, and the CPU.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the directory or one of its files is missing.
+    ValueError
+        If a file is damaged, the weights belong to another model, or the model has a feature that ours lacks.
+    """
+    config = read_llama_config(directory)
+    model = GPT(config, device="meta")  # no memory yet: the tensors of the file become the parameters
+    for name, weight in read_llama(directory, config):
+        module = model.get_submodule(name.removesuffix(".weight"))
+        module.weight = nn.Parameter(weight.to(device=device or "cpu", dtype=dtype))
+    model.tie()
+    return model
+
+
+def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str | os.PathLike[str]) -> None:
+    """Write whole parameters, given by our names.
+
+    Each file appears under its name only when it is complete, so a crash never leaves half a checkpoint behind, and
+    a tensor mapped from the old file stays readable.
+    """
+    tensors = {llama_name(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    _check_weights("the model to save", config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    partial = target / f"{WEIGHTS_FILE}.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    os.replace(partial, target / WEIGHTS_FILE)
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    partial = target / f"{CONFIG_FILE}.partial"
+    partial.write_text(json.dumps(_llama_config(config, dtype), indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, target / CONFIG_FILE)
+
+
+def read_llama(directory: str | os.PathLike[str], config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
+    """Check all names and shapes in `directory`, then yield each parameter: our name, and the whole tensor.
+
+    One tensor is in memory at a time, in the dtype of the file; a tied head is not yielded.
+    """
+    entries = _read_headers(Path(directory))
+    _check_tied_head(config, entries)
+    _check_weights(str(directory), config, {name: entry.shape for name, entry in entries.items()})
+    ours = (name for name, _ in GPT(config, device="meta").named_parameters())
+    return ((name, _read_tensor(llama_name(name), entries[llama_name(name)].file)) for name in ours)
+
+
+def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
+    """Read `config.json`; what our model cannot do is refused in a sentence."""
+    path = Path(directory) / CONFIG_FILE
+    theirs = _read_json(path)
+    # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled variant had one.
+    rotary = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    _demand(path, "model_type", theirs.get("model_type"), "llama")
+    _demand(path, "hidden_act", theirs.get("hidden_act", "silu"), "silu")
+    _demand(path, "attention_bias", theirs.get("attention_bias", False), False)
+    _demand(path, "mlp_bias", theirs.get("mlp_bias", False), False)
+    _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
+    try:
+        config = GPTConfig(
+            vocabulary=theirs["vocab_size"],
+            layers=theirs["num_hidden_layers"],
+            hidden=theirs["hidden_size"],
+            heads=theirs["num_attention_heads"],
+            key_value_heads=theirs.get("num_key_value_heads") or 0,
+            intermediate=theirs["intermediate_size"],
+            sequence=theirs.get("max_position_embeddings", 2048),
+            rope_theta=rotary.get("rope_theta", theirs.get("rope_theta", 10_000.0)),
+            norm_epsilon=theirs.get("rms_norm_eps", 1e-6),
+            tied=theirs.get("tie_word_embeddings", False),
+        )
+    except KeyError as missing:
+        raise ValueError(f"{path} does not say {missing}: it is not the configuration of a Llama.") from None
+    _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
+    return config
+
+
+def llama_name(name: str) -> str:
+    """Translate the name of a parameter, `layers.3.mlp.up.weight` to `model.layers.3.mlp.up_proj.weight`."""
+    module = name.removesuffix(".weight")
+    if not module.startswith("layers."):
+        return f"{LLAMA_NAMES[module]}.weight"
+    _, index, part = module.split(".", maxsplit=2)
+    return f"model.layers.{index}.{LLAMA_NAMES[part]}.weight"
+
+
+class _Entry(NamedTuple):
+    """Where a weight is, and what its file says of it."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+
+def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
+    """Say `config` in Hugging Face's words."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocabulary,
+        "num_hidden_layers": config.layers,
+        "hidden_size": config.hidden,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate,
+        "max_position_embeddings": config.sequence,
+        "rope_theta": config.rope_theta,  # transformers 4 reads this line, 5 the next
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rms_norm_eps": config.norm_epsilon,
+        "tie_word_embeddings": config.tied,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": dtype,
+        "bos_token_id": None,  # the tokenizer's business; Llama's own defaults would end a text at byte 2
+        "eos_token_id": None,
+    }
+
+
+def _demand(path: Path, name: str, value: object, supported: object) -> None:
+    """Refuse a setting that would make another model of the same weights."""
+    if value != supported:
+        raise ValueError(f"{path} says {name}={value!r}, but this GPT can only do {supported!r}: take another model.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or say in one sentence why not."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: give the directory that `save_pretrained` wrote.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy it again.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a JSON object: copy it again.")
+    return content
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """Find the file with all weights, or the files that the index names."""
+    if (directory / WEIGHTS_FILE).is_file():
+        return [directory / WEIGHTS_FILE]
+    index = directory / INDEX_FILE
+    if not index.is_file():
+        raise FileNotFoundError(
+            f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}: convert weights of another format first."
+        )
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index} has no weight_map: it is not the index of a checkpoint.")
+    return [directory / str(name) for name in sorted(set(weight_map.values()))]
+
+
+def _read_headers(directory: Path) -> dict[str, _Entry]:
+    """List the weights of all files, by their names, without reading any."""
+    entries = {}
+    for file in _weight_files(directory):
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing, though {INDEX_FILE} names it: copy it as well.")
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
+                    part = opened.get_slice(name)
+                    _demand_float(file, name, part.get_dtype())
+                    entries[name] = _Entry(file, tuple(part.get_shape()))
+        except SafetensorError as error:
+            raise ValueError(f"{file} is truncated or damaged ({error}): copy it again.") from None
+    # Early versions of transformers saved the rotary frequencies, which follow from the configuration.
+    return {name: entry for name, entry in entries.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def _demand_float(file: Path, name: str, dtype: str) -> None:
+    """Refuse quantised weights, whose numbers mean something else."""
+    if dtype not in ("F64", "F32", "F16", "BF16"):
+        raise ValueError(
+            f"{file} keeps {name} as {dtype}, not as a float of 16 bits or more: take the unquantised model."
+        )
+
+
+def _read_tensor(name: str, file: Path) -> Tensor:
+    """Read one weight into memory of its own: one still mapped to the file would change with it."""
+    with safe_open(file, framework="pt") as opened:
+        weight: Tensor = opened.get_tensor(name)
+        return weight.clone()
+
+
+def _check_tied_head(config: GPTConfig, entries: dict[str, _Entry]) -> None:
+    """Forget a head that is saved although it is tied; refuse one that differs from the embedding."""
+    head, embedding = llama_name("head.weight"), llama_name("embedding.weight")
+    if not (config.tied and head in entries and embedding in entries):
+        return
+    file = entries.pop(head).file
+    if not torch.equal(_read_tensor(head, file), _read_tensor(embedding, entries[embedding].file)):
+        raise ValueError(
+            f"{file} has a {head} of its own, but {CONFIG_FILE} ties it: set tie_word_embeddings to false."
+        )
+
+
+def _check_weights(source: str, config: GPTConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse weights of another model: name what is missing, too much, or of another shape."""
+    parameters = GPT(config, device="meta").named_parameters()
+    expected = {llama_name(name): tuple(parameter.shape) for name, parameter in parameters}
+    complaints = (
+        [f"{name} is missing" for name in expected if name not in found]
+        + [f"{name} is unexpected" for name in found if name not in expected]
+        + [f"{n} is {found[n]} instead of {expected[n]}" for n in expected if n in found and found[n] != expected[n]]
+    )
+    if complaints:
+        more = f", and {len(complaints) - 3} more" if len(complaints) > 3 else ""
+        raise ValueError(
+            f"{source} holds other weights than the configuration describes ({'; '.join(complaints[:3])}{more}): "
+            f"take weights and {CONFIG_FILE} from the same model."
+        )

@@ -1,0 +1,92 @@
+"""One event, and the list of them.
+
+rank 0   ├── forward ──┤├── all_reduce (ring) ─────────┤
+                          ├ send ┤├ send ┤  ...             events nest: a collective spans its messages
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+COMMUNICATION = ("send", "recv", "exchange", "collective", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a rank did between two moments.
+
+    `kind` is one of `compute`, `send`, `recv`, `exchange`, `collective`, `wait`, or `held` (then `bytes` is how many
+    bytes the rank holds from `start` on). `flow` names a message: its send and its receive carry the same one.
+    A message that was posted ahead lies beside whatever its rank did until `waited_from`, the moment it began to wait
+    for it; None says that it waited all along.
+    """
+
+    rank: int
+    kind: str
+    name: str
+    start: float
+    end: float
+    bytes: int = 0
+    track: str = "main"
+    flow: str = ""
+    line: str = ""
+    waited_from: float | None = None
+
+
+class Trace:
+    """A list of events. Appending is safe from any thread (CPython appends atomically)."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.events: list[Event] = list(events)
+
+    def record(self, event: Event) -> None:
+        """Append one event."""
+        self.events.append(event)
+
+    def held(self, rank: int, when: float, bytes: int) -> None:
+        """Say that `rank` holds `bytes` from the moment `when` on."""
+        self.record(Event(rank, "held", "bytes held", when, when, bytes))
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that recorded anything, sorted."""
+        return sorted({event.rank for event in self.events})
+
+    def as_rows(self) -> list[dict[str, object]]:
+        """Return the events as plain dictionaries, in order of time."""
+        return [asdict(event) for event in sorted(self.events, key=lambda event: (event.start, event.rank))]
+
+    def save(self, path: str | Path) -> None:
+        """Write Chrome trace JSON, which https://ui.perfetto.dev and chrome://tracing open."""
+        from minidist.trace.perfetto import write
+
+        write(self.events, Path(path))
+
+    def table(self) -> str:
+        """Return where each rank's time went, as text."""
+        from minidist.trace.table import time_table
+
+        return time_table(self.events)
+
+
+def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
+    """Return each send with its receive; a message of which only one end was recorded is left out.
+
+    A trace of several runs may hold a flow name more than once: then the k-th send belongs to the k-th receive.
+    """
+    ends: dict[str, dict[str, list[Event]]] = {"send": defaultdict(list), "recv": defaultdict(list)}
+    for event in events:
+        if event.kind in ends and event.flow:
+            ends[event.kind][event.flow].append(event)
+    return [pair for flow, sends in ends["send"].items() for pair in zip(sends, ends["recv"][flow], strict=False)]
+
+
+def source_line() -> str:
+    """Return `file.py:12 in name` of the innermost caller outside this package, or "" if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("minidist."):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,0 +1,112 @@
+"""A trace as a table: where did each rank's time go?
+
+    main     ├──── compute ────┤├── wait ──┤    ?   ├ compute ┤
+    +1             ├──── all_reduce ───────┤
+                   ├ overlapped┤├ exposed ─┤├ other ┤
+             └────────────────── total ───────────────────────┘
+
+Communication is *exposed* while the rank's own thread does nothing else, *overlapped* while it hides behind something
+else; compute + exposed + other = total. Events nest, a collective spans its sends: times are lengths of *unions* of
+intervals, so no moment counts twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from minidist.trace.events import COMMUNICATION, Event
+
+Interval = tuple[float, float]
+
+RANKS = ("rank", "total", "compute", "exposed", "other", "overlapped", "communicating", "messages", "sent")
+COLLECTIVES = ("collective", "calls", "bytes", "time", "a call")
+
+
+def time_table(events: Iterable[Event]) -> str:
+    """Return two tables as text: each rank's time, and the collectives by name.
+
+    A rank's `total` is from the first event of the trace to the rank's last; `communicating` is the share of it that is
+    exposed communication; `messages` and `sent` are what left the rank. In the second table a call is one rank's part
+    in a collective, its bytes are those of its buffer, and everything is summed over the ranks.
+    """
+    by_rank: dict[int, list[Event]] = defaultdict(list)
+    by_name: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind != "held":
+            by_rank[event.rank].append(event)
+        if event.kind == "collective":
+            by_name[event.name].append(event)
+    if not by_rank:
+        return "nothing was recorded"
+    begin = min(event.start for mine in by_rank.values() for event in mine)
+    tables = [_aligned(RANKS, [_rank(rank, begin, by_rank[rank]) for rank in sorted(by_rank)])]
+    if by_name:
+        tables.append(_aligned(COLLECTIVES, [_collective(name, by_name[name]) for name in sorted(by_name)]))
+    return "\n\n".join(tables)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in the unit that suits it: `1.5 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if round(seconds / scale, 1) >= 1:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds * 1e9:.1f} ns" if seconds > 5e-11 else "0"
+
+
+def format_bytes(bytes: int) -> str:
+    """Return a size in the binary unit that suits it: `1.5 KiB`."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if bytes >= scale:
+            return f"{bytes / scale:.1f} {unit}"
+    return f"{bytes} B"
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Return the length of the union of intervals."""
+    total, reached = 0.0, -float("inf")
+    for start, end in sorted(intervals):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _rank(rank: int, begin: float, events: list[Event]) -> list[str]:
+    communication = [event for event in events if event.kind in COMMUNICATION]
+    blocked = [(_blocked_from(event), event.end) for event in communication if event.track == "main"]
+    under_way = [(event.start, event.end) for event in communication]
+    computing = [(event.start, event.end) for event in events if event.kind == "compute" and event.track == "main"]
+    sends = [event.bytes for event in events if event.kind == "send"]
+    # The length of A without B is that of their union less that of B.
+    total = max(event.end for event in events) - begin
+    exposed = covered(blocked)
+    compute = covered(computing + blocked) - exposed
+    overlapped = covered(under_way + blocked) - exposed
+    seconds = (total, compute, exposed, total - compute - exposed, overlapped)
+    share = exposed / total if total else 0.0
+    return [str(rank), *map(format_seconds, seconds), f"{share:.1%}", str(len(sends)), format_bytes(sum(sends))]
+
+
+def _blocked_from(event: Event) -> float:
+    return event.start if event.waited_from is None else event.waited_from
+
+
+def _collective(name: str, calls: list[Event]) -> list[str]:
+    seconds = sum(event.end - event.start for event in calls)
+    bytes = format_bytes(sum(event.bytes for event in calls))
+    return [name, str(len(calls)), bytes, format_seconds(seconds), format_seconds(seconds / len(calls))]
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out in columns: the first to the left, the numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        cells[0].ljust(widths[0])
+        + "".join(cell.rjust(width + 2) for cell, width in zip(cells[1:], widths[1:], strict=True))
+        for cells in (header, *rows)
+    ]
+    return "\n".join(lines)

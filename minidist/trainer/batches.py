@@ -1,0 +1,253 @@
+"""Batches of tokens for one rank, prepared while the previous ones are being trained on.
+
+    sample     c  o  m  p  u  t  e        T + 1 tokens
+    inputs     c  o  m  p  u  t           [b, T]
+    targets       o  m  p  u  t  e        [b, T]: each token is predicted from those before it
+
+A global batch is padded to its longest sample, and each rank makes its own rows of it. A thread does so while the rank
+computes; what it has prepared beyond the batch in use is forgotten by a checkpoint, and prepared again.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+import torch
+
+from minidist.parallel.sampler import DistributedSampler, Indices, State, share
+from minidist.trainer.text import Samples, TextError
+
+IGNORED = -100  # the target that torch's cross_entropy leaves out by default
+
+
+class Batch(NamedTuple):
+    """One rank's rows of a global batch.
+
+    Attributes
+    ----------
+    inputs, targets : int64 tensors [b, T]
+        b may be 0, when there are fewer rows than ranks: such a rank still takes part in every collective. Padding
+        is token 0 in the inputs and `IGNORED` in the targets.
+    first_row : int
+        Row 0 here is row `first_row` of the global batch; a dropout mask depends on it.
+    tokens : int
+        Targets that count in the *global* batch, on all ranks: what the sum of the losses is divided by.
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    first_row: int
+    tokens: int
+
+    def microbatches(self, count: int) -> "list[Batch]":
+        """Cut the rows into `count` microbatches, for gradient accumulation or a pipeline.
+
+        Always `count`, even if some are empty: ranks must agree on the number. Each keeps the `tokens` of the global
+        batch, so their gradients simply add up.
+        """
+        cuts = [share(len(self.inputs), count, number) for number in range(count)]
+        return [Batch(self.inputs[cut], self.targets[cut], self.first_row + cut.start, self.tokens) for cut in cuts]
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in page-locked memory, which a GPU can fetch from while the CPU goes on."""
+        return self._replace(inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Return the batch on a device; from pinned memory, without waiting for the copy."""
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (self.inputs, self.targets))
+        return self._replace(inputs=inputs, targets=targets)
+
+
+class Batches:
+    """This rank's part of one global batch after the other, epoch after epoch, without end.
+
+    The last global batch of an epoch is what is left: no sample is dropped, none comes twice.
+
+    Parameters
+    ----------
+    samples : Samples
+        From `sequences` or `documents`; the same on every rank.
+    batch : int
+        Samples per *global* batch.
+    ranks, rank, seed, shuffle
+        See `DistributedSampler`.
+    by_length : bool
+        Put samples of similar length into the same batch, to save padding.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        batch: int,
+        ranks: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+        *,
+        shuffle: bool = True,
+        by_length: bool = False,
+    ) -> None:
+        self.samples = samples
+        self.sampler = DistributedSampler(
+            len(samples),
+            ranks,
+            rank,
+            seed,
+            batch=batch,
+            shuffle=shuffle,
+            lengths=samples.lengths if by_length else None,
+        )
+        self._checksum = samples.checksum()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from map(self._batch, self.sampler.rest_of_epoch())
+
+    def epoch(self, number: int = 0) -> Iterator[Batch]:
+        """Yield one whole epoch, without moving the position: for measuring on held-out text."""
+        return map(self._batch, self.sampler.epoch_batches(number))
+
+    def state_dict(self) -> State:
+        """Return where the batches stand, the same on every rank; fit for JSON."""
+        return self.sampler.state_dict() | {"checksum": self._checksum}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue with the batch after the last one before `state` was taken, on any number of ranks.
+
+        Raises
+        ------
+        TextError
+            If the state belongs to another text, or to another way of cutting it.
+        ValueError
+            If the samples would come in another order (see `DistributedSampler.load_state_dict`).
+        """
+        if state["checksum"] != self._checksum:
+            raise TextError(
+                f"the saved position belongs to other samples (checksum {state['checksum']:#x}, now "
+                f"{self._checksum:#x}): use the same text, tokenizer and sequence length, or start the data afresh"
+            )
+        self.sampler.load_state_dict(state)
+
+    def _batch(self, whole: Indices) -> Batch:
+        mine = share(len(whole), self.sampler.ranks, self.sampler.rank)
+        lengths = self.samples.lengths[whole]  # [rows of the global batch]
+        # The width, too, is that of the global batch: every rank sees the shapes of the serial run.
+        rows = torch.from_numpy(self.samples.rows(whole[mine], int(lengths.max()), padding=IGNORED))  # [b, T + 1]
+        # Which token pads the inputs does not matter: attention is causal, so no real position sees it.
+        inputs = rows[:, :-1].clamp(min=0)
+        return Batch(inputs, rows[:, 1:].contiguous(), mine.start, tokens=int(lengths.sum()) - len(whole))
+
+
+class Source(Protocol):
+    """What can be read ahead: batches that know where they stand."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def state_dict(self) -> State: ...
+
+
+class ReadAhead:
+    """Prepares the next batches in a thread of its own. Use it in a `with` block, which ends the thread.
+
+    The thread is a daemon: a program that dies without closing it is not kept alive.
+
+    Parameters
+    ----------
+    source : Source
+        Such as `Batches`. It belongs to the thread from now on: load its state before.
+    depth : int
+        How many batches are kept ready, at least 1.
+    pin : bool
+        Put them into pinned memory (CUDA only), so that copies to the GPU overlap with its work.
+
+    Raises
+    ------
+    ValueError
+        If `depth` is less than 1, or if `pin` is wanted without a GPU.
+    """
+
+    def __init__(self, source: Source, depth: int = 2, pin: bool = False) -> None:
+        if depth < 1:
+            raise ValueError(f"depth = {depth}: at least one batch has to be read ahead")
+        if pin and not torch.cuda.is_available():
+            raise ValueError("pin = True, but there is no CUDA device here: pinned memory serves copies to a GPU only")
+        self._source, self._depth = source, depth
+        # A new thread would start on device 0, and every rank of the node would take memory there.
+        self._pin_for = torch.cuda.current_device() if pin else None
+        self._ready: deque[tuple[Batch, State]] = deque()  # each batch with the state just after it
+        self._consumed = source.state_dict()
+        self._changed = threading.Condition()  # guards everything below it and the queue
+        self._finished = self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch, waiting for it if need be.
+
+        Raises
+        ------
+        StopIteration
+            If the source has ended.
+        RuntimeError
+            If this was closed: a training loop must not take that for the end of the data.
+        BaseException
+            What the source raised, with its own traceback, once the batches before it are used up.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._finished or self._closed)
+            if self._closed:
+                raise RuntimeError("no batch can be read after close(): create a new ReadAhead")
+            if self._ready:
+                batch, self._consumed = self._ready.popleft()
+                self._changed.notify_all()
+                return batch
+        raise StopIteration if self._error is None else self._error
+
+    def state_dict(self) -> State:
+        """Return the state after the last batch *handed out*; those read ahead will be read again after a restart."""
+        return dict(self._consumed)
+
+    def close(self) -> None:
+        """End the thread. It ends at once while waiting, and after its batch while preparing one."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout=1.0)  # a source that is stuck must not hold us up as well
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        try:
+            if self._pin_for is not None:
+                torch.cuda.set_device(self._pin_for)
+            batches = iter(self._source)
+            while self._wait_for_room():
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                entry = (batch if self._pin_for is None else batch.pin_memory(), self._source.state_dict())
+                with self._changed:
+                    self._ready.append(entry)
+                    self._changed.notify_all()
+        except BaseException as error:  # everything: the consumer would wait for ever for a thread that died
+            self._error = error
+        finally:
+            with self._changed:
+                self._finished = True
+                self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        """Wait until a batch is wanted; return whether one still is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
+            return not self._closed

@@ -1,0 +1,154 @@
+"""The training loop: one, for every number of ranks.
+
+    batch ─▶ microbatches ─▶ forward, backward, ... ─▶ gradients made equal ─▶ clip ─▶ AdamW ─▶ next batch
+
+Each rank takes its rows of the global batch and divides its loss by the tokens of the *global* batch: summed gradients
+are then those of the serial run, whatever the number of ranks and microbatches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.mesh import Mesh
+from minidist.model import GPT, Where, cross_entropy_sum
+from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer, clip_by_global_norm
+from minidist.trainer import checkpoint
+from minidist.trainer.batches import Batch, Batches, ReadAhead
+from minidist.trainer.config import Config
+from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
+from minidist.trainer.schedule import learning_rate, linear_scaling
+from minidist.trainer.text import Samples
+
+MIB = 1 << 20
+
+
+@dataclass
+class Outcome:
+    """What a run leaves behind on this rank."""
+
+    model: GPT
+    history: list[StepMetrics]
+    gradient_bytes_sent: int
+
+
+class Trainer:
+    """One run, on one rank of `mesh`. With a mesh of one rank it is the serial run: the bare model and no strategy."""
+
+    def __init__(self, config: Config, samples: Samples, vocabulary: int, mesh: Mesh) -> None:
+        self.config, self.mesh, self.comm = config, mesh, mesh.world
+        self.device = device_of(self.comm)
+        generator = torch.Generator().manual_seed(config.run.seed)
+        dtype = getattr(torch, config.precision)
+        self.model = GPT(config.gpt(vocabulary), generator, dtype=dtype, device=self.device)
+        self.optimizer = build_optimizer(self.model, config)
+        dp = mesh.dp
+        by_length = config.data.by_length
+        self.batches = Batches(samples, config.data.batch, dp.size, dp.rank, config.run.seed, by_length=by_length)
+        self.first_step = self._resume() if config.run.resume else 0
+        self.replica = replicate(self.model, dp, config) if dp.size > 1 else None
+        base_batch = config.optimizer.base_batch or config.data.batch
+        self.peak_rate = linear_scaling(config.optimizer.lr, base_batch, config.data.batch)
+
+    def run(self, reporter: Reporter | None = None) -> Outcome:
+        """Train to the last step, telling `reporter` of each; return what came of it."""
+        run, sent_before = self.config.run, self.mesh.dp.traffic.bytes_sent
+        history: list[StepMetrics] = []
+        with ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
+            for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
+                history.append(self._measured_step(step, batch.to(self.device)))
+                if reporter is not None:
+                    reporter.step(history[-1])
+                due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
+                if run.save and due and self.comm.rank == 0:
+                    state = {"batches": batches.state_dict(), "config": self.config.sections()}
+                    checkpoint.save(Path(run.save), step + 1, self.model, self.optimizer, state, run.keep)
+        return Outcome(self.model, history, self.mesh.dp.traffic.bytes_sent - sent_before)
+
+    def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
+        """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
+        model = self.replica or self.model
+        model.zero_grad()
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        parts = batch.microbatches(self.config.parallel.accumulate)
+        for number, part in enumerate(parts):
+            alone = self.replica is not None and number + 1 < len(parts)
+            with self.replica.no_sync() if alone and self.replica else contextlib.nullcontext():
+                loss += self._forward_backward(model, step, part)
+        if self.replica is not None:
+            self.replica.synchronize()
+        all_reduce(loss, self.comm)
+        with self.comm.span("optimizer"):
+            norm = clip_by_global_norm(self.model.parameters(), self.config.optimizer.clip)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        return float(loss), float(norm)
+
+    def _forward_backward(self, model: nn.Module, step: int, part: Batch) -> Tensor:
+        where = Where(self.config.run.seed, step, part.first_row)
+        with self.comm.span("forward"):
+            loss = cross_entropy_sum(model(part.inputs, where), part.targets) / part.tokens
+        with self.comm.span("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach().double()
+
+    def _measured_step(self, step: int, batch: Batch) -> StepMetrics:
+        started, waited = time.perf_counter(), self.comm.traffic.seconds
+        total = self.config.run.steps
+        rate = learning_rate(step, self.peak_rate, min(self.config.optimizer.warmup, total), total)
+        loss, norm = self.step(step, batch, rate)
+        seconds = time.perf_counter() - started
+        speed = batch.tokens / seconds
+        share = (self.comm.traffic.seconds - waited) / seconds
+        return StepMetrics(step, loss, norm, rate, seconds, speed, share, self._utilisation(speed))
+
+    def _utilisation(self, tokens_per_second: float) -> float | None:
+        peak = self.config.run.peak_tflops * 1e12
+        if not peak and self.device.type == "cuda":
+            peak = known_peak(torch.cuda.get_device_name(self.device))
+        needed = self.model.flops_per_token(self.config.data.sequence) * tokens_per_second
+        return needed / (peak * self.comm.size) if peak else None
+
+    def _resume(self) -> int:
+        path = checkpoint.newest(Path(self.config.run.save))
+        state = checkpoint.load(path, self.model, self.optimizer)
+        self.batches.load_state_dict(state["batches"])
+        return int(state["step"])
+
+
+def replicate(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
+    """Apply the data-parallel variant that the configuration names."""
+    if config.parallel.strategy == "naive":
+        return NaiveDataParallel(model, comm)
+    if config.parallel.strategy == "server":
+        return ParameterServer(model, comm)
+    return DDP(model, comm, bucket_bytes=int(config.parallel.bucket_mib * MIB))
+
+
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
+    """Return AdamW that decays matrices and leaves norms alone."""
+    options = config.optimizer
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": options.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=options.lr, betas=(options.beta1, options.beta2))
+
+
+def device_of(comm: Communicator) -> torch.device:
+    """Return where this rank computes: on its GPU if its wire is NCCL, else on the CPU."""
+    if comm.wire == "torch" and comm.native.device == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
