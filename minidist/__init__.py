@@ -12,7 +12,8 @@ Read the package from the ground floor up: `trace`, `comm`, `collectives`, `mesh
 """
 
 from minidist.comm import Cluster, Communicator, DeadlockError, init, run
+from minidist.mesh import Layout, Mesh
 from minidist.trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Communicator", "DeadlockError", "Trace", "init", "run"]
+__all__ = ["Cluster", "Communicator", "DeadlockError", "Layout", "Mesh", "Trace", "init", "run"]

@@ -6,14 +6,14 @@
     dp 0     [0 1]    [2 3]          pipeline parallel groups    (0 2) (1 3) (4 6) (5 7)
     dp 1     [4 5]    [6 7]          data parallel groups        (0 4) (1 5) (2 6) (3 7)      far apart
 
-Launchers number the ranks node by node, so the innermost axis gets the fastest links. Tensor parallelism comes
-innermost: it sends activations several times a layer, and nothing hides that. Context parallelism sends keys and values
-once a layer, behind attention; a pipeline a stage's activations once a microbatch; data parallelism, outermost, gradients
-once a step, behind backward. (Narayanan et al. 2021, section 3, for tp, pp and dp.)
+Launchers number the ranks node by node, so the innermost axis has the fastest links. Tensor parallelism is innermost:
+it sends activations several times a layer, and little hides that. Context parallelism sends keys and values once a
+layer, behind attention; a pipeline sends the activations of a stage once a microbatch; data parallelism, outermost,
+sends gradients once a step, behind backward. (Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.)
 
-Experts live on the data axes. All ranks of `dp` and `cp` hold a copy of the dense layers; for the experts the same ranks
-are cut the other way, into `edp` copies of `ep` ranks among which the experts are dealt out. `ep` takes neighbours, since
-tokens travel along it twice a layer. (Rajbhandari et al. 2022, section 5; Singh et al. 2023.)
+Experts live on the data axes. Every rank along `dp` and `cp` has a copy of the dense layers. For the experts the same
+ranks are cut another way, into `edp` times `ep`: dealt out among `ep` neighbours, since tokens travel there and back in
+every layer, and `edp` copies of that. (Singh et al. 2023.)
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class Layout:
         """Return where a rank lies on every axis, `ep` and `edp` included."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}")
-        dense = zip(AXES, np.argwhere(self.ranks == rank)[0], strict=True)
-        expert = zip(EXPERT_AXES, np.argwhere(self.expert_ranks == rank)[0], strict=True)
-        return {axis: int(index) for axis, index in (*dense, *expert)}
+        dp, pp, cp, tp = (int(index) for index in np.unravel_index(rank, self.ranks.shape))
+        edp, ep = divmod(dp * self.cp + cp, self.ep)
+        return {"dp": dp, "pp": pp, "cp": cp, "tp": tp, "ep": ep, "edp": edp}
 
     # ---------------------------------------------------------------- groups
 
@@ -113,14 +113,19 @@ class Layout:
         """
         axes, names = _known(axes)
         here = self.coordinate(rank)
-        array = self.ranks if names is AXES else self.expert_ranks
-        members = array[tuple(slice(None) if axis in axes else here[axis] for axis in names)]
+        members = self._array(names)[tuple(slice(None) if axis in axes else here[axis] for axis in names)]
         return tuple(sorted(members.ravel().tolist()))
 
     def groups(self, axes: str | Iterable[str]) -> list[tuple[int, ...]]:
         """Return every group along these axes, in the order of their first ranks. Raises as `group`."""
-        axes = _known(axes)[0]
-        return sorted({self.group(axes, rank) for rank in range(self.size)})
+        axes, names = _known(axes)
+        inside = [names.index(axis) for axis in axes]
+        array = np.moveaxis(self._array(names), inside, range(-len(inside), 0))
+        rows = array.reshape(-1, math.prod(array.shape[len(names) - len(inside) :])).tolist()
+        return sorted(tuple(sorted(row)) for row in rows)
+
+    def _array(self, names: tuple[str, ...]) -> Ranks:
+        return self.ranks if names == AXES else self.expert_ranks
 
     def links(self, cluster: Cluster) -> dict[str, str]:
         """Return which links of a cluster the messages along each axis take.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,20 +12,33 @@ from typing import TypeVar
 import torch
 
 from minidist.comm import Communicator, LaunchError, init
+from minidist.comm.gather_trace import gather_trace
 from minidist.mesh import Layout, Mesh
 from minidist.model import generate
 from minidist.trace import Trace
+from minidist.trainer import checkpoint
 from minidist.trainer.checkpoint import CheckpointError
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.flags import HelpAsked, parse
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
-from minidist.trainer.text import Samples, TextError, Tokenizer, load_text, load_tokenizer, paragraphs, sequences, split
-from minidist.trainer.text import documents as as_documents
+from minidist.trainer.text import (
+    Samples,
+    TextError,
+    Tokenizer,
+    Tokens,
+    documents,
+    load_text,
+    load_tokenizer,
+    paragraphs,
+    sequences,
+    split,
+)
 from minidist.trainer.verify import Verdict, compare, fingerprint
 
 Ready = TypeVar("Ready")
-USER_ERRORS = (ConfigError, TextError, CheckpointError, ValueError)
+USER_ERRORS = (ConfigError, TextError, CheckpointError)  # whatever else is raised is a bug, and keeps its traceback
+INTERRUPTED = 130  # exit status, as of a shell
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,10 +50,11 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         return train(argv, comm)
-    except StopAll as stop:
-        if comm.rank == 0:
-            stop.stream.write(stop.text + "\n")
-        return stop.status
+    except KeyboardInterrupt:
+        if comm.size > 1:
+            raise  # the other ranks have to end as well
+        print("minidist train: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 class StopAll(Exception):
@@ -47,75 +62,143 @@ class StopAll(Exception):
 
     def __init__(self, text: str, status: int) -> None:
         self.text, self.status = text, status
-        self.stream = sys.stdout if status == 0 else sys.stderr
 
 
 def train(argv: Sequence[str], comm: Communicator) -> int:
+    """Train as one of the ranks of `comm`; return the exit status, as `main`."""
+    try:
+        return train_and_report(together(comm, lambda: parse(argv)), comm)
+    except StopAll as stop:
+        if comm.rank == 0:
+            print(stop.text, file=sys.stdout if stop.status == 0 else sys.stderr, flush=True)
+        return stop.status
+
+
+def train_and_report(config: Config, comm: Communicator) -> int:
     """Set up on all ranks alike, run, and report on rank 0."""
-    config = together(comm, lambda: parse(argv))
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
-    comm.debug = config.run.debug
+    cores, neighbours = os.cpu_count() or 1, len(comm.node)
+    threads = max(1, min(torch.get_num_threads(), cores // neighbours))
+    torch.set_num_threads(threads)
+    comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
-    layout = Layout(dp=config.parallel.dp or comm.size)
-    together(comm, lambda: layout.check(comm.size))
+    layout = together(comm, lambda: fitting_layout(config, comm.size))
+    tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
+    together(comm, lambda: check_memory(config, tokenizer.vocabulary, len(comm.node)))
+    together(comm, lambda: check_files(config) if comm.rank == 0 else None)
     mesh = Mesh(comm, layout)
-    tokenizer, samples, held_out = together(comm, lambda: read_corpus(config))
     trainer = together(comm, lambda: Trainer(config, samples, tokenizer.vocabulary, mesh))
     reporter = None
     if comm.rank == 0:
-        print(headline(config, trainer, samples), flush=True)
+        print(headline(trainer, samples), flush=True)
         reporter = Reporter(config.run.steps, metrics_file(config), trainer.first_step)
-    outcome = trainer.run(reporter)
-    if comm.trace is not None:
+    outcome = together(comm, lambda: trainer.run(reporter))
+    if config.run.trace:
         write_trace(comm, Path(config.run.trace))
     alike = len(set(comm.roll_call(fingerprint(outcome.model)))) == 1
     if comm.rank > 0:
         return 0
-    print_sample(config, outcome, tokenizer, held_out)
+    print_sample(config, outcome, tokenizer, prompt)
     verdict = None
     if config.run.verify:
         print("\nthe same run on one rank, without a strategy:", flush=True)
-        torch.set_num_threads(os.cpu_count() or 1)  # the other ranks are done
-        verdict = compare(config, samples, tokenizer.vocabulary, outcome.model)
-    print("\n" + summary(trainer, outcome, alike, verdict))
+        torch.set_num_threads(min(cores, threads * neighbours))  # the other ranks are done
+        verdict = compare(config, samples, tokenizer.vocabulary, outcome)
+    print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
     return 0 if alike and (verdict is None or verdict.same) else 1
 
 
 def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:
     """Do `work` on every rank; if it fails on any with a user's mistake, stop all ranks with that one sentence."""
-    problem, status, result = None, 2, None
+    problem, result = None, None
     try:
         result = work()
     except HelpAsked as asked:
-        problem, status = str(asked), 0
+        problem = (str(asked), 0)
     except USER_ERRORS as error:
-        problem = f"minidist train: {error}"
-    first = next((other for other in comm.roll_call(problem and (problem, status)) if other), None)
+        problem = (f"minidist train: {error}", 2)
+    first = next((other for other in comm.roll_call(problem) if other), None)
     if first:
         raise StopAll(*first)
     return result  # type: ignore[return-value]
 
 
-def read_corpus(config: Config) -> tuple[Tokenizer, Samples, str]:
-    """Return the tokenizer, the samples to train on, and the beginning of the held-out text."""
-    text, tokenizer = load_text(config.data.text), load_tokenizer(config.data.tokenizer or None)
-    name = " ".join(config.data.text) or "the built-in text"
-    if config.data.by_length:
-        training, held_out = split([tokenizer.encode(part) for part in paragraphs(text)], config.data.held_out)
-        return tokenizer, as_documents(training, config.data.sequence, name), tokenizer.decode(held_out[0][:32])
-    tokens, rest = split(tokenizer.encode(text), config.data.held_out)
-    return tokenizer, sequences(tokens, config.data.sequence, name), tokenizer.decode(rest[:32])
+def fitting_layout(config: Config, ranks: int) -> Layout:
+    """Return the layout that was asked for, if it has as many ranks as were started."""
+    layout = Layout(dp=config.parallel.dp or ranks)
+    try:
+        layout.check(ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return layout
 
 
-def headline(config: Config, trainer: Trainer, samples: Samples) -> str:
+def read_corpus(config: Config) -> tuple[Tokenizer, Samples, Tokens]:
+    """Return the tokenizer, the samples to train on, and the beginning of the held-out text (or of the text)."""
+    options = config.data
+    text, tokenizer = load_text(options.text), load_tokenizer(options.tokenizer or None)
+    name = " ".join(options.text) or "the built-in text"
+    if options.by_length:
+        training, rest = split([tokenizer.encode(part) for part in paragraphs(text)], options.held_out)
+        samples = documents(training, options.sequence, name)
+        prompt = next(part for part in (*rest, *training) if len(part))
+    else:
+        tokens, held_out = split(tokenizer.encode(text), options.held_out)
+        samples = sequences(tokens, options.sequence, name)
+        prompt = held_out if len(held_out) else tokens
+    return tokenizer, samples, prompt[:32]
+
+
+def check_files(config: Config) -> None:
+    """Find out before the run whether its files can be written, and that no other run's checkpoints are in the way."""
+    run, folder = config.run, Path(config.run.save)
+    if run.resume:
+        checkpoint.newest(folder)
+    elif run.save and (there := checkpoint.complete(folder)):
+        raise ConfigError(
+            f"--save {folder} holds the checkpoints of a run, up to {there[-1].name}: add --resume to continue it, or "
+            f"save to another folder"
+        )
+    if run.save:
+        _try_to_write("save", folder, lambda path: tempfile.TemporaryFile(dir=path).close(), folder)
+    for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
+        if file is not None:
+            _try_to_write(name, file, lambda path: path.open("a").close(), file.parent)
+
+
+def _try_to_write(name: str, path: Path, write: Callable[[Path], None], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(path)
+    except OSError as error:
+        raise ConfigError(f"--{name} {path} cannot be written ({error.strerror}): give another path") from None
+
+
+def check_memory(config: Config, vocabulary: int, ranks_here: int) -> None:
+    """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job."""
+    count, bytes = config.gpt(vocabulary).parameter_count, getattr(torch, config.precision).itemsize
+    needed = 4 * count * bytes * ranks_here  # parameters, gradients, and AdamW's two moments
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    if needed > there:
+        raise ConfigError(
+            f"{count:,} parameters, with gradients and AdamW's moments, need {needed / 1e9:,.0f} GB for the ranks of "
+            f"this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a smaller --hidden"
+        )
+
+
+def headline(trainer: Trainer, samples: Samples) -> str:
     """Say what is about to be trained, on what."""
-    comm, model = trainer.comm, trainer.model
-    resumed = f", resumed after step {trainer.first_step}" if trainer.first_step else ""
-    return (
-        f"{model.parameter_count:,} parameters in {config.precision}, {len(samples):,} samples of up to "
-        f"{config.data.sequence} tokens; {comm.size} ranks on the {comm.wire} wire, dp={trainer.mesh.dp.size} "
-        f"({config.parallel.strategy}){resumed}"
+    comm, config = trainer.comm, trainer.config
+    ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+    line = (
+        f"{trainer.model.parameter_count:,} parameters in {config.precision}, {len(samples):,} samples of up to "
+        f"{config.data.sequence} tokens; {ranks} on the {comm.wire} wire, dp={trainer.mesh.dp.size} "
+        f"({config.parallel.strategy})"
     )
+    if trainer.first_step:
+        line += f"\nresumed after step {trainer.first_step}"
+        line += f", with options that were others: {', '.join(trainer.changed)}" if trainer.changed else ""
+        line += "; nothing is left to train" if trainer.first_step == config.run.steps else ""
+    return line
 
 
 def metrics_file(config: Config) -> Path | None:
@@ -127,24 +210,28 @@ def metrics_file(config: Config) -> Path | None:
 
 def write_trace(comm: Communicator, path: Path) -> None:
     """Have rank 0 write all ranks' events."""
-    from minidist.comm.gather_trace import gather_trace
-
     trace = gather_trace(comm)
-    if trace is not None:
+    if comm.rank > 0:
+        return
+    try:
         trace.save(path)
+    except OSError as error:
+        print(f"minidist train: the trace {path} cannot be written ({error.strerror})", file=sys.stderr)
+    else:
         print(f"\n{trace.table()}\ntrace written to {path}: open it at https://ui.perfetto.dev", flush=True)
 
 
-def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt: str) -> None:
+def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt: Tokens) -> None:
     """Let the model continue the held-out text."""
     if not config.run.sample:
         return
     generator = torch.Generator().manual_seed(config.run.seed)
-    beginning = torch.tensor([[int(token) for token in tokenizer.encode(prompt.encode() or b"\n")]])
     device = next(outcome.model.parameters()).device
-    tokens = generate(outcome.model, beginning.to(device), config.run.sample, generator, temperature=0.8, top_k=40)
-    written = tokenizer.decode(tokens[0, beginning.shape[1] :].tolist())
-    print(f"\n--- a sample; the model was given {prompt!r} and wrote:\n{written}\n---", flush=True)
+    beginning = torch.tensor([prompt.tolist()], device=device)
+    tokens = generate(outcome.model, beginning, config.run.sample, generator, temperature=0.8, top_k=40)
+    written = tokenizer.decode(tokens[0, len(prompt) :].tolist())
+    given = tokenizer.decode(prompt)
+    print(f"\n--- a sample; the model was given {given!r} and wrote:\n{written}\n---", flush=True)
 
 
 def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | None) -> str:

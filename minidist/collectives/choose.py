@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from minidist.collectives import central, hierarchical, pairwise, recursive, ring, shared, tree
-from minidist.comm.errors import MismatchError
 
 if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
@@ -73,7 +72,7 @@ def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
         return "shared", "all ranks share memory: no message is needed"
     if operation in ("broadcast", "reduce"):
         return "tree", "log2 P rounds instead of P - 1"
-    if operation == "all_reduce" and len(comm.node) > 1 and not shared.possible(comm):
+    if operation == "all_reduce" and len(comm.node) < ranks and any(len(node) > 1 for node in comm.nodes):
         return "hierarchical", "several ranks a node: only 1/G of the bytes of each cross between nodes"
     power = recursive.power_below(ranks) == ranks
     if bytes <= SMALL and (power or operation == "all_reduce"):
@@ -101,24 +100,9 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
         )
     if algorithm == "shared" and not shared.possible(comm):
         raise ValueError(
-            f"algorithm='shared' needs all {comm.size} ranks on one node, but rank {comm.rank} shares memory "
-            f"with {len(comm.node)}: use 'hierarchical'"
+            f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire} wire rank "
+            f"{comm.rank} has {len(comm.node)} on its node: use 'hierarchical'"
         )
     if algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
         raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")
     return algorithm, TABLE[operation][algorithm]
-
-
-def agree(comm: Communicator, call: tuple[object, ...]) -> None:
-    """Raise the same MismatchError on every rank unless all ranks make the same call. Only in debug mode."""
-    if not comm.debug:
-        return
-    calls = comm.roll_call(call)
-    if any(other != calls[0] for other in calls):
-        words = "; ".join(f"rank {rank} calls {_words(other)}" for rank, other in enumerate(calls))
-        raise MismatchError(f"the ranks of {comm.name!r} do not call the same collective: {words}")
-
-
-def _words(call: tuple[object, ...]) -> str:
-    operation, *details = call
-    return f"{operation}({', '.join(str(detail) for detail in details)})"

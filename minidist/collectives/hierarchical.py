@@ -54,13 +54,12 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
 def _levels(comm: Communicator) -> tuple[Communicator, Communicator, bool]:
     """Return this rank's communicators inside its node and across nodes, and whether all nodes are alike."""
     if "levels" not in comm.kept:
-        nodes = comm.roll_call(comm.node)
         inside = comm.split(comm.node[0]).internal
         across = comm.split(comm.node.index(comm.rank)).internal
-        comm.kept["levels"] = (inside, across, len({len(node) for node in nodes}) == 1, nodes)
-    inside, across, equal, _ = comm.kept["levels"]
+        comm.kept["levels"] = (inside, across, len({len(node) for node in comm.nodes}) == 1)
+    inside, across, equal = comm.kept["levels"]
     return inside, across, equal
 
 
 def _node_of(comm: Communicator, root: int) -> set[int]:
-    return {comm.members[rank] for rank in comm.kept["levels"][3][root]}
+    return {comm.members[rank] for rank in comm.nodes[root]}

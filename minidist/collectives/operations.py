@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.choose import agree, find
+from minidist.collectives.choose import find
 from minidist.collectives.fast import chunks_of, cut
 from minidist.collectives.reduction import finish, reduction
-from minidist.comm.buffers import copy, dtype_name, flatten, is_tensor
+from minidist.comm.agree import agree
+from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_tensor
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Buffer
@@ -50,10 +51,10 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     MismatchError
         If the ranks' calls differ: in debug mode always and in words, otherwise where two message sizes show it.
     """
-    array = flatten(buffer)
+    array = flatten(buffer, writable=True)
     combine = reduction(op, array)
+    agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
     name, function = find("all_reduce", algorithm, array.nbytes, comm)
-    agree(comm, ("all_reduce", dtype_name(array), len(array), op, name))
     if comm.size > 1:
         with comm.span("all_reduce " + name, "collective", array.nbytes):
             function(array, op) if name == "native" else function(array, comm.internal, combine)
@@ -64,8 +65,8 @@ def reduce_scatter(full: Buffer, comm: Communicator, op: str = "sum", algorithm:
     """Return shard `comm.rank` of the reduction of all ranks' `full`, which stays as it is. Raises as `all_reduce`."""
     array = flatten(full)
     combine = reduction(op, array)
+    agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm)
     name, function = find("reduce_scatter", algorithm, array.nbytes, comm)
-    agree(comm, ("reduce_scatter", dtype_name(array), tuple(full.shape), op, name))
     rows, counts = _shards(full, comm.size)
     shard: Buffer = _new(full, rows[comm.rank])
     out, chunks = flatten(shard), chunks_of(array, counts)
@@ -96,20 +97,22 @@ def all_gather(
     counts : optional
         Rows of each rank's shard. If neither is given the ranks first tell each other, in a `roll_call`.
     """
-    mine = shard.shape[0] if shard.ndim else 1
+    source, mine, rows = flatten(shard), _rows(shard), math.prod(shard.shape[1:])
+    whole = None if out is None else tuple(out.shape)
+    agree(comm, "all_gather", dtype_name(source), algorithm, row=shard.shape[1:], out=whole, counts=counts)
     if counts is None:
-        counts = cut(out.shape[0], comm.size) if out is not None else comm.roll_call(mine)
+        counts = comm.roll_call(mine) if out is None else cut(_rows(out), comm.size)
+    _check_counts("counts", counts, comm)
     result = _new(shard, sum(counts)) if out is None else out
-    rows = math.prod(shard.shape[1:])
-    if mine != counts[comm.rank] or math.prod(result.shape) != sum(counts) * rows:
+    array = flatten(result, writable=True)
+    if mine != counts[comm.rank] or len(array) != sum(counts) * rows or dtype_name(array) != dtype_name(source):
         raise ValueError(
-            f"rank {comm.rank} brings a shard of {mine} rows for an output of shape {tuple(result.shape)}, of which "
-            f"{counts[comm.rank]} are its own: bring array_split's shard, or say counts="
+            f"rank {comm.rank} brings a {dtype_name(source)} shard of {mine} rows for a {dtype_name(array)} output of "
+            f"shape {tuple(result.shape)}, of which {counts[comm.rank]} are its own: bring array_split's shard, or say "
+            "counts="
         )
-    source, array = flatten(shard), flatten(result)
     lengths = [count * rows for count in counts]
     name, function = find("all_gather", algorithm, array.nbytes, comm)
-    agree(comm, ("all_gather", dtype_name(array), tuple(result.shape), tuple(counts), name))
     chunks = chunks_of(array, lengths)
     copy(chunks[comm.rank], source)
     if comm.size > 1:
@@ -120,10 +123,10 @@ def all_gather(
 
 def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str = "auto") -> None:
     """Replace every rank's buffer by the root's, in place. Raises as `all_reduce`."""
-    array = flatten(buffer)
     _check_root(root, comm)
+    array = flatten(buffer, writable=comm.rank != root)
+    agree(comm, "broadcast", dtype_name(array), len(array), algorithm, root=root)
     name, function = find("broadcast", algorithm, array.nbytes, comm)
-    agree(comm, ("broadcast", dtype_name(array), len(array), f"root={root}", name))
     if comm.size > 1:
         with comm.span("broadcast " + name, "collective", array.nbytes):
             function(array, root) if name == "native" else function(array, comm.internal, root)
@@ -131,11 +134,11 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
 
 def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", algorithm: str = "auto") -> None:
     """Replace the root's buffer by the reduction of all; the others keep theirs. Raises as `all_reduce`."""
-    array = flatten(buffer)
     _check_root(root, comm)
+    array = flatten(buffer, writable=comm.rank == root)
     combine = reduction(op, array)
+    agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
     name, function = find("reduce", algorithm, array.nbytes, comm)
-    agree(comm, ("reduce", dtype_name(array), len(array), op, f"root={root}", name))
     if comm.size > 1:
         with comm.span("reduce " + name, "collective", array.nbytes):
             function(array, root, op) if name == "native" else function(array, comm.internal, root, combine)
@@ -151,11 +154,14 @@ def gather(
     `counts` are the rows of each rank's shard; without them the ranks first tell each other.
     """
     _check_root(root, comm)
-    counts = comm.roll_call(shard.shape[0] if shard.ndim else 1) if counts is None else counts
-    source = flatten(shard)
+    source, mine = flatten(shard), _rows(shard)
+    agree(comm, "gather", dtype_name(source), algorithm, row=shard.shape[1:], counts=counts, root=root)
+    counts = comm.roll_call(mine) if counts is None else counts
+    _check_counts("counts", counts, comm)
+    if mine != counts[comm.rank]:
+        raise ValueError(f"rank {comm.rank} brings a shard of {mine} rows, but counts={list(counts)} says otherwise")
     lengths = [count * math.prod(shard.shape[1:]) for count in counts]
     name, function = find("gather", algorithm, sum(lengths) * source.itemsize, comm)
-    agree(comm, ("gather", dtype_name(source), tuple(counts), f"root={root}", name))
     result = _new(shard, sum(counts)) if comm.rank == root else None
     array = None if result is None else flatten(result)
     chunks = None if array is None else chunks_of(array, lengths)
@@ -178,14 +184,12 @@ def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: s
     if comm.rank == root and full is None:
         raise ValueError(f"rank {root} is the root of this scatter: it must bring the full buffer, not None")
     array = flatten(full) if comm.rank == root and full is not None else None
-    described = None if array is None else (tuple(full.shape), dtype_name(array), is_tensor(full))  # type: ignore[union-attr]
-    shape, dtype, tensor = comm.roll_call(described)[root]
-    template = _template(shape, dtype, tensor) if full is None else full
+    agree(comm, "scatter", algorithm, root=root)
+    template = _template(*comm.roll_call(_described(full) if comm.rank == root else None)[root])
     rows, counts = _shards(template, comm.size)
     shard: Buffer = _new(template, rows[comm.rank])
     out = flatten(shard)
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
-    agree(comm, ("scatter", shape, dtype, f"root={root}", name))
     chunks = None if array is None else chunks_of(array, counts)
     with comm.span("scatter " + name, "collective", out.nbytes):
         if comm.size == 1:
@@ -210,19 +214,25 @@ def all_to_all(
     `send_counts` the ranks first tell each other what to expect.
     """
     array = flatten(full)
-    rows, row = full.shape[0], math.prod(full.shape[1:])
+    rows, row = _rows(full), math.prod(full.shape[1:])
+    sent, received = rows if send_counts is None else "counted", "told" if receive_counts is None else "counted"
+    agree(comm, "all_to_all", dtype_name(array), algorithm, row=full.shape[1:], sent=sent, received=received)
     if send_counts is None:
         send_counts = cut(rows, comm.size)
         receive_counts = [send_counts[comm.rank]] * comm.size
     if receive_counts is None:
         receive_counts = [counts[comm.rank] for counts in comm.roll_call(list(send_counts))]
-    if sum(send_counts) != rows or len(send_counts) != comm.size:
-        raise ValueError(f"send_counts={list(send_counts)} must be {comm.size} counts that add up to the {rows} rows")
+    _check_counts("send_counts", send_counts, comm)
+    _check_counts("receive_counts", receive_counts, comm)
+    if sum(send_counts) != rows or send_counts[comm.rank] != receive_counts[comm.rank]:
+        raise ValueError(
+            f"send_counts={list(send_counts)} must add up to the {rows} rows, and what rank {comm.rank} keeps must be "
+            f"the same in receive_counts={list(receive_counts)}"
+        )
     result: Buffer = _new(full, sum(receive_counts))
     arriving = flatten(result)
     leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
     name, function = find("all_to_all", algorithm, array.nbytes, comm)
-    agree(comm, ("all_to_all", dtype_name(array), row, name))
     with comm.span("all_to_all " + name, "collective", array.nbytes):
         if name == "native":
             function(array, leaving_lengths, arriving, arriving_lengths)
@@ -236,9 +246,18 @@ def _check_root(root: int, comm: Communicator) -> None:
         raise ValueError(f"root={root} is not a rank: there are {comm.size}, numbered 0 to {comm.size - 1}")
 
 
+def _check_counts(name: str, counts: Sequence[int], comm: Communicator) -> None:
+    if len(counts) != comm.size or min(counts) < 0:
+        raise ValueError(f"{name}={list(counts)} must be {comm.size} numbers of rows, one for each rank")
+
+
+def _rows(buffer: Any) -> int:
+    return int(buffer.shape[0]) if buffer.ndim else 1
+
+
 def _shards(full: Any, ranks: int) -> tuple[list[int], list[int]]:
     """Return the rows of each rank's shard, and their elements."""
-    rows = cut(full.shape[0] if full.ndim else 1, ranks)
+    rows = cut(_rows(full), ranks)
     return rows, [count * math.prod(full.shape[1:]) for count in rows]
 
 
@@ -248,13 +267,18 @@ def _new(like: Any, rows: int) -> Any:
     return like.new_empty(shape) if is_tensor(like) else np.empty(shape, like.dtype)
 
 
-def _template(shape: tuple[int, ...], dtype: str, tensor: bool) -> Buffer:
-    """Return an empty buffer of the root's kind: what it would be here."""
-    if not tensor:
+def _described(full: Any) -> tuple[tuple[int, ...], str, str]:
+    """Return shape, dtype and device, `numpy` for an array."""
+    return tuple(full.shape), dtype_name(full), device_name(full) if is_tensor(full) else "numpy"
+
+
+def _template(shape: tuple[int, ...], dtype: str, device: str) -> Buffer:
+    """Return a buffer of the root's kind, without content: what it would be here."""
+    if device == "numpy":
         return np.broadcast_to(np.empty((), dtype), shape)
     import torch
 
-    return torch.empty((), dtype=getattr(torch, dtype)).expand(shape)
+    return torch.empty((), dtype=getattr(torch, dtype), device=device).expand(shape)
 
 
 __all__: list[str] = [

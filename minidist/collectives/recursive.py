@@ -37,7 +37,8 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         while distance < ranks:
             partner = comm.rank ^ distance
             comm.exchange(array, partner, arriving, partner)
-            combine(array, arriving, array)  # a + b here is b + a there: the same bits
+            lower, upper = (array, arriving) if comm.rank < partner else (arriving, array)
+            combine(lower, upper, array)  # in one order on both sides: max(-0, 0) or NaN + NaN would differ in bits
             distance *= 2
     _unfold(array, comm)
 

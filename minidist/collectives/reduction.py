@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 Combine: TypeAlias = Callable[[Any, Any, Any], Any]
 
 OPERATIONS = ("sum", "mean", "max", "min", "prod")
-NUMPY: dict[str, Combine] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+NUMPY: dict[str, Combine] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": lambda a, b, out: np.maximum(a, b, out=out),  # numpy deprecates their third positional argument
+    "min": lambda a, b, out: np.minimum(a, b, out=out),
+    "prod": np.multiply,
+}
 TORCH = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 

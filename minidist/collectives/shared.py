@@ -1,11 +1,12 @@
 """Shared memory: the ranks of one node read each other's buffers in place, as GPUs do over NVLink.
 
     registered buffers     fence   rank r: add chunk r of all, write the sum into everybody's chunk r   fence
-    ordinary buffers       copy a segment into registered memory first, and the result out of it
+    ordinary buffers       copy what others need into registered memory first, and the results out of it
 
 No message is sent; what a rank reads from or writes to another's memory is counted as sent. All-reduce: 2 (P - 1)/P n
 bytes a rank, as in a ring, but in two fences instead of 2(P - 1) messages, and without the copies that messages make.
-Up to `SMALL` bytes every rank adds up everything itself: (P - 1) n bytes and a single fence.
+Up to `SMALL` bytes every rank adds up everything itself: (P - 1) n bytes and a single fence. Two ranks always do: for
+them that is no more bytes.
 (NCCL's user buffer registration and PyTorch's symmetric memory are the same idea.)
 """
 
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.collectives.fast import SEGMENT, blocks, chunks_of, cut, view_as
-from minidist.comm.buffers import as_bytes, copy
+from minidist.comm.agree import agree
+from minidist.comm.buffers import as_bytes, copy, device_name, itemsize
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
@@ -28,63 +30,65 @@ SMALL = 1 << 14
 
 
 def possible(comm: Communicator) -> bool:
-    """Tell whether all ranks share memory."""
-    return len(comm.node) == comm.size
+    """Tell whether all ranks share memory. Torch.distributed has no windows into that of other processes."""
+    return len(comm.node) == comm.size and comm.wire != "torch"
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    peers = comm.peers(array)
+    peers = comm.peers(_memory(array))
+    agree(comm, "all_reduce in shared memory", "ordinary" if peers is None else "registered")
     if peers is not None:
         comm.fence()
-        _reduce_own_chunk([view_as(as_bytes(peer), array) for peer in peers], comm, combine)
+        _reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)
         comm.fence()
-    elif array.nbytes <= SMALL:
-        copies = _publish(array, comm)
-        _add_up(copies, array, comm, combine)
-    else:
+    elif array.nbytes <= SMALL or comm.size == 2:
         for block in blocks(array):
-            copies = _publish(block, comm)
-            _reduce_own_chunk(copies, comm, combine, write_back=False)
+            _add_up(_publish(block, comm), block, comm, combine)
+    else:
+        for pieces in _segments(chunks_of(array, cut(len(array), comm.size)), comm.size):
+            everyones = _publish_pieces(pieces, comm)
+            mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]  # a place that nobody has used yet
+            _add_others(mine, everyones, mine, comm, combine)
+            copy(answer, mine)
             comm.fence()
-            counts = cut(len(block), comm.size)
-            for owner, target in enumerate(chunks_of(block, counts)):
-                _read(chunks_of(copies[owner], counts)[owner], target, owner, comm)
+            for owner, piece in enumerate(pieces):
+                if owner != comm.rank:
+                    _read(everyones[owner][owner], piece, owner, comm)
 
 
 def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Leave in `out` the reduction of all ranks' chunk number `comm.rank`."""
+    _memory(out)
     for pieces in _segments(chunks, comm.size):
         mine = pieces[comm.rank]
         everyones = _publish_pieces(pieces, comm)
         target, out = out[: len(mine)], out[len(mine) :]
-        copy(target, mine)
-        for rank in range(comm.size):
-            if rank != comm.rank:
-                combine(target, everyones[rank][comm.rank], target)
-                comm.reach(target.nbytes, rank)
+        _add_others(mine, everyones, target, comm, combine)
 
 
 def all_gather(chunks: list[Array], comm: Communicator) -> None:
     """Fill every chunk from the rank that owns it; chunk number `comm.rank` is this rank's contribution."""
+    _memory(chunks[0])
     for pieces in _segments(chunks, 1):
-        copies = _publish(pieces[comm.rank], comm, longest=max(piece.nbytes for piece in pieces))
+        copies = _publish(pieces[comm.rank], comm, longest=max(len(piece) for piece in pieces))
         for owner, piece in enumerate(pieces):
             _read(copies[owner][: len(piece)], piece, owner, comm)
 
 
 def broadcast(array: Array, comm: Communicator, root: int) -> None:
     """Copy the root's `array` into everybody's."""
+    _memory(array)
     for block in blocks(array):
-        halves = [view_as(half, block) for half in _half(block.nbytes, comm)]
+        halves = _half(block, len(block), comm)
         if comm.rank == root:
             copy(halves[root], block)
         comm.fence()
         _read(halves[root], block, root, comm)
 
 
-def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine, write_back: bool = True) -> None:
-    """Reduce chunk `comm.rank` of all copies into this rank's, and on request into everybody's.
+def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine) -> None:
+    """Reduce chunk `comm.rank` of all copies, and write the sum into each.
 
     Nobody else reads or writes this chunk meanwhile. Block by block: the sum is written while it is in the cache.
     """
@@ -94,16 +98,26 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine,
     for pieces in zip(*(blocks(chunk) for chunk in own), strict=True):
         for peer in others:
             combine(pieces[rank], pieces[peer], pieces[rank])
-        if write_back:
-            for peer in others:
-                copy(pieces[peer], pieces[rank])
+        for peer in others:
+            copy(pieces[peer], pieces[rank])
     for peer in others:
-        comm.reach(own[rank].nbytes * (2 if write_back else 1), peer)
+        comm.reach(2 * own[rank].nbytes, peer)
+
+
+def _add_others(mine: Array, everyones: list[list[Array]], out: Array, comm: Communicator, combine: Combine) -> None:
+    """Leave in `out` this rank's own piece and what the others have published for it."""
+    for rank in range(comm.size):
+        if rank != comm.rank:
+            combine(mine, everyones[rank][comm.rank], out)
+            comm.reach(out.nbytes, rank)
+            mine = out
 
 
 def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Reduce all copies, in the order of ranks on every rank: the same bits everywhere."""
-    combine(copies[0], copies[1], out)
+    first = out if comm.rank == 0 else copies[0]  # `out` still holds this rank's own: adding in place is cheaper
+    second = out if comm.rank == 1 else copies[1]
+    combine(first, second, out)
     for memory in copies[2:]:
         combine(out, memory, out)
     for peer in range(comm.size):
@@ -117,19 +131,22 @@ def _read(memory: Array, target: Array, owner: int, comm: Communicator) -> None:
         comm.reach(target.nbytes, owner)
 
 
-def _publish(array: Array, comm: Communicator, longest: int | None = None) -> list[Array]:
-    """Copy `array` into registered memory and return everybody's copy once all are there."""
-    halves = [view_as(half, array) for half in _half(longest or array.nbytes, comm)]
-    copy(halves[comm.rank][: len(array)], array)
+def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
+    """Copy `array` into registered memory and return everybody's copy once all are there.
+
+    If arrays differ in length, the copies are as long as the `longest`.
+    """
+    copies = _half(array, longest or len(array), comm)
+    mine = copies[comm.rank]
+    copy(mine[: len(array)] if longest else mine, array)
     comm.fence()
-    return halves
+    return copies
 
 
 def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[list[Array]]:
     """Publish one piece for each rank, the own one left out: nobody else needs it."""
     counts = [len(piece) for piece in pieces]
-    halves = [view_as(half, pieces[0]) for half in _half(sum(piece.nbytes for piece in pieces), comm)]
-    everyones = [chunks_of(half, counts) for half in halves]
+    everyones = [chunks_of(half, counts) for half in _half(pieces[0], sum(counts), comm)]
     for rank, piece in enumerate(pieces):
         if rank != comm.rank:
             copy(everyones[comm.rank][rank], piece)
@@ -137,18 +154,46 @@ def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[list[Array]
     return everyones
 
 
-def _half(bytes: int, comm: Communicator) -> list[np.ndarray[Any, Any]]:
-    """Return `bytes` of everybody's registered memory, from the half that was not used last.
+def _memory(array: Array) -> Any:
+    if device_name(array) != "cpu":
+        raise ValueError(f"algorithm='shared' reads CPU memory, but the buffer is on {device_name(array)}: use 'ring'")
+    return as_bytes(array)
+
+
+def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
+    """Return `count` elements, of the kind of `like`, of everybody's registered memory: the half not used last.
 
     Two halves save a fence: who writes the one may know that all have finished reading it, since they have come to the
     fence of the other.
     """
     if "staging" not in comm.kept:
-        memory = comm.allocate(2 * SEGMENT, np.uint8)
-        comm.kept["staging"] = comm.peers(memory)
-        comm.kept["parity"] = 0
-    parity = comm.kept["parity"] = 1 - comm.kept["parity"]
-    return [memory[parity * SEGMENT : parity * SEGMENT + bytes] for memory in comm.kept["staging"]]
+        comm.kept["staging"] = Staging(comm)
+    return comm.kept["staging"].turn(like, count)  # type: ignore[no-any-return]
+
+
+class Staging:
+    """Two halves of registered memory, used in turn.
+
+    Views for small arrays are kept, as to make them takes as long as to add them up.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.memories = comm.peers(comm.allocate(2 * SEGMENT, np.uint8))
+        self.parity = 0
+        self.views: dict[tuple[int, int, object], list[Array]] = {}
+
+    def turn(self, like: Array, count: int) -> list[Array]:
+        """Return every rank's memory in the other half, as `count` elements of the kind of `like`."""
+        self.parity = 1 - self.parity
+        key = (self.parity, count, like.dtype)
+        views = self.views.get(key)
+        if views is None:
+            assert self.memories is not None
+            start, bytes = self.parity * SEGMENT, count * itemsize(like)
+            views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
+            if bytes <= SMALL:
+                self.views[key] = views
+        return views
 
 
 def _segments(chunks: list[Array], share: int) -> Iterator[list[Array]]:

@@ -24,8 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.comm.buffers import address, flatten, shaped
+from minidist.comm.agree import agree
+from minidist.comm.buffers import flatten, shaped
+from minidist.comm.registered import Registered
 from minidist.comm.request import Pending, Request, Span, Status, Traffic
+from minidist.comm.stream import ThreadStream
 from minidist.trace.events import Event, Trace, source_line
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ class Communicator(ABC):
         self.kept: dict[Any, Any] = {}  # what collectives keep between calls: temporaries, subgroups
         self._tag_offset = 0
         self._children = itertools.count(1)
-        self._windows: list[tuple[int, int, list[Any]]] = []  # (address, bytes, every rank's memory)
+        self.registered = Registered()
         self._flows: Counter[tuple[int, int, int]] = Counter()
         self._changed = threading.Condition()
 
@@ -105,6 +108,13 @@ class Communicator(ABC):
     @abstractmethod
     def node(self) -> tuple[int, ...]:
         """The ranks of this communicator that share memory with this one, itself included."""
+
+    @property
+    def nodes(self) -> list[tuple[int, ...]]:
+        """Every rank's `node`, by rank. Collective when first asked for."""
+        if "nodes" not in self.kept:
+            self.kept["nodes"] = self.roll_call(self.node)
+        return self.kept["nodes"]  # type: ignore[no-any-return]
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -146,14 +156,18 @@ class Communicator(ABC):
         """
         leaving = self._checked(outgoing, to, tag, "to")
         arriving = self._checked(incoming, source, tag, "source")
+        if outgoing is incoming:
+            raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.traffic.sent(1, leaving.nbytes)
-        self.status.waiting = ("exchange", self.members[source], tag, arriving.nbytes)
         started = self.status.since = self.clock()
-        self._exchange(leaving, to, arriving, source, tag + self._tag_offset)
-        self.status.waiting = None
+        self.status.waiting = ("exchange", self.members[source], tag, arriving.nbytes)
+        try:
+            self._exchange(leaving, to, arriving, source, tag + self._tag_offset)
+        finally:
+            self.status.waiting = None
         if self.trace is not None:
-            self._trace_message("send", to, tag, leaving.nbytes, started)
-            self._trace_message("recv", source, tag, arriving.nbytes, started)
+            self._trace_message("send", to, self._flow("send", to, tag), leaving.nbytes, started)
+            self._trace_message("recv", source, self._flow("recv", source, tag), arriving.nbytes, started)
         if not self._tag_offset:
             self.traffic.waited(self.clock() - started)
 
@@ -163,11 +177,11 @@ class Communicator(ABC):
         Dissemination (Hensgen, Finkel & Manber 1988): after round k a rank has heard, directly or not, from the
         2^k ranks before it. ceil(log2 P) empty messages a rank.
         """
-        nothing = np.empty(0, np.uint8)
+        nothing, nowhere = np.empty(0, np.uint8), np.empty(0, np.uint8)
         distance = 1
         while distance < self.size:
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            self.internal.exchange(nothing, to, nothing, source)
+            self.internal.exchange(nothing, to, nowhere, source)
             distance *= 2
 
     @cached_property
@@ -183,23 +197,24 @@ class Communicator(ABC):
 
     def split(self, color: int, key: int | None = None) -> Communicator:
         """Divide the ranks into one communicator per color, ordered by `key` (default: the rank). Collective."""
-        name = f"{self.name}/{next(self._children)}.{color}"
-        return self._split(color, self.rank if key is None else key, name)
+        color, key = int(color), self.rank if key is None else int(key)
+        agree(self, "split")
+        with self.status.meeting("split", self):
+            return self._split(color, key, f"{self.name}/{next(self._children)}.{color}")
 
     def fork(self) -> Communicator:
         """Return a communicator of the same ranks for another thread to use beside this one. Collective."""
-        name = f"{self.name}+{next(self._children)}"
-        twin = self._fork(name)
-        twin.track = name.removeprefix("world")
-        twin._windows = self._windows
+        agree(self, "fork")
+        with self.status.meeting("fork", self):
+            twin = self._fork(f"{self.name}+{next(self._children)}")
+        twin.track = twin.name.removeprefix("world")
+        twin.registered = self.registered
         twin.traffic, twin.status = Traffic(self.traffic, other_thread=True), Status()
         self.statuses.append(twin.status)
         return twin
 
     def stream(self) -> Stream:
         """Return a queue that runs collectives beside this thread, in the order of launching. Collective."""
-        from minidist.comm.stream import ThreadStream
-
         return ThreadStream(self)
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
@@ -223,21 +238,16 @@ class Communicator(ABC):
         """
         plain = shaped(np.empty(0, np.uint8), 0, dtype).dtype.itemsize
         bytes = int(np.prod(shape, dtype=np.int64)) * plain
-        mine, everyones = self._allocate(max(bytes, 1))
+        agree(self, "allocate", f"{bytes} bytes")
+        with self.status.meeting("allocate", self):
+            mine, everyones = self._allocate(max(bytes, 1))
         if everyones:
-            self._windows.append((address(mine), mine.nbytes, everyones))
+            self.registered.add(mine, everyones)
         return shaped(mine, shape, dtype)
 
     def peers(self, array: Array) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory, or None if it is not that."""
-        if not self._windows or not isinstance(array, np.ndarray):
-            return None
-        where = address(array)
-        for start, bytes, memories in self._windows:
-            if start <= where and where + array.nbytes <= start + bytes:
-                inside = slice(where - start, where - start + array.nbytes)
-                return [memory[inside].view(array.dtype) for memory in memories]
-        return None
+        return self.registered.peers(array)
 
     def fence(self) -> None:
         """Barrier after which each rank of the node sees what the others wrote to registered memory before it."""
@@ -271,16 +281,20 @@ class Communicator(ABC):
             raise ValueError(f"{role}={peer} is this rank itself: copy the buffer instead")
         if not 0 <= tag < TAGS:
             raise ValueError(f"tag={tag} is out of range: use 0 to {TAGS - 1}")
-        return flatten(buffer)
+        return flatten(buffer, writable=role == "source")
 
-    def _trace_message(self, kind: str, peer: int, tag: int, bytes: int, started: float) -> None:
-        """Record one end of a message. Both ends count alike, so they arrive at the same flow name unasked."""
+    def _flow(self, kind: str, peer: int, tag: int) -> str:
+        """Name a message as it is posted. Both ends count alike, so they arrive at the same name unasked."""
         ends = (self.rank, peer) if kind == "send" else (peer, self.rank)
-        self._flows[(*ends, tag)] += 1
-        flow = f"{self.name}:{ends[0]}>{ends[1]}:{tag + self._tag_offset}:{self._flows[(*ends, tag)]}"
-        name = f"{kind} {'to' if kind == 'send' else 'from'} {self.members[peer]}"
+        key = (*ends, tag + self._tag_offset)
+        self._flows[key] += 1
+        return f"{self.name}:{ends[0]}>{ends[1]}:{key[2]}:{self._flows[key]}"
+
+    def _trace_message(
+        self, kind: str, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
+    ) -> None:
+        """Record one end of a message."""
         assert self.trace is not None
-        rank = self.members[self.rank]
-        self.trace.record(
-            Event(rank, kind, name, started, self.clock(), bytes, self.track, flow, source_line()),
-        )
+        rank, now = self.members[self.rank], self.clock()
+        name = f"{kind} {'to' if kind == 'send' else 'from'} {self.members[peer]}"
+        self.trace.record(Event(rank, kind, name, posted, now, bytes, self.track, flow, source_line(), waited_from))

@@ -76,6 +76,7 @@ class Operation:
             return False
         if self.arrival() > self.lane.time and self.lane.polls < PATIENCE:
             self.lane.polls += 1
+            self.lane.vain = 0  # something is on its way
             return False
         self.lane.time = max(self.lane.time, self.arrival())  # who spins without computing, waits
         return True

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from minidist.comm.buffers import as_bytes, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import LaunchError, MismatchError
+from minidist.comm.report import label
 from minidist.comm.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -113,9 +114,10 @@ class MpiCommunicator(Communicator):
     @property
     def node(self) -> tuple[int, ...]:
         if self._node is None:
-            here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-            self._node = tuple(here.allgather(self.rank))
-            here.Free()
+            with self.status.meeting("the question who shares a node", self):
+                here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+                self._node = tuple(here.allgather(self.rank))
+                here.Free()
         return self._node
 
     def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
@@ -148,10 +150,8 @@ class MpiCommunicator(Communicator):
         return NativeMpi(self)
 
     def roll_call(self, answer: Any) -> list[Any]:
-        self.status.since, self.status.waiting = self.clock(), ("meet", self.members[self.rank], 0, 0)
-        answers = self.mpi.allgather(answer)
-        self.status.waiting = None
-        return answers  # type: ignore[no-any-return]
+        with self.status.meeting("a roll call", self):
+            return self.mpi.allgather(answer)  # type: ignore[no-any-return]
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)
@@ -173,7 +173,7 @@ class Fence:
 
     def _await(self, flag: memoryview, rank: int, comm: MpiCommunicator) -> None:
         epoch, spins, status = self.epoch, 0, comm.status
-        status.since, status.waiting = comm.clock(), ("fence", comm.members[rank], 0, 0)
+        status.since, status.waiting = comm.clock(), ("meet at a fence with", comm.members[rank], 0, 0)
         while flag[0] < epoch:
             spins += 1
             if comm.patient:
@@ -195,8 +195,8 @@ def _check_count(status: MPI.Status, array: Array) -> None:
     got = status.Get_count(MPI.BYTE)
     if got not in (array.nbytes, MPI.UNDEFINED):
         raise MismatchError(
-            f"rank {status.Get_source()} sent {got} bytes, but the receive has a buffer of {array.nbytes}: "
-            "give both the same shape and dtype"
+            f"rank {status.Get_source()} sent {got} bytes, but the receive has a buffer of {array.nbytes} "
+            f"({label(status.Get_tag())}): give both the same shape and dtype"
         )
 
 

@@ -33,10 +33,17 @@ scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 
 class NativeTorch:
-    """torch.distributed's collectives on flat arrays. `counts` are the elements of each rank's shard."""
+    """torch.distributed's collectives on flat arrays. `counts` are the elements of each rank's shard.
+
+    Attributes
+    ----------
+    device : str
+        `cuda` if the ranks have GPUs, whose tensors NCCL reduces; else `cpu`.
+    """
 
     def __init__(self, comm: TorchCommunicator):
         self.comm = comm
+        self.device = "cpu" if comm.cuda is None else "cuda"
 
     def all_reduce(self, array: Array, op: str) -> None:
         """dist.all_reduce."""
@@ -52,14 +59,14 @@ class NativeTorch:
 
     def broadcast(self, array: Array, root: int) -> None:
         """dist.broadcast."""
-        tensor = _bytes(array)
+        tensor = self.comm.byte_tensor(array)
         dist.broadcast(tensor, self.comm.addresses[root], self._group(tensor))
 
     def reduce_scatter(self, array: Array, shard: Array, counts: list[int], op: str) -> None:
         """dist.reduce_scatter_single; with unequal counts one dist.reduce per shard."""
         full, out = _reducible(array), _reducible(shard)
         group = self._group(full)
-        if _equal(counts):
+        if self._in_order(group) and len(set(counts)) == 1:
             scatter_whole(out, full, OPERATIONS[op], group)
             return
         for rank, piece in enumerate(_cut(full, counts)):
@@ -70,9 +77,9 @@ class NativeTorch:
 
     def all_gather(self, shard: Array, out: Array, counts: list[int]) -> None:
         """dist.all_gather_single; with unequal counts one dist.broadcast per shard."""
-        full, mine = _bytes(out), _bytes(shard)
+        full, mine = self.comm.byte_tensor(out), self.comm.byte_tensor(shard)
         group = self._group(mine)
-        if _equal(counts):
+        if self._in_order(group) and len(set(counts)) == 1:
             gather_whole(full, mine, group)
             return
         pieces = _cut(full, _in_bytes(counts, out))
@@ -82,53 +89,63 @@ class NativeTorch:
 
     def gather(self, shard: Array, out: Array | None, counts: list[int], root: int) -> None:
         """dist.gather of shards padded to the largest."""
-        mine, sizes = _bytes(shard), _in_bytes(counts, shard)
-        padded = _padded(mine, max(sizes))
+        mine, sizes = self.comm.byte_tensor(shard), _in_bytes(counts, shard)
+        group, padded = self._group(mine), _padded(mine, max(sizes))
         boxes = [torch.empty_like(padded) for _ in counts] if self.comm.rank == root else None
-        dist.gather(padded, boxes, self.comm.addresses[root], self._group(mine))
+        dist.gather(padded, boxes, self.comm.addresses[root], group)
         if boxes is not None:
-            for piece, box in zip(_cut(_bytes(out), sizes), boxes, strict=True):
-                piece.copy_(box[: len(piece)])
+            pieces = _cut(self.comm.byte_tensor(out), sizes)
+            for rank, box in zip(self._order(group), boxes, strict=True):
+                pieces[rank].copy_(box[: sizes[rank]])
 
     def scatter(self, full: Array | None, shard: Array, counts: list[int], root: int) -> None:
         """dist.scatter of shards padded to the largest."""
-        mine, sizes = _bytes(shard), _in_bytes(counts, shard)
-        box = mine.new_empty(max(sizes))
+        mine, sizes = self.comm.byte_tensor(shard), _in_bytes(counts, shard)
+        group, box = self._group(mine), mine.new_empty(max(sizes))
         boxes = None
         if self.comm.rank == root:
-            boxes = [_padded(piece, max(sizes)) for piece in _cut(_bytes(full), sizes)]
-        dist.scatter(box, boxes, self.comm.addresses[root], self._group(mine))
+            pieces = _cut(self.comm.byte_tensor(full), sizes)
+            boxes = [_padded(pieces[rank], max(sizes)) for rank in self._order(group)]
+        dist.scatter(box, boxes, self.comm.addresses[root], group)
         mine.copy_(box[: len(mine)])
 
     def all_to_all(self, leaving: Array, send_counts: list[int], arriving: Array, receive_counts: list[int]) -> None:
         """dist.all_to_all_single."""
-        out, into = _bytes(leaving), _bytes(arriving)
+        out, into = self.comm.byte_tensor(leaving), self.comm.byte_tensor(arriving)
         sizes, arriving_sizes = _in_bytes(send_counts, leaving), _in_bytes(receive_counts, arriving)
-        dist.all_to_all_single(into, out, arriving_sizes, sizes, self._group(out))
+        group = self._group(out)
+        if self._in_order(group):
+            dist.all_to_all_single(into, out, arriving_sizes, sizes, group)
+            return
+        order = self._order(group)
+        pieces, arrived = _cut(out, sizes), torch.empty_like(into)
+        ordered = [arriving_sizes[rank] for rank in order]
+        dist.all_to_all_single(
+            arrived, torch.cat([pieces[r] for r in order]), ordered, [sizes[r] for r in order], group
+        )
+        targets = _cut(into, arriving_sizes)
+        for rank, piece in zip(order, _cut(arrived, ordered), strict=True):
+            targets[rank].copy_(piece)
 
     def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        self.comm._tensor(tensor)  # refuses what no group carries
-        return self.comm.cuda if tensor.is_cuda and self.comm.cuda is not None else self.comm.cpu
+        if tensor.is_cuda and self.comm.cuda is not None:
+            return self.comm.cuda
+        return self.comm.cpu
 
+    def _order(self, group: dist.ProcessGroup) -> list[int]:
+        """Return our number of each of torch's ranks: torch sorts the ranks of a group, `split` obeys its key."""
+        return [self.comm.addresses.index(address) for address in dist.get_process_group_ranks(group)]
 
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-
-
-def _bytes(array: Array) -> torch.Tensor:
-    """Return the array as a tensor of bytes: any dtype can be moved."""
-    return _tensor(array).view(torch.uint8)
+    def _in_order(self, group: dist.ProcessGroup) -> bool:
+        return self._order(group) == list(range(self.comm.size))
 
 
 def _reducible(array: Array) -> torch.Tensor:
     name = dtype_name(array)
     if name in UNKNOWN:
         raise TypeError(f"neither gloo nor NCCL reduces {name}: choose another algorithm than 'native', or int32")
-    return _tensor(array)
-
-
-def _equal(counts: list[int]) -> bool:
-    return len(set(counts)) == 1
+    tensor: torch.Tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+    return tensor
 
 
 def _in_bytes(counts: list[int], array: Any) -> list[int]:

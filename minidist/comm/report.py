@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -11,24 +12,29 @@ PACKAGE = str(Path(__file__).parents[1])
 
 def describe(what: str, peer: int, tag: int, bytes: int) -> str:
     """Say what is waited for: `receive from rank 1 (tag 0, 64 bytes)`."""
+    return f"{what} rank {peer} ({label(tag)}, {bytes} bytes)"
+
+
+def label(tag: int) -> str:
+    """Return `tag 5`, or for the package's own messages, `inside a collective`."""
     from minidist.comm.communicator import TAGS
 
-    label = f"tag {tag}" if tag < TAGS else "inside a collective"
-    return f"{what} rank {peer} ({label}, {bytes} bytes)"
+    return f"tag {tag}" if tag < TAGS else "inside a collective"
 
 
 def user_line(frame: FrameType | None) -> str:
     """Return ` in all_reduce at file.py:12 in main`: the collective under way, and who called the package."""
-    innermost, inside, entered = frame, "", False
-    while frame is not None and not (entered and not _in_package(frame)):
-        entered = entered or _in_package(frame)
-        name = frame.f_code.co_name
-        if Path(frame.f_code.co_filename).parent.name == "collectives" and not name.startswith("_"):
+    caller, inside, entered = frame, "", False
+    while caller is not None and not (entered and not _in_package(caller)):
+        entered = entered or _in_package(caller)
+        name = caller.f_code.co_name
+        if Path(caller.f_code.co_filename).parent.name == "collectives" and not name.startswith("_"):
             inside = f" in {name}"
-        frame = frame.f_back
-    caller = frame or innermost
-    if caller is None:
-        return inside
+        caller = caller.f_back
+    if not entered:
+        caller = frame  # it computes
+    if caller is None or caller.f_code.co_filename == threading.__file__:
+        return inside  # a stream's thread: nobody called the package there
     return f"{inside} at {Path(caller.f_code.co_filename).name}:{caller.f_lineno} in {caller.f_code.co_name}"
 
 

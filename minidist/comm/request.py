@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from minidist.trace.events import Event
@@ -29,30 +31,33 @@ class Pending:
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.request: Request | None = request
         self.posted = comm.clock()
+        self.flow = "" if comm.trace is None else comm._flow(kind, peer, tag)
 
     def wait(self) -> None:
         """Block until the buffer may be read (receive) or changed (send)."""
         if self.request is None:
             return
-        comm = self.comm
-        comm.status.waiting = (self.kind, comm.members[self.peer], self.tag, self.array.nbytes)
-        started = comm.status.since = comm.clock()
-        self.request.wait()
-        comm.status.waiting = None
-        self._finish()
+        comm, status = self.comm, self.comm.status
+        started = status.since = comm.clock()
+        status.waiting = (self.kind, comm.members[self.peer], self.tag, self.array.nbytes)
+        try:
+            self.request.wait()
+        finally:
+            status.waiting = None
+        self._finish(waited_from=started)
         if not comm._tag_offset:
             comm.traffic.waited(comm.clock() - started)
 
     def test(self) -> bool:
         """Tell, without waiting, whether the message is through."""
         if self.request is not None and self.request.test():
-            self._finish()
+            self._finish(waited_from=self.comm.clock())
         return self.request is None
 
-    def _finish(self) -> None:
+    def _finish(self, waited_from: float) -> None:
         self.request = None
         if self.comm.trace is not None:
-            self.comm._trace_message(self.kind, self.peer, self.tag, self.array.nbytes, self.posted)
+            self.comm._trace_message(self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
 
 
 class Span:
@@ -60,12 +65,17 @@ class Span:
 
     def __init__(self, comm: Communicator, name: str, kind: str, bytes: int):
         self.comm, self.name, self.kind, self.bytes = comm, name, kind, bytes
+        self.native = kind == "collective" and name.endswith(" native")
 
     def __enter__(self) -> None:
         self.started = self.comm.clock()
+        if self.native:  # other collectives wait for messages, each of which says so itself
+            self.comm.status.meet(self.name, self.comm, self.started)
 
     def __exit__(self, *_: object) -> None:
         ended = self.comm.clock()
+        if self.native:
+            self.comm.status.waiting = None
         if self.kind != "compute":
             self.comm.traffic.waited(ended - self.started)
         if self.comm.trace is not None:
@@ -115,5 +125,20 @@ class Status:
 
     def __init__(self) -> None:
         self.waiting: tuple[str, int, int, int] | None = None  # kind, peer (world rank), tag, bytes
+        self.group: tuple[int, ...] = ()  # the world ranks that must all come, if the peer is this rank itself
         self.since = 0.0
         self.thread = threading.get_ident()
+
+    def meet(self, what: str, comm: Communicator, since: float, group: tuple[int, ...] = ()) -> None:
+        """Note that this thread waits for others to come to the same call. Who of `group` has finished never will."""
+        self.since, self.group = since, group
+        self.waiting = (what, comm.members[comm.rank], 0, 0)
+
+    @contextmanager
+    def meeting(self, what: str, comm: Communicator) -> Iterator[None]:
+        """Note for the time of the body that this thread waits for all ranks of `comm`."""
+        self.meet(what, comm, comm.clock(), comm.members)
+        try:
+            yield
+        finally:
+            self.waiting = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from minidist.comm.communicator import Communicator
 from minidist.comm.threads import ThreadCommunicator
+from minidist.comm.watchdog import arrival
 from minidist.comm.world import World
 from minidist.trace.events import Trace
 
@@ -53,18 +54,20 @@ def _world(limit: float) -> Communicator:
 
         return torch_wire.world(limit)
     if any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")):
-        from minidist.comm import mpi
+        with arrival(limit):
+            from minidist.comm import mpi  # which starts MPI
 
-        return mpi.world(limit)
+            return mpi.world(limit)
     world = World(1)
     return ThreadCommunicator(world, world.add_lane(0, ""), 0, (0,), "world")
 
 
 def _wrap(group: Any, limit: float) -> Communicator:
     if type(group).__module__.startswith("mpi4py"):
-        from minidist.comm import mpi
+        with arrival(limit):
+            from minidist.comm import mpi
 
-        return mpi.wrap(group, limit)
+            return mpi.wrap(group, limit)
     if type(group).__module__.startswith("torch"):
         from minidist.comm import torch_wire
 

@@ -9,9 +9,11 @@ The store is a small TCP server in the launcher or in rank 0; an operation is on
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,14 +24,15 @@ from minidist.comm.watchdog import Watchdog
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-COURTESY = 1.0  # seconds for a rank to end with an error of its own once another one has failed
+COURTESY = 0.5  # seconds for a rank to end with an error of its own once another one has failed
 
 
 class StoreMailbox:
     """Texts between watchdogs, and the end of the job."""
 
-    def __init__(self, store: Store, rank: int, size: int):
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, stores: tuple[Store, Store], rank: int, size: int):
+        self.store, self.house = stores  # the second is kept: in rank 0 it may be the server itself
+        self.rank, self.size = rank, size
         self.failed_since: float | None = None
 
     def send(self, to: int, text: str) -> None:
@@ -56,25 +59,23 @@ class StoreMailbox:
             return None
 
     def end_job(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print the traceback, each line marked with the rank, tell the others, and end this process with status 1.
-
-        Set as `sys.excepthook`. The launcher ends the others when it sees the status; a launcher that does not is
-        helped by the notice in the store.
-        """
+        """Print the traceback, each line marked with the rank, and end this process. Set as `sys.excepthook`."""
         first = self.failed_rank()
         if first is not None and isinstance(error, RankFailed):
-            sys.stderr.write(f"[rank {self.rank}] stops, because rank {first} failed\n")
+            self._say_why(first)
         elif kind is not KeyboardInterrupt:
             sys.stderr.write(marked_traceback(self.rank, error))
-        self.exit(failed=self.rank if first is None and not isinstance(error, RankFailed) else None)
+        self.exit()
 
-    def exit(self, failed: int | None = None) -> None:
-        """End this process now, with status 1: a thread of it may be waiting for ever."""
-        try:
-            if failed is not None:
-                self.store.set("failed", str(failed))
-        except RuntimeError:
-            pass  # nobody is left to tell
+    def exit(self) -> None:
+        """Tell the others that this rank fails and end its process, status 1, though a thread of it may be waiting.
+
+        torchrun then ends the others. Under a launcher that does not, they read the notice in the store.
+        """
+        with suppress(RuntimeError):
+            if self.failed_rank() is None:
+                self.store.set("failed", str(self.rank))
+            self._await_all("gone", only_for=0, seconds=3 * COURTESY)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
@@ -82,25 +83,28 @@ class StoreMailbox:
     def leave_together(self, watchdog: Watchdog) -> None:
         """Stay, answering that this rank has finished, until all have: who waits for it then learns so."""
         watchdog.finished = True
-        try:
+        with suppress(RuntimeError):
             self._await_all("left")
-            self._await_all("gone", only_for=0)  # rank 0 may house the store
-        except RuntimeError:
-            pass
+            self._await_all("gone", only_for=0)
         watchdog.stop()
 
-    def _await_all(self, counter: str, only_for: int | None = None) -> None:
-        arrived, nap = self.store.add(counter, 1), 0.005
-        while arrived < self.size and only_for in (None, self.rank):
+    def _await_all(self, counter: str, only_for: int | None = None, seconds: float = math.inf) -> None:
+        """Count this rank in, and wait until all are. `only_for=0`: rank 0 may house the store, so it goes last."""
+        arrived, nap, deadline = self.store.add(counter, 1), 0.005, time.perf_counter() + seconds
+        while arrived < self.size and only_for in (None, self.rank) and time.perf_counter() < deadline:
             time.sleep(nap)
             arrived, nap = self.store.add(counter, 0), min(2 * nap, 0.2)
 
     def _follow_failure(self) -> None:
         first = self.failed_rank()
-        if first in (None, self.rank):
+        if first is None or first == self.rank:
             return
         if self.failed_since is None:
             self.failed_since = time.perf_counter()
         elif time.perf_counter() > self.failed_since + COURTESY:
-            sys.stderr.write(f"[rank {self.rank}] stops, because rank {first} failed\n")
+            self._say_why(first)
             self.exit()
+
+    def _say_why(self, first: int) -> None:
+        if first != self.rank:  # one rank's report ends the waiting of its other threads as well
+            sys.stderr.write(f"[rank {self.rank}] stops, because rank {first} failed\n")

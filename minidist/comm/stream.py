@@ -43,6 +43,7 @@ class Job:
 
     def __init__(self, stream: ThreadStream, work: Callable[..., Any], args: tuple[Any, ...]):
         self.stream, self.work, self.args = stream, work, args
+        self.name = getattr(work, "__name__", type(work).__name__)
         self.launched = self.ended = stream.caller.clock()
         self.done = False
         self.result: Any = None
@@ -54,15 +55,16 @@ class Job:
             self.result = self.work(*self.args)
         except BaseException as error:
             self.error = error
-            self.stream.comm.fail(error)
         self.ended = self.stream.comm.clock()
         self.done = True
+        if self.error is not None:
+            self.stream.comm.fail(self.error)
 
     def wait(self) -> Any:
         """Block the launching thread until the work is done; its time moves to the end of the work."""
         caller = self.stream.caller
-        with caller.span(f"wait for {self.work.__name__}", "wait"):
-            caller.wait_until(lambda: self.done, f"the stream's {self.work.__name__}")
+        with caller.span(f"wait for {self.name}", "wait"):
+            caller.wait_until(lambda: self.done, f"the stream's {self.name}")
             caller.advance(max(0.0, self.ended - caller.clock()))
         if self.error is not None:
             raise self.error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,21 +80,28 @@ class ThreadCommunicator(Communicator):
 
     def roll_call(self, answer: Any) -> list[Any]:
         place = (self.name, next(self._roll_calls))
-        table = self.world.shared[place]
         with self.world.lock:
+            table = self.world.shared[place]
             table[self.rank] = answer
             self.world.wake_all()
         missing = next((self.members[r] for r in range(self.size) if r not in table), None)
         self.world.wait(self.lane, lambda: len(table) == self.size, ("all ranks to come to a roll call", missing))
+        self.world.shared.pop(place, None)  # all ranks hold the table by now
         return [table[rank] for rank in range(self.size)]
 
     @property
     def node(self) -> tuple[int, ...]:
-        cluster = self.world.cluster
-        if cluster is None:
-            return tuple(range(self.size))
-        here = cluster.node_of(self.members[self.rank])
-        return tuple(rank for rank, member in enumerate(self.members) if cluster.node_of(member) == here)
+        return self.nodes[self.rank]
+
+    @property
+    def nodes(self) -> list[tuple[int, ...]]:
+        if "nodes" not in self.kept:
+            cluster, residents = self.world.cluster, defaultdict(list)
+            homes = [0 if cluster is None else cluster.node_of(member) for member in self.members]
+            for rank, home in enumerate(homes):
+                residents[home].append(rank)
+            self.kept["nodes"] = [tuple(residents[home]) for home in homes]
+        return self.kept["nodes"]  # type: ignore[no-any-return]
 
     def reach(self, bytes: int, peer: int) -> None:
         super().reach(bytes, peer)
@@ -156,6 +164,8 @@ def run(
     members = tuple(range(ranks))
     results: list[Any] = [None] * ranks
     comms = [ThreadCommunicator(world, world.add_lane(r, ""), r, members, "world") for r in members]
+    for comm in comms:
+        comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
 
     def rank_main(comm: ThreadCommunicator) -> None:
         comm.lane.thread = threading.current_thread()
@@ -169,11 +179,11 @@ def run(
 
     # Daemon threads: a rank that computes for ever must not keep an interrupted program alive.
     threads = [threading.Thread(target=rank_main, args=(c,), name=f"rank {c.rank}", daemon=True) for c in comms]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         _join(threads, world)
-    except KeyboardInterrupt as error:
+    except BaseException as error:  # Ctrl-C, most likely
         world.abort(-1, error)
         raise
     with world.lock:
@@ -189,8 +199,8 @@ def run(
 
 def _join(threads: list[threading.Thread], world: World) -> None:
     for thread in threads:
-        while thread.is_alive():
+        while thread.is_alive() and world.failure is None:
             thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere
-            if world.failure is not None:
-                thread.join(1.0)  # a rank that computes gets a second to come to its next message
-                break
+    deadline = time.monotonic() + 1.0  # ranks that compute get a second to come to their next message
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.torch_request import naming
+from minidist.comm.torch_request import explained
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -49,8 +49,10 @@ def everyone() -> dist.ProcessGroup:
 def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any]:
     """Return every rank's answer in the order of `rank`, which may differ from torch's."""
     answers: list[Any] = [None] * group.size()
-    with naming("another rank"):
+    try:
         dist.all_gather_object(answers, (rank, answer), group=group)
+    except RuntimeError as error:
+        raise explained(error, "another rank") from None
     return [answer for _, answer in sorted(answers, key=lambda pair: int(pair[0]))]
 
 
@@ -60,13 +62,13 @@ def host() -> str:
     return socket.gethostname() + (boot.read_text() if boot.exists() else "")
 
 
-def own_store(group: dist.ProcessGroup, rank: int) -> Store:
-    """Return a place in the job's store for one wrapping of `group`, over a connection of its own."""
-    store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
+    """Return (a place in the job's store for one wrapping of `group`, over a connection of its own; torch's own)."""
+    store = dist.distributed_c10d._get_default_store()
+    connection = store.clone()  # type: ignore[attr-defined]
     place = f"minidist/{group.group_name}"
-    wrapping = store.add(f"{place}/rank {rank}", 1)  # the same number on all ranks, if all wrap equally often
-    own: Store = dist.PrefixStore(f"{place}/{wrapping}", store)  # type: ignore[attr-defined]
-    return own
+    wrapping = connection.add(f"{place}/rank {rank}", 1)  # the same number on all ranks, if all wrap equally often
+    return dist.PrefixStore(f"{place}/{wrapping}", connection), store  # type: ignore[attr-defined]
 
 
 def initialize(timeout: timedelta) -> None:
@@ -80,7 +82,12 @@ def initialize(timeout: timedelta) -> None:
         torch.cuda.set_device(gpu)
         device = torch.device("cuda", gpu)
         dist.init_process_group("nccl", rank=rank, world_size=size, timeout=timeout, device_id=device)
-    atexit.register(dist.destroy_process_group)
+    atexit.register(_close)
+
+
+def _close() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _own_gpu() -> int | None:

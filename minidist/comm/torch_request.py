@@ -11,9 +11,8 @@ it costs a message: half as much time again on gloo for 4 KiB, nothing to speak 
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,18 +33,14 @@ def slot(tag: int, bytes: int) -> int:
     return tag + (bytes % SIZES << BITS)
 
 
-@contextmanager
-def naming(peer: str) -> Iterator[None]:
-    """Turn torch's errors into ours, naming the other end."""
-    try:
-        yield
-    except CommunicationError:
-        raise
-    except RuntimeError as error:
-        reason = str(error).split("\n")[0]
-        if "Timed out" in reason:
-            raise CommunicationError(f"{peer} has not answered in time: {reason}") from None
-        raise RankFailed(f"{peer} is gone: it was ended, or left without waiting for others ({reason})") from None
+def explained(error: RuntimeError, peer: str) -> RuntimeError:
+    """Return torch's error as one of ours that names the other end."""
+    if isinstance(error, CommunicationError):
+        return error
+    reason = re.sub(r"^\[\S+\] ", "", str(error).split("\n")[0]).split(". ")[0]  # without gloo's file and advice
+    if "Timed out" in reason:
+        return CommunicationError(f"{peer} has not answered in time: {reason}")
+    return RankFailed(f"{peer} is gone: it was ended, or left without waiting for others ({reason})")
 
 
 class Header:
@@ -64,22 +59,28 @@ class Header:
 
     def send(self) -> Header:
         """Post it at the sender."""
-        with naming(f"rank {self.member}"):
+        try:
             self.work = dist.isend(self.numbers, self.address, self.group, self.slot)
+        except RuntimeError as error:
+            raise explained(error, f"rank {self.member}") from None
         return self
 
     def receive(self) -> Header:
         """Post it at the receiver."""
         self.numbers = torch.empty(2, dtype=torch.int64)
-        with naming(f"rank {self.member}"):
+        try:
             self.work = dist.irecv(self.numbers, self.address, self.group, self.slot)
+        except RuntimeError as error:
+            raise explained(error, f"rank {self.member}") from None
         return self
 
     def wait(self) -> None:
         """Block until it is through; raise MismatchError if it announces another message than expected."""
         assert self.work is not None, "a header is posted before it is waited for"
-        with naming(f"rank {self.member}"):
+        try:
             self.work.wait()
+        except RuntimeError as error:
+            raise explained(error, f"rank {self.member}") from None
         (tag, bytes), (expected_tag, expected_bytes) = self.numbers.tolist(), self.expected
         if tag != expected_tag:
             raise MismatchError(
@@ -121,8 +122,10 @@ class GlooRequest:
     def _wait(self) -> None:
         if self.header is not None:
             self.header.wait()
-        with naming(f"rank {self.member}"):
+        try:
             self.work.wait()
+        except RuntimeError as error:
+            raise explained(error, f"rank {self.member}") from None
 
     def _keep_error(self) -> None:
         try:
@@ -141,11 +144,13 @@ class StreamRequest:
         """Make the current stream wait. In debug mode block the host too: reports of who waits are then exact."""
         for header in self.headers:
             header.wait()
-        with naming(f"rank {self.member}"):
+        try:
             for work in self.works:
                 work.wait()
             if self.headers:
                 torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            raise explained(error, f"rank {self.member}") from None
 
     def test(self) -> bool:
         """Tell whether the messages are through, without waiting."""

@@ -24,7 +24,7 @@ from minidist.comm.communicator import Communicator
 from minidist.comm.errors import LaunchError
 from minidist.comm.store import StoreMailbox
 from minidist.comm.torch_groups import everyone, gather_answers, gloo_group, host, initialize, nccl_group, own_store
-from minidist.comm.torch_request import GlooRequest, Header, StreamRequest, naming, slot
+from minidist.comm.torch_request import GlooRequest, Header, StreamRequest, explained, slot
 from minidist.comm.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -85,11 +85,13 @@ class TorchCommunicator(Communicator):
         return self._post(dist.irecv, array, source, tag, header)
 
     def _post(self, verb: Any, array: Array, peer: int, tag: int, header: Header | None) -> Request:
-        tensor, member = self._tensor(array), self.members[peer]
-        if tensor.is_cuda:
+        tensor, member = self.byte_tensor(array), self.members[peer]
+        if device_name(array) == "cuda":
             return self._post_together([(verb, tensor, peer)], [header] if header else [])
-        with naming(f"rank {member}"):
+        try:
             work = verb(tensor, self.addresses[peer], self.cpu, slot(tag, len(tensor)))
+        except RuntimeError as error:
+            raise explained(error, f"rank {member}") from None
         return GlooRequest(work, member, header)
 
     def _post_together(self, messages: list[tuple[Any, torch.Tensor, int]], headers: list[Header]) -> StreamRequest:
@@ -98,8 +100,10 @@ class TorchCommunicator(Communicator):
             dist.P2POp(verb, tensor, self.addresses[peer], self.cuda) for verb, tensor, peer in messages if len(tensor)
         ]
         member = self.members[messages[-1][2]]
-        with naming(f"rank {member}"):
+        try:
             works = dist.batch_isend_irecv(operations) if operations else []  # NCCL sends nothing where nothing is sent
+        except RuntimeError as error:
+            raise explained(error, f"rank {member}") from None
         return StreamRequest(works, headers, member)
 
     def _exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
@@ -109,18 +113,19 @@ class TorchCommunicator(Communicator):
         headers = []
         if self.debug:
             headers = [self._header(arriving, source, tag).receive(), self._header(leaving, to, tag).send()]
-        out, into = self._tensor(leaving), self._tensor(arriving)
+        out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
         self._post_together([(dist.isend, out, to), (dist.irecv, into, source)], headers).wait()
 
     def _header(self, array: Array, peer: int, tag: int) -> Header:
         ordered = device_name(array) == "cuda"
         return Header(self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered)
 
-    def _tensor(self, array: Array) -> torch.Tensor:
+    def byte_tensor(self, array: Array) -> torch.Tensor:
         """Return the array as a tensor of bytes, on a device that a group of this communicator serves."""
         device = device_name(array)
         if device == "cpu":
-            return torch.from_numpy(as_bytes(array))
+            memory = as_bytes(array)
+            return torch.from_numpy(memory if memory.flags.writeable else memory.copy())  # torch knows no read-only
         if device != "cuda":
             raise ValueError(f"{device} tensors hold no data to send: simulate ranks with minidist.run, or use the CPU")
         if self.cuda is None:
@@ -181,14 +186,11 @@ class TorchCommunicator(Communicator):
     def native(self) -> Any:
         from minidist.comm.native_torch import NativeTorch
 
-        in_order = tuple(dist.get_process_group_ranks(self.cpu)) == self.addresses
-        return NativeTorch(self) if in_order else None  # torch sorts its groups' ranks: `split` by key may not
+        return NativeTorch(self)
 
     def roll_call(self, answer: Any) -> list[Any]:
-        self.status.since, self.status.waiting = self.clock(), ("meet", self.members[self.rank], 0, 0)
-        answers = gather_answers(self.cpu, self.rank, answer)
-        self.status.waiting = None
-        return answers
+        with self.status.meeting("a roll call", self):
+            return gather_answers(self.cpu, self.rank, answer)
 
     def fail(self, error: BaseException) -> None:
         self.job.mailbox.end_job(type(error), error, error.__traceback__)

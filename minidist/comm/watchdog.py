@@ -10,10 +10,14 @@ the limit need not pass. Watchdogs talk through a mailbox of their own, so they 
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from minidist.comm.report import describe, user_line
@@ -23,6 +27,33 @@ PERIOD = 0.2  # seconds between two looks
 GRACE = 2.0  # seconds after which a waiting rank asks its peer
 ANSWER = 2.0  # seconds the others have to answer
 FINISHED = "has finished"
+
+
+@contextmanager
+def arrival(limit: float) -> Iterator[None]:
+    """End this process, saying why, if the body does not come to its end within `limit` seconds.
+
+    For the time before there is a watchdog: MPI starts only once all ranks have, and holds Python's lock meanwhile. A
+    child process can still speak. It leaves when the other end of its pipe is closed, by us or by our end.
+    """
+    reason = f"minidist: after {limit:g} s not all ranks have come to minidist.init(): this one stops waiting\n"
+    if not hasattr(os, "fork"):
+        yield
+        return
+    listening, open_while_waiting = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(open_while_waiting)
+        if not select.select([listening], [], [], limit)[0]:
+            os.write(2, reason.encode())
+            os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    os.close(listening)
+    try:
+        yield
+    finally:
+        os.close(open_while_waiting)
+        os.waitpid(child, 0)
 
 
 class Mailbox(Protocol):
@@ -65,7 +96,7 @@ class Watchdog:
             if waiting is not None:
                 seconds = time.perf_counter() - status.since
                 beside = " on a stream" if number else ""
-                lines.append(f"waits {seconds:.1f} s{beside}: {_words(waiting)}{where}")
+                lines.append(f"waits {seconds:.1f} s{beside}: {self._words(waiting)}{where}")
         return "; ".join(lines) or f"computes{user_line(frames.get(self.statuses[0].thread))}"
 
     def _watch(self) -> None:
@@ -73,19 +104,31 @@ class Watchdog:
         while not self.stopped:
             time.sleep(PERIOD)
             self._read_mail()
-            now = time.perf_counter()
             for number, status in enumerate(self.statuses):
-                waiting, age = status.waiting, now - status.since
-                if waiting is None or self.finished or now < self.deferred_until:
+                if self.finished or time.perf_counter() < self.deferred_until:
                     continue
-                peer = waiting[1]
-                if self.answers.get(peer) == FINISHED:
-                    self._report(f"rank {self.rank} waits for rank {peer}, which has finished")
-                elif age > self.limit + 2 * PERIOD * self.rank:  # staggered: one rank speaks for all
-                    self._report(f"rank {self.rank} has waited {age:.1f} s, longer than one operation may")
-                elif age > GRACE and asked.get(number) != status.since and peer != self.rank:
-                    asked[number] = status.since
-                    self.mailbox.send(peer, "ask")
+                if self._waits_long(status) and time.perf_counter() - asked.get(number, 0.0) > GRACE:
+                    asked[number] = time.perf_counter()
+                    for rank in self._awaited(status):
+                        self.mailbox.send(rank, "ask")
+
+    def _waits_long(self, status: Status) -> bool:
+        """Tell whether a thread has waited so long that it should ask. End the job if it waits in vain or too long."""
+        if status.waiting is None:
+            return False
+        gone = [rank for rank in self._awaited(status) if self.answers.get(rank) == FINISHED]
+        age = time.perf_counter() - status.since
+        if age > GRACE and gone:
+            self._report(f"rank {self.rank} waits for rank {gone[0]}, which has finished")
+        if age > self.limit + 2 * PERIOD * self.rank:  # staggered: one rank speaks for all
+            self._report(f"rank {self.rank} has waited {age:.1f} s, longer than one operation may")
+        return age > GRACE
+
+    def _awaited(self, status: Status) -> list[int]:
+        if status.waiting is None:
+            return []
+        _, peer, _, _ = status.waiting
+        return [rank for rank in (status.group if peer == self.rank else (peer,)) if rank != self.rank]
 
     def _read_mail(self) -> None:
         while (mail := self.mailbox.receive()) is not None:
@@ -114,8 +157,9 @@ class Watchdog:
         sys.stderr.flush()
         self.end()
 
-
-def _words(waiting: tuple[str, int, int, int]) -> str:
-    kind, peer, tag, bytes = waiting
-    verb = {"send": "send to", "recv": "receive from", "exchange": "exchange, receiving from"}.get(kind, kind + " with")
-    return describe(verb, peer, tag, bytes)
+    def _words(self, waiting: tuple[str, int, int, int]) -> str:
+        kind, peer, tag, bytes = waiting
+        if peer == self.rank:
+            return f"all ranks to come to {kind}"
+        verb = {"send": "send to", "recv": "receive from", "exchange": "exchange, receiving from"}.get(kind, kind)
+        return describe(verb, peer, tag, bytes)

@@ -18,7 +18,7 @@ from minidist.comm.buffers import copy
 from minidist.comm.cluster import Cluster
 from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
 from minidist.comm.lanes import PATIENCE, ROUNDS, Lane, Operation
-from minidist.comm.report import user_line
+from minidist.comm.report import label, user_line
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -75,7 +75,8 @@ class World:
         with self.lock:
             send.partner, receive.partner = receive, send
             send.done = receive.done = True
-            partner.lane.released = self.cluster is None  # it may be polling this message among others
+            if self.cluster is None:
+                partner.lane.released = True  # it may be polling this message among others
             partner.lane.wakeup.notify_all()
         return operation
 
@@ -91,7 +92,7 @@ class World:
             _, sender, receiver, tag = send.key
             raise MismatchError(
                 f"rank {sender} sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of "
-                f"{receive.array.nbytes} (tag {tag}): give both the same shape and dtype"
+                f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
             )
 
     # ---------------------------------------------------------------- waiting, and the proof
@@ -129,7 +130,7 @@ class World:
                 self.wait(lane, lambda: operation.done or lane.released, operation.waits_for)
             finally:
                 lane.polling = False
-            return not lane.released
+            return operation.done if self.cluster is None else not lane.released
 
     def finish(self, lane: Lane) -> None:
         """Note that a lane has come to its end; those who wait for it may now wait in vain."""
@@ -191,8 +192,9 @@ class World:
         if lane.seen != self.progress:
             lane.seen, lane.vain = self.progress, 0
         lane.vain += 1
-        lane.polls = 0
         lane.released = lane.vain < (2 if self.cluster is None else ROUNDS + len(self.unmatched))
+        if self.cluster is None:
+            lane.polls = 0
         lane.wakeup.notify_all()
         return lane.released
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,23 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float) -> Ten
 
     With data parallelism every rank holds the complete gradients, so each finds the same norm without a message.
     A `limit` of 0 or infinity only measures.
+
+    The norm is computed in float32 at least: in float16 it would overflow at 65,504. If it is infinite or not a number,
+    no scale could mend the gradients; they stay as they are, and the caller, who sees the norm, skips the step.
+
+    Raises
+    ------
+    ValueError
+        If `limit` is negative or not a number.
     """
+    if not limit >= 0:
+        raise ValueError(f"limit={limit} is no bound for a norm: give a positive number, or 0 for none")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients}, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)))
     if 0 < limit < float("inf"):
-        torch._foreach_mul_(gradients, (limit / (norm + 1e-12)).clamp(max=1.0))
+        scale = (limit / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
+        torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))  # asking the value would stop a GPU
     return norm

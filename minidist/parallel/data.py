@@ -18,15 +18,19 @@ Gradients are *summed* by default: a loss divided by the global number of tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from minidist.collectives import all_reduce, broadcast
-from minidist.comm import Communicator, MismatchError
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.parallel.buckets import Bucket, partition
+from minidist.parallel.replicas import copy_from_root, make_equal
 
 MIB = 1 << 20
 
@@ -60,17 +64,20 @@ class DataParallel(nn.Module):
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
         self.synchronising = True
-        _check_same_model(model, comm)
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                broadcast(tensor.data, comm)
+        make_equal(model, comm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. In training its buffers first become rank 0's, as running averages drift apart."""
-        if self.training and self.synchronising:
-            for buffer in self.module.buffers():
-                broadcast(buffer, self.comm)
+        if self.training:
+            self._check_parameters()
+            if self.synchronising:
+                for buffer in self.module.buffers():
+                    copy_from_root(buffer, self.comm)
         return self.module(*args, **kwargs)
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to be copied or pickled: the ranks cannot be."""
+        raise TypeError(f"{type(self).__name__} belongs to running ranks: copy or save its .module instead")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -85,9 +92,19 @@ class DataParallel(nn.Module):
         """Make the gradients equal on all ranks; call it once after the last backward of a step."""
         raise TypeError(f"{type(self).__name__} does not say how it synchronises: use one of its subclasses")
 
+    def _check_parameters(self) -> None:
+        """Raise if the model got a parameter to train that nobody would reduce."""
+        known = set(self.parameters_to_reduce)
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and parameter not in known:
+                raise RuntimeError(
+                    f"parameter {name} was added, replaced or unfrozen after the model was wrapped, so its gradients "
+                    "would stay different on every rank: change the model first, then wrap it"
+                )
+
     def _drop_unused(self, used: list[bool]) -> None:
         """Set `grad = None` for parameters that no rank used, or complain about those that this one did not."""
-        if not self.unused:
+        if not self.unused or not used:
             missing = [self.names[p] for p, was in zip(self.parameters_to_reduce, used, strict=True) if not was]
             if missing:
                 raise RuntimeError(
@@ -96,7 +113,8 @@ class DataParallel(nn.Module):
                     "unused=True; if not, freeze them with requires_grad_(False)"
                 )
             return
-        flags = torch.tensor(used, dtype=torch.uint8, device=self.parameters_to_reduce[0].device)
+        device = self.parameters_to_reduce[0].device
+        flags = torch.tensor(used, dtype=torch.uint8, device="cpu" if device.type == "meta" else device)
         all_reduce(flags, self.comm, op="max")
         for parameter, flag in zip(self.parameters_to_reduce, flags.tolist(), strict=True):
             if not flag:
@@ -114,7 +132,9 @@ class NaiveDataParallel(DataParallel):
         for parameter in self.parameters_to_reduce:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            all_reduce(parameter.grad, self.comm, self.op, self.algorithm)
+            gradient = parameter.grad.contiguous()  # a convolution's may lie channels last
+            all_reduce(gradient, self.comm, self.op, self.algorithm)
+            parameter.grad = gradient
         self._drop_unused(used)
 
 
@@ -126,33 +146,6 @@ class ParameterServer(NaiveDataParallel):
     """
 
     algorithm = "central"
-
-
-class Bucket:
-    """A flat buffer of gradients, reduced in one piece. It is `filling`, `launched`, or `done`."""
-
-    def __init__(self, parameters: list[nn.Parameter], comm: Communicator) -> None:
-        self.parameters = parameters
-        size, like = sum(parameter.numel() for parameter in parameters), parameters[0]
-        registered = comm.allocate(size, like.dtype) if like.device.type != "meta" else like.new_empty(size)
-        self.flat: Tensor = registered.to(like.device)  # type: ignore[union-attr]
-        self.views = dict(zip(parameters, self._views(), strict=True))
-        self.state = "filling"
-        self.arrived: set[nn.Parameter] = set()  # in this backward
-        self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
-        self.handle: Any = None
-
-    def _views(self) -> list[Tensor]:
-        pieces = torch.split(self.flat, [parameter.numel() for parameter in self.parameters])
-        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self.parameters, strict=True)]
-
-    def adopt(self, parameter: nn.Parameter) -> None:
-        """Have the parameter's gradient live in the bucket, wherever autograd put it."""
-        view = self.views[parameter]
-        if parameter.grad is not view:
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
-            parameter.grad = view
 
 
 class DDP(DataParallel):
@@ -167,7 +160,8 @@ class DDP(DataParallel):
 
     Buckets are filled in reverse order of the parameters: about the order in which backward finishes them. They are
     launched strictly in this order, so that all ranks reduce the same bucket at the same time, whatever finished first.
-    Zero the gradients between two synchronised backward passes: what is already summed would be summed again.
+    Of gradients that were not zeroed since they were summed, rank 0's count: a second backward adds to the first, as in
+    a serial run. `torch.autograd.grad` runs no hooks, and so returns this rank's own gradients.
     """
 
     def __init__(
@@ -180,18 +174,37 @@ class DDP(DataParallel):
         first_bucket_bytes: int = MIB,
     ) -> None:
         super().__init__(model, comm, op, unused)
+        self._check_unwrapped()
         parts = partition(self.parameters_to_reduce[::-1], bucket_bytes, first_bucket_bytes)
         self.buckets = [Bucket(parameters, comm) for parameters in parts]
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.stream = comm.stream()
         self.next_to_launch = 0
-        self.backward_runs = False
+        self.ending: weakref.ref[Callable[[], None]] | None = None  # what autograd will call when backward has ended
+        self.accumulators = [get_gradient_edge(parameter).node for parameter in self.parameters_to_reduce]
+        self.hooks: list[Any] = [node.register_prehook(self._gradient_comes) for node in self.accumulators]
         for parameter in self.parameters_to_reduce:
-            parameter.register_post_accumulate_grad_hook(self._gradient_arrived)  # type: ignore[no-untyped-call]
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient_arrived))  # type: ignore[no-untyped-call]
         self.zero_grad()
+
+    def _check_unwrapped(self) -> None:
+        for parameter in self.parameters_to_reduce:
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+                if isinstance(getattr(hook, "__self__", None), DDP):
+                    raise ValueError(
+                        f"parameter {self.names[parameter]} belongs to another DDP already, and two would sum its "
+                        "gradient twice: call unwrap() on the other first"
+                    )
+
+    def unwrap(self) -> nn.Module:
+        """Return the model without hooks, to be changed and wrapped again."""
+        for hook in self.hooks:
+            hook.remove()
+        return self.module
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zero all gradients, one call a bucket. With `set_to_none` autograd's next ones are copied into the bucket."""
+        self.summed = False
         for bucket in self.buckets:
             bucket.flat.zero_()
             bucket.used.clear()
@@ -201,16 +214,27 @@ class DDP(DataParallel):
     def synchronize(self) -> None:
         """Nothing is left to do: `backward()` returns with all gradients reduced."""
 
+    def _gradient_comes(self, *_: object) -> None:
+        """Autograd is about to add to some `parameter.grad`."""
+        if self.summed:  # what the gradients hold already is the same on every rank, and must be summed once
+            self.summed = False
+            if self.op == "sum" and self.comm.rank > 0:
+                for parameter in self.parameters_to_reduce:
+                    if parameter.grad is not None:
+                        parameter.grad.zero_()
+        if self.synchronising and (self.ending is None or self.ending() is None):
+            self._backward_begins()
+
     def _gradient_arrived(self, parameter: Tensor) -> None:
         """Autograd has added to `parameter.grad`; runs in the midst of backward."""
         assert isinstance(parameter, nn.Parameter)
         bucket = self.bucket_of[parameter]
-        if self.synchronising and not self.backward_runs:
-            self._backward_begins()
-        if self.synchronising and bucket.state != "filling":
+        if torch.is_grad_enabled():
+            raise RuntimeError("DDP reduces numbers, not graphs: call backward() without create_graph=True")
+        if self.synchronising and parameter in bucket.arrived:
             raise RuntimeError(
-                f"a second gradient came for {self.names[parameter]} after its bucket was {bucket.state}: use the "
-                "model once per backward, or wrap all backward passes of a step but the last in no_sync()"
+                f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
+                "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
             )
         bucket.adopt(parameter)
         bucket.used.add(parameter)
@@ -219,11 +243,22 @@ class DDP(DataParallel):
             self._launch_ready()
 
     def _backward_begins(self) -> None:
-        self.backward_runs, self.next_to_launch = True, 0
+        if self.ending is not None and self.comm.size > 1:
+            raise RuntimeError(
+                f"an earlier backward of rank {self.comm.rank} raised before all gradients were reduced, and the other "
+                "ranks wait for the rest: end the job, or have all ranks build model and DDP anew"
+            )
+        self.next_to_launch = 0
         for bucket in self.buckets:
             bucket.state = "filling"
             bucket.arrived.clear()
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+        def ending() -> None:
+            self._backward_ended()
+
+        # Autograd alone keeps this callback, and drops it also if backward raises: a dead reference tells.
+        self.ending = weakref.ref(ending)
+        torch.autograd.Variable._execution_engine.queue_callback(ending)
 
     def _launch_ready(self, all_of_them: bool = False) -> None:
         """Launch the complete buckets at the head of the line."""
@@ -237,44 +272,14 @@ class DDP(DataParallel):
 
     def _backward_ended(self) -> None:
         """Launch what is left (buckets with unused parameters), and wait for all."""
-        self.backward_runs = False
-        used = [parameter in self.bucket_of[parameter].used for parameter in self.parameters_to_reduce]
-        for parameter in self.parameters_to_reduce:
-            if parameter.grad is None:  # it contributes nothing, not what an earlier step left in the bucket
-                parameter.grad = self.bucket_of[parameter].views[parameter].zero_()
+        self.ending, self.summed = None, True
+        used = [self.bucket_of[parameter].has_gradient(parameter) for parameter in self.parameters_to_reduce]
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                if parameter not in bucket.arrived:
+                    bucket.adopt(parameter)
         self._launch_ready(all_of_them=True)
         for bucket in self.buckets:
             bucket.handle.wait()
             bucket.state = "done"
         self._drop_unused(used)
-
-
-def partition(parameters: list[nn.Parameter], bucket_bytes: int, first_bytes: int) -> list[list[nn.Parameter]]:
-    """Deal parameters, in order, into lists that are closed once they hold enough bytes; one dtype to a list."""
-    parts: list[list[nn.Parameter]] = []
-    held, limit = 0, first_bytes
-    for parameter in parameters:
-        same = bool(parts) and parts[-1][0].dtype == parameter.dtype and parts[-1][0].device == parameter.device
-        if same and held < limit:
-            parts[-1].append(parameter)
-        else:
-            limit = first_bytes if not parts else bucket_bytes
-            parts.append([parameter])
-            held = 0
-        held += parameter.numel() * parameter.element_size()
-    return parts
-
-
-def _check_same_model(model: nn.Module, comm: Communicator) -> None:
-    described = [
-        (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    ]
-    for rank, other in enumerate(comm.roll_call(described)):
-        if other != described:
-            mine = next((a for a, b in zip(described, other, strict=False) if a != b), described[-1:])
-            theirs = next((b for a, b in zip(described, other, strict=False) if a != b), other[-1:])
-            raise MismatchError(
-                f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} there, of "
-                f"{len(described)} and {len(other)} tensors: build the same model on every rank"
-            )

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 COMMUNICATION = ("send", "recv", "exchange", "collective", "wait")
 
@@ -85,8 +86,10 @@ def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
 
 
 def source_line() -> str:
-    """Return `file.py:12 in name` of the innermost caller outside this package, or "" if there is none."""
-    frame = sys._getframe(1)
+    """Return `file.py:12 in name` of the innermost caller outside this package, or "" on a thread of the package."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("minidist."):
-        frame = frame.f_back  # type: ignore[assignment]
-    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") == "threading":
+        return ""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

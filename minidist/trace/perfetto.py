@@ -1,18 +1,19 @@
 """A trace as a picture: Chrome trace JSON, which https://ui.perfetto.dev and chrome://tracing open.
 
-    rank 0     compute          ├──── forward ────┤
-               communication                       ├──── all_reduce ring ─────┤
-               sends                               ├ to 1 ┤├ to 1 ┤
-                                                        ╲ an arrow per message
-    rank 1     receives                           ├ from 0 ─┤                     waits, then it is arriving
+    rank 0    compute           ├──── forward ────┤
+              communication                       ├──── all_reduce ring ────┤
+              sends                               ├─ to 1 ──┤├─ to 1 ──┤
+                                                   ╲          ╲                 an arrow for each message
+    rank 1    receives                      ├──────▶ from 0 ┤├▶ from 0 ┤
+                                            └ posted before it was sent
 
 A process is a rank, and a thread of it is a *row* of slices. Slices of one row must nest, or the viewer drops them.
 Spans of one thread do; messages need not, since one that was posted ahead lies beside the next. So sends and receives
-have rows of their own, as many as it takes for no two to touch. Events of a stream have rows of their own as well.
+have rows of their own, as many as it takes for no two to overlap; and so has every stream.
 
-An arrow binds to the slice that opened last in its row, so it stands right behind that slice, at the same moment, and
-must not run back in time. A receive that was posted before its send gets a slice inside, from the send on, to point at:
-what lies before it is the time that the receiver waited for a late sender.
+An arrow binds to the slice that opened last in its row, so it is written right behind that slice, at the same moment.
+It must not run back in time: a receive that was posted before its send gets a slice inside, `arriving`, from the send
+on, for the arrow to point at. What lies before that is how long the receiver waited for a late sender.
 
 Format: "Trace Event Format" (Google, 2016). Perfetto's reading of it: src/trace_processor/importers/json.
 """
@@ -23,6 +24,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def entries(events: Iterable[Event]) -> list[Entry]:
     happened = [_counter(event, begin) for event in events if event.kind == "held"]
     received: list[Entry] = []
     arrows, rows = _arrows(events), _rows(events)
-    # No row bears the number of a rank: viewers take the thread that is numbered as its process for the main one.
+    # No row bears a rank's number: viewers take the thread that has the number of its process for the main one.
     numbers = itertools.count(max(ranks, default=0) + 1)
     for rank, track, row in sorted(rows, key=lambda key: (key[0], key[1] != "main", key[1], key[2])):
         for lane, members in enumerate(_lanes(rows[rank, track, row], may_nest=row < SENDS)):
@@ -75,27 +77,35 @@ def _rows(events: list[Event]) -> dict[tuple[int, str, int], list[Event]]:
     return rows
 
 
+@dataclass
+class _Lane:
+    """Slices of a row that do not cross, in order, and when those of them end that are open, the outermost first."""
+
+    members: list[Event] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+
+    def takes(self, event: Event, may_nest: bool) -> bool:
+        """Tell whether a slice fits, which starts no earlier than the last one."""
+        while self.ends and self.ends[-1] <= event.start:
+            self.ends.pop()
+        return not self.ends or (may_nest and event.end <= self.ends[-1])
+
+
 def _lanes(events: list[Event], may_nest: bool) -> list[list[Event]]:
     """Divide a row, first fit, into as few lanes as let no two slices cross, or overlap at all unless they may nest."""
-    if may_nest:  # the outer first; of two that are the same to the nanosecond, the outer was recorded last
-        ordered = sorted(events[::-1], key=lambda event: (event.start, -event.end))
-    else:
-        ordered = sorted(events, key=lambda event: (event.start, event.end))
-    lanes: list[list[Event]] = []
-    still_open: list[list[float]] = []  # per lane, when its open slices end, outermost first
-    for event in ordered:
-        for lane, ends in enumerate(still_open):
-            while ends and ends[-1] <= event.start:
-                ends.pop()
-            if not ends or (may_nest and event.end <= ends[-1]):
-                break
-        else:
-            lane = len(lanes)
-            lanes.append([])
-            still_open.append([])
-        lanes[lane].append(event)
-        still_open[lane].append(event.end)
-    return lanes
+    outer_first = -1 if may_nest else 1  # the longer one, and of two alike the one that was recorded last
+    ordered = sorted(
+        enumerate(events), key=lambda item: (item[1].start, outer_first * item[1].end, outer_first * item[0])
+    )
+    lanes: list[_Lane] = []
+    for _, event in ordered:
+        lane = next((lane for lane in lanes if lane.takes(event, may_nest)), None)
+        if lane is None:
+            lane = _Lane()
+            lanes.append(lane)
+        lane.members.append(event)
+        lane.ends.append(event.end)
+    return [lane.members for lane in lanes]
 
 
 def _arrows(events: list[Event]) -> dict[int, Arrow]:

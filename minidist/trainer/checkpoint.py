@@ -1,11 +1,11 @@
 """Checkpoints that survive being killed: written under another name, then renamed.
 
-    runs/a/.writing-step-00000100/     a crash leaves this, and nobody reads it
-    runs/a/step-00000100/              model.safetensors  optimizer.safetensors  state.json
+    runs/a/step-00000100/     model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
+    runs/a/.unfinished/       what a killed run was writing, or removing; nobody reads it
 
-A rename is one atomic act of the file system: a checkpoint is there whole, or not at all. `state.json` carries the size
-and checksum of the two others, so one that was damaged later is refused too. Safetensors holds plain tensors: loading
-one runs no code.
+A rename is one atomic act of the file system: a checkpoint is there whole, or not at all. No complete one is ever
+overwritten, and an old one is removed only after the new one is there. What the disk damages later is found out by
+`SHA256SUMS` (`sha256sum -c` reads it too). Safetensors holds plain tensors: loading one runs no code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-TEMPORARY = ".writing-"
+SUMS, UNFINISHED = "SHA256SUMS", ".unfinished"
 
 
 class CheckpointError(ValueError):
@@ -35,23 +35,27 @@ def save(
     """Write one checkpoint and forget all but the newest `keep`; return its folder. One rank calls this.
 
     `state` is whatever else the run needs to go on, fit for JSON.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk is full or refuses. The earlier checkpoints are intact then.
     """
-    final, temporary = folder / f"step-{step:08d}", folder / f"{TEMPORARY}step-{step:08d}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}
-    save_file(weights, temporary / "model.safetensors")
-    save_file(_flat_state(optimizer), temporary / "optimizer.safetensors")
-    files = {path.name: _fingerprint(path) for path in sorted(temporary.iterdir())}
-    (temporary / "state.json").write_text(json.dumps({"step": step, "files": files, **state}, indent=1))
-    for path in [*temporary.iterdir(), temporary]:
-        _flush(path)
-    if final.exists():
-        shutil.rmtree(final)
-    temporary.rename(final)
-    _flush(folder)
-    for old in complete(folder)[:-keep]:
-        shutil.rmtree(old)
+    final, unfinished = folder / f"step-{step:08d}", folder / UNFINISHED
+    try:
+        _remove(unfinished)
+        unfinished.mkdir(parents=True)
+        _write(unfinished, model, optimizer, {"step": step, **state})
+        unfinished.rename(final)  # fails if there is one already
+        _flush(folder)
+        for old in complete(folder)[:-keep]:
+            old.rename(unfinished)  # so that nobody takes what is half removed for a checkpoint
+            _remove(unfinished)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        there = complete(folder)
+        intact = f"{there[-1].name} is intact: --resume continues from it" if there else "none was written before"
+        raise CheckpointError(f"the checkpoint {final} cannot be written ({_reason(error)}); {intact}") from None
     return final
 
 
@@ -83,17 +87,12 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
         If a file is missing or damaged, or the checkpoint is another model's. Nothing has been changed then.
     """
     try:
+        _check_sums(path)
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        files = state["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path / 'state.json'} is missing or damaged ({error}): {_remedy(path)}") from None
-    for name, (size, digest) in files.items():
-        _check_file(path / name, size, digest)
-    try:
         weights = load_file(path / "model.safetensors")
         moments = load_file(path / "optimizer.safetensors")
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): {_remedy(path)}") from None
+        raise CheckpointError(f"{path} cannot be read ({_reason(error)}): {_remedy(path)}") from None
     _check_model(path, model, weights)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -102,37 +101,35 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return state
 
 
-def _check_file(path: Path, size: int, digest: str) -> None:
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing: {_remedy(path.parent)}")
-    if path.stat().st_size != size:
-        raise CheckpointError(f"{path} is truncated: {path.stat().st_size} of {size} bytes: {_remedy(path.parent)}")
-    if _fingerprint(path)[1] != digest:
-        raise CheckpointError(
-            f"{path} is damaged: its checksum is another than when it was written: {_remedy(path.parent)}"
-        )
+# ---------------------------------------------------------------- files
 
 
-def _check_model(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
-    wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in model.named_parameters()}
-    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
-    if wanted != found:
-        name = next(iter(sorted(name for name in wanted | found if wanted.get(name) != found.get(name))))
-        words = {True: "nothing", False: ""}
-        raise CheckpointError(
-            f"{path} belongs to another model: {name} is {found.get(name) or words[True]} there and "
-            f"{wanted.get(name) or words[True]} here: use the options it was trained with, or another --save"
-        )
+def _write(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors")
+    save_file(_flat_state(optimizer), folder / "optimizer.safetensors")
+    (folder / "state.json").write_text(json.dumps(state, indent=1))
+    sums = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    (folder / SUMS).write_text("".join(sums))
+    for path in [*folder.iterdir(), folder]:
+        _flush(path)
 
 
-def _remedy(path: Path) -> str:
-    others = [other.name for other in complete(path.parent) if other != path]
-    return f"remove it to resume from {others[-1]}" if others else "there is no other: start without --resume"
+def _check_sums(path: Path) -> None:
+    sums = (path / SUMS).read_text(errors="replace")
+    named = {name: digest for digest, _, name in (line.partition("  ") for line in sums.splitlines())}
+    if named.keys() != {"model.safetensors", "optimizer.safetensors", "state.json"}:
+        raise CheckpointError(f"{path / SUMS} is damaged: it does not name the three files: {_remedy(path)}")
+    for name, digest in named.items():
+        if _digest(path / name) != digest:
+            raise CheckpointError(
+                f"{path / name} is truncated or damaged: its checksum is not the one in {SUMS}: {_remedy(path)}"
+            )
 
 
-def _fingerprint(path: Path) -> tuple[int, str]:
+def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:
@@ -142,6 +139,43 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _remedy(path: Path) -> str:
+    earlier = [other.name for other in complete(path.parent) if other < path]
+    if earlier:
+        return f"remove {path.name} to resume from {earlier[-1]}"
+    return "there is no earlier one: start afresh, with another --save"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {Path(error.filename).name}" if error.filename else error.strerror
+    return str(error)
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def _check_model(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    wanted = {name: _words(tensor) for name, tensor in model.named_parameters()}
+    found = {name: _words(tensor) for name, tensor in weights.items()}
+    for name in sorted(wanted | found):
+        there, here = found.get(name, "missing"), wanted.get(name, "missing")
+        if there != here:
+            raise CheckpointError(
+                f"{path} belongs to another model: {name} is {there} there and {here} here: use the options it was "
+                "trained with, or another --save"
+            )
+
+
+def _words(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -5,6 +5,8 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -13,19 +15,42 @@ from minidist.model import GPTConfig
 PRECISIONS = ("float32", "float64")
 STRATEGIES = ("ddp", "naive", "server")
 
+Sections = dict[str, dict[str, Any]]
+"""The options of a run as plain data: by section, then by name."""
+
 
 class ConfigError(ValueError):
     """A run that cannot be; the message says which value, and the fix."""
 
 
-def option(default: Any, help: str) -> Any:
-    """Declare a field with the sentence that `--help` shows."""
-    return field(default=default, metadata={"help": help})
+@dataclass(frozen=True)
+class Limit:
+    """What an option may be, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+AT_LEAST_ONE = Limit("at least 1", lambda value: value >= 1)
+NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
+POSITIVE = Limit("above 0", lambda value: 0 < value < math.inf)
+FRACTION = Limit("from 0 to below 1", lambda value: 0 <= value < 1)
+SEED = Limit("from 0 to 2**63 - 1", lambda value: 0 <= value < 1 << 63)
+
+
+def one_of(*choices: str) -> Limit:
+    """Limit an option to some words; an empty string stands for its default."""
+    return Limit(f"one of {', '.join(filter(None, choices))}", lambda value: value in choices)
+
+
+def option(default: Any, help: str, limit: Limit | None = None) -> Any:
+    """Declare a field, with the sentence that `--help` shows and what it may be."""
+    return field(default=default, metadata={"help": help, "limit": limit})
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Sizes of the GPT; see `minidist.model.GPTConfig`."""
+    """Sizes of the GPT; `minidist.model.GPTConfig` knows what fits together."""
 
     layers: int = option(4, "transformer blocks")
     hidden: int = option(128, "channels of the residual stream")
@@ -42,57 +67,67 @@ class DataOptions:
 
     text: tuple[str, ...] = option((), "text files; none: the documentation inside Python")
     tokenizer: str = option("", "a tokenizer.json; none: one token a byte")
-    sequence: int = option(128, "tokens a sequence")
-    batch: int = option(16, "sequences a step, over all ranks")
+    sequence: int = option(128, "tokens a sequence", AT_LEAST_ONE)
+    batch: int = option(16, "sequences a step, over all ranks", AT_LEAST_ONE)
     by_length: bool = option(False, "train on paragraphs, those of similar length together")
-    held_out: float = option(0.05, "fraction of the text kept for measuring")
+    held_out: float = option(0.05, "fraction of the text kept for measuring", FRACTION)
 
 
 @dataclass(frozen=True)
 class OptimizerOptions:
     """AdamW (Loshchilov & Hutter 2019) with warm-up and cosine decay."""
 
-    lr: float = option(1e-3, "peak learning rate")
-    base_batch: int = option(0, "batch that --lr is meant for: scale it linearly to --batch; 0: do not")
-    warmup: int = option(10, "steps of linear warm-up, cut to --steps")
-    weight_decay: float = option(0.1, "decay of matrices; norms have none")
-    beta1: float = option(0.9, "decay of the first moment")
-    beta2: float = option(0.95, "decay of the second moment")
-    clip: float = option(1.0, "largest global gradient norm; 0: do not clip")
+    lr: float = option(1e-3, "peak learning rate", POSITIVE)
+    base_batch: int = option(0, "batch that --lr is meant for: scale it linearly to --batch; 0: do not", NOT_NEGATIVE)
+    warmup: int = option(10, "steps of linear warm-up, cut to --steps", NOT_NEGATIVE)
+    weight_decay: float = option(0.1, "decay of matrices; norms have none", NOT_NEGATIVE)
+    beta1: float = option(0.9, "decay of the first moment", FRACTION)
+    beta2: float = option(0.95, "decay of the second moment", FRACTION)
+    clip: float = option(1.0, "largest global gradient norm; 0: do not clip", NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
 class ParallelOptions:
     """How the work is spread over ranks."""
 
-    dp: int = option(0, "ranks of the data axis; 0: all that were started")
-    strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}")
-    accumulate: int = option(1, "microbatches a step, on each rank")
-    bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp)")
+    dp: int = option(0, "ranks of the data axis; 0: all that were started", NOT_NEGATIVE)
+    strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES))
+    accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
+    bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp)", POSITIVE)
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """How long, what is written, what is checked."""
 
-    steps: int = option(100, "optimizer steps")
-    seed: int = option(0, "what weights, order of samples and dropout are drawn from")
-    precision: str = option("", f"{' or '.join(PRECISIONS)}; none: float32, but float64 with --verify")
+    steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
+    seed: int = option(0, "what weights, order of samples and dropout are drawn from", SEED)
+    precision: str = option(
+        "", f"{' or '.join(PRECISIONS)}; none: float32, but float64 with --verify", one_of("", *PRECISIONS)
+    )
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
     save: str = option("", "folder for checkpoints; none: save nothing")
-    save_every: int = option(0, "steps between two checkpoints; 0: only at the end")
-    keep: int = option(2, "checkpoints to keep")
+    save_every: int = option(0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE)
+    keep: int = option(2, "checkpoints to keep", AT_LEAST_ONE)
     resume: bool = option(False, "continue from the newest checkpoint in --save")
     metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
     trace: str = option("", "file for a trace that Perfetto opens")
-    sample: int = option(0, "tokens of text to write at the end")
-    peak_tflops: float = option(0.0, "peak of one rank's device, for model FLOPs utilisation; 0: as known")
+    sample: int = option(0, "tokens of text to write at the end", NOT_NEGATIVE)
+    peak_tflops: float = option(
+        0.0, "peak of one rank's device, for model FLOPs utilisation; 0: as known", NOT_NEGATIVE
+    )
     debug: bool = option(False, "have collectives compare what the ranks call")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """A whole run.
+
+    Raises
+    ------
+    ConfigError
+        If no run can be made of it: naming the option, its value, and what it may be.
+    """
 
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
@@ -101,32 +136,18 @@ class Config:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what no run can be made of.
-
-        Raises
-        ------
-        ConfigError
-            Naming the option, its value, and what it may be.
-        """
-        data, optimizer, parallel, run = self.data, self.optimizer, self.parallel, self.run
-        for name, value in (("steps", run.steps), ("batch", data.batch), ("sequence", data.sequence)):
-            _require(value >= 1, name, value, "at least 1")
-        for name, value in (("accumulate", parallel.accumulate), ("keep", run.keep)):
-            _require(value >= 1, name, value, "at least 1")
-        for name, value in (("dp", parallel.dp), ("warmup", optimizer.warmup), ("seed", run.seed)):
-            _require(value >= 0, name, value, "0 or more")
-        for name, value in (
-            ("save-every", run.save_every),
-            ("sample", run.sample),
-            ("base-batch", optimizer.base_batch),
-        ):
-            _require(value >= 0, name, value, "0 or more")
-        _require(optimizer.lr > 0, "lr", optimizer.lr, "above 0")
-        _require(optimizer.clip >= 0, "clip", optimizer.clip, "0 (off) or more")
-        _require(parallel.bucket_mib > 0, "bucket-mib", parallel.bucket_mib, "above 0")
-        _require(parallel.strategy in STRATEGIES, "strategy", parallel.strategy, f"one of {', '.join(STRATEGIES)}")
-        _require(run.precision in ("", *PRECISIONS), "precision", run.precision, f"one of {', '.join(PRECISIONS)}")
-        _require(bool(run.save) or not (run.resume or run.save_every), "save", run.save, "a folder, to save or resume")
+        """Refuse what no run can be made of."""
+        for section in fields(self):
+            _check_limits(getattr(self, section.name))
+        accumulate, batch = self.parallel.accumulate, self.data.batch
+        if accumulate > batch:
+            raise ConfigError(
+                f"--accumulate {accumulate} cuts --batch {batch} into more parts than it has sequences: use at most "
+                f"--accumulate {batch}"
+            )
+        for name in ("resume", "save_every"):
+            if getattr(self.run, name) and not self.run.save:
+                raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
         self.gpt(vocabulary=1)
 
     @property
@@ -141,11 +162,18 @@ class Config:
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
-    def sections(self) -> dict[str, dict[str, Any]]:
+    def sections(self) -> Sections:
         """Return plain dictionaries, as they stand in a TOML file."""
         return {section.name: asdict(getattr(self, section.name)) for section in fields(self)}
 
 
-def _require(holds: bool, name: str, value: object, wanted: str) -> None:
-    if not holds:
-        raise ConfigError(f"--{name} {value!r} cannot be: it must be {wanted}")
+def flag(name: str) -> str:
+    """Return how an option is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_limits(section: Any) -> None:
+    for declared in fields(section):
+        limit, value = declared.metadata["limit"], getattr(section, declared.name)
+        if limit is not None and not limit.holds(value):
+            raise ConfigError(f"{flag(declared.name)} {value} cannot be: it must be {limit.words}")

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import tomllib
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.config import Config, ConfigError, Sections, flag
+
+WORDS: dict[Any, str] = {  # what an option must be, for messages; the keys are all the types that options have
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    tuple[str, ...]: "a list of strings",
+}
 
 
 class HelpAsked(Exception):
@@ -20,7 +30,7 @@ class HelpAsked(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(f"{message.removeprefix('argument ')}; see --help")
 
 
 def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config:
@@ -41,15 +51,27 @@ def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config
         raise ConfigError(_nearest(unknown[0], parser))
     values = vars(given)
     if values.pop("help", False):
-        raise HelpAsked(parser.format_help())
+        raise HelpAsked(parser.format_help().rstrip())
     printing, file = values.pop("print_config", False), values.pop("config", None)
-    sections: dict[str, dict[str, Any]] = read_toml(Path(file)) if file else {}
-    for name, value in values.items():
-        sections.setdefault(_section_of(name), {})[name] = tuple(value) if isinstance(value, list) else value
-    config = Config(**{name: _classes()[name](**options) for name, options in sections.items()})
+    sections: Sections = read_toml(Path(file)) if file else {}
+    for section, cls in classes().items():
+        for option in fields(cls):
+            if option.name in values:
+                value = values[option.name]
+                sections.setdefault(section, {})[option.name] = tuple(value) if isinstance(value, list) else value
+    config = Config(**{name: classes()[name](**options) for name, options in sections.items()})
     if printing:
-        raise HelpAsked(to_toml(config))
+        raise HelpAsked(to_toml(config).rstrip())
     return config
+
+
+@cache
+def classes() -> dict[str, Any]:
+    """Return the dataclass of each section."""
+    return typing.get_type_hints(Config)
+
+
+# ---------------------------------------------------------------- flags
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
@@ -58,53 +80,91 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--help", "-h", action="store_true", help="show this and stop")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these; flags win over it")
     parser.add_argument("--print-config", action="store_true", help="print the run as TOML and stop")
-    for section, cls in _classes().items():
+    for section, cls in classes().items():
         group = parser.add_argument_group(section, (cls.__doc__ or "").split("\n")[0])
         types = typing.get_type_hints(cls)
         for option in fields(cls):
-            group.add_argument(f"--{option.name.replace('_', '-')}", **_argument(option, types[option.name]))
+            group.add_argument(flag(option.name), **_argument(option, types[option.name]))
     return parser
 
 
 def _argument(option: Field[Any], kind: Any) -> dict[str, Any]:
-    shown = f"{option.metadata['help']} (default: {option.default if option.default not in ('', ()) else 'none'})"
+    shown = option.metadata["help"]
     if kind is bool:
-        return {"action": argparse.BooleanOptionalAction, "help": option.metadata["help"]}
-    if kind is tuple[str, ...]:
+        return {"action": argparse.BooleanOptionalAction, "help": shown}
+    if option.default not in ("", ()):
+        shown += f" (default: {option.default})"
+    if kind == tuple[str, ...]:
         return {"nargs": "+", "metavar": "FILE", "help": shown}
-    return {"type": kind, "metavar": kind.__name__.upper(), "help": shown}
+    return {"type": _converter(kind), "metavar": kind.__name__.upper(), "help": shown}
 
 
-def read_toml(path: Path) -> dict[str, dict[str, Any]]:
+def _converter(kind: Any) -> Callable[[str], Any]:
+    def convert(word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{word!r} is not {WORDS[kind]}") from None
+
+    return convert
+
+
+def _dashes(word: str) -> str:
+    """Turn `--key_value_heads=2` into `--key-value-heads=2`; leave values alone."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _nearest(word: str, parser: argparse.ArgumentParser) -> str:
+    name = word.partition("=")[0]
+    if not name.startswith("-"):
+        return f"{word!r} belongs to no option: see --help"
+    sought = name.strip("-")
+    helps = {action.option_strings[0].strip("-"): action.help or "" for action in parser._actions}
+    near = difflib.get_close_matches(sought, helps, n=1)
+    near = near or [known for known, help in helps.items() if len(sought) > 2 and sought.replace("-", " ") in help]
+    return f"there is no option {name}: " + (f"did you mean --{near[0]}?" if near else "see --help")
+
+
+# ---------------------------------------------------------------- TOML
+
+
+def read_toml(path: Path) -> Sections:
     """Return the sections of a TOML file, unknown ones and wrong types refused."""
     try:
-        sections = tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not TOML, or not even UTF-8
         raise ConfigError(f"--config {path} is not TOML: {error}") from None
-    for section, options in sections.items():
-        if section not in _classes() or not isinstance(options, dict):
-            raise ConfigError(f"--config {path}: [{section}] is not one of {', '.join(f'[{s}]' for s in _classes())}")
-        types = typing.get_type_hints(_classes()[section])
-        for name, value in options.items():
-            if name not in types:
-                near = difflib.get_close_matches(name, types, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(types)}"
-                raise ConfigError(f"--config {path}: [{section}] has no {name}: {hint}")
-            options[name] = _converted(path, section, name, value, types[name])
-    return sections
+    return {section: _read_section(path, section, options) for section, options in found.items()}
 
 
-def _converted(path: Path, section: str, name: str, value: Any, kind: Any) -> Any:
-    if kind is tuple[str, ...] and isinstance(value, list):
-        return tuple(map(str, value))
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is tuple[str, ...] or type(value) is not kind:
-        wanted = "a list of strings" if kind is tuple[str, ...] else kind.__name__
-        raise ConfigError(f"--config {path}: {name} = {value!r} in [{section}] must be {wanted}")
-    return value
+def _read_section(path: Path, section: str, options: Any) -> dict[str, Any]:
+    names = ", ".join(f"[{name}]" for name in classes())
+    if not isinstance(options, dict):
+        raise ConfigError(
+            f"--config {path}: {section} = {options!r} stands outside the sections {names}: move it into one"
+        )
+    if section not in classes():
+        raise ConfigError(f"--config {path}: [{section}] is not one of the sections {names}")
+    types = typing.get_type_hints(classes()[section])
+    converted = {}
+    for written, value in options.items():
+        name = written.replace("-", "_")
+        if name not in types:
+            near = difflib.get_close_matches(name, types, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(types)}"
+            raise ConfigError(f"--config {path}: [{section}] has no {written}: {hint}")
+        kind = types[name]
+        converted[name] = float(value) if kind is float and type(value) is int else value
+        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+            converted[name] = tuple(value)
+        if type(converted[name]) is not (typing.get_origin(kind) or kind):
+            raise ConfigError(f"--config {path}: {written} = {value!r} in [{section}] must be {WORDS[kind]}")
+    return converted
 
 
 def to_toml(config: Config) -> str:
@@ -122,32 +182,6 @@ def _literal(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+    if isinstance(value, str):  # TOML's escapes are JSON's, and the delete character, too, must be escaped
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
-
-
-def _classes() -> dict[str, Any]:
-    return typing.get_type_hints(Config)
-
-
-def _section_of(name: str) -> str:
-    return next(section for section, cls in _classes().items() if name in {option.name for option in fields(cls)})
-
-
-def _dashes(word: str) -> str:
-    """Turn `--key_value_heads=2` into `--key-value-heads=2`; leave values alone."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value
-
-
-def _nearest(word: str, parser: argparse.ArgumentParser) -> str:
-    flag = word.partition("=")[0]
-    known = [name for action in parser._actions for name in action.option_strings]
-    near = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
-    if not flag.startswith("-"):
-        return f"{word!r} belongs to no option: see --help"
-    return f"there is no option {flag}: " + (f"did you mean {near[0]}?" if near else "see --help")

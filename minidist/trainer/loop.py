@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from minidist.comm import Communicator
 from minidist.mesh import Mesh
 from minidist.model import GPT, Where, cross_entropy_sum
 from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer, clip_by_global_norm
+from minidist.parallel.sampler import State
 from minidist.trainer import checkpoint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
-from minidist.trainer.config import Config
+from minidist.trainer.checkpoint import CheckpointError
+from minidist.trainer.config import Config, Sections
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.schedule import learning_rate, linear_scaling
 from minidist.trainer.text import Samples
@@ -42,7 +44,15 @@ class Outcome:
 
 
 class Trainer:
-    """One run, on one rank of `mesh`. With a mesh of one rank it is the serial run: the bare model and no strategy."""
+    """One run, on one rank of `mesh`. With a mesh of one rank it is the serial run: the bare model and no strategy.
+
+    Making one sends nothing, so ranks can still agree on whether to start.
+
+    Raises
+    ------
+    CheckpointError
+        If the run is to be resumed and cannot be.
+    """
 
     def __init__(self, config: Config, samples: Samples, vocabulary: int, mesh: Mesh) -> None:
         self.config, self.mesh, self.comm = config, mesh, mesh.world
@@ -51,17 +61,25 @@ class Trainer:
         dtype = getattr(torch, config.precision)
         self.model = GPT(config.gpt(vocabulary), generator, dtype=dtype, device=self.device)
         self.optimizer = build_optimizer(self.model, config)
-        dp = mesh.dp
-        by_length = config.data.by_length
+        self.replica: DataParallel | None = None  # from `run` on, if there are several ranks
+        dp, by_length = mesh.dp, config.data.by_length
         self.batches = Batches(samples, config.data.batch, dp.size, dp.rank, config.run.seed, by_length=by_length)
+        self.changed: list[str] = []  # options that are not what they were before this run was resumed
         self.first_step = self._resume() if config.run.resume else 0
-        self.replica = replicate(self.model, dp, config) if dp.size > 1 else None
         base_batch = config.optimizer.base_batch or config.data.batch
         self.peak_rate = linear_scaling(config.optimizer.lr, base_batch, config.data.batch)
 
     def run(self, reporter: Reporter | None = None) -> Outcome:
-        """Train to the last step, telling `reporter` of each; return what came of it."""
-        run, sent_before = self.config.run, self.mesh.dp.traffic.bytes_sent
+        """Train to the last step, telling `reporter` of each; return what came of it. Collective.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, if one cannot be written.
+        """
+        run, dp = self.config.run, self.mesh.dp
+        self.replica = replicate(self.model, dp, self.config) if dp.size > 1 else None
+        sent_before = dp.traffic.bytes_sent
         history: list[StepMetrics] = []
         with ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
@@ -69,10 +87,9 @@ class Trainer:
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
-                if run.save and due and self.comm.rank == 0:
-                    state = {"batches": batches.state_dict(), "config": self.config.sections()}
-                    checkpoint.save(Path(run.save), step + 1, self.model, self.optimizer, state, run.keep)
-        return Outcome(self.model, history, self.mesh.dp.traffic.bytes_sent - sent_before)
+                if run.save and due:
+                    self._save(step + 1, batches.state_dict())
+        return Outcome(self.model, history, dp.traffic.bytes_sent - sent_before)
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
         """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
@@ -110,7 +127,7 @@ class Trainer:
         seconds = time.perf_counter() - started
         speed = batch.tokens / seconds
         share = (self.comm.traffic.seconds - waited) / seconds
-        return StepMetrics(step, loss, norm, rate, seconds, speed, share, self._utilisation(speed))
+        return StepMetrics(step + 1, loss, norm, rate, seconds, speed, share, self._utilisation(speed))
 
     def _utilisation(self, tokens_per_second: float) -> float | None:
         peak = self.config.run.peak_tflops * 1e12
@@ -119,11 +136,49 @@ class Trainer:
         needed = self.model.flops_per_token(self.config.data.sequence) * tokens_per_second
         return needed / (peak * self.comm.size) if peak else None
 
+    def _save(self, step: int, position: State) -> None:
+        """Have rank 0 write a checkpoint. If it cannot, every rank raises what it says."""
+        problem, run = "", self.config.run
+        state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
+        if self.comm.rank == 0:
+            try:
+                checkpoint.save(Path(run.save), step, self.model, self.optimizer, state, run.keep)
+            except CheckpointError as error:
+                problem = str(error)
+        problem = self.comm.roll_call(problem)[0]
+        if problem:
+            raise CheckpointError(problem)
+
     def _resume(self) -> int:
+        """Load the newest checkpoint; return the number of steps it has behind it."""
         path = checkpoint.newest(Path(self.config.run.save))
         state = checkpoint.load(path, self.model, self.optimizer)
-        self.batches.load_state_dict(state["batches"])
-        return int(state["step"])
+        for name, now in asdict(self.model.config).items():
+            if name != "dropout" and state["model"].get(name) != now:
+                raise CheckpointError(
+                    f"{path} belongs to another model: {name} is {state['model'].get(name)} there and {now} here: use "
+                    f"the options it was trained with, or another --save"
+                )
+        try:
+            self.batches.load_state_dict(state["batches"])
+        except ValueError as error:
+            raise CheckpointError(f"{path} cannot be continued: {error}") from None
+        step = int(state["step"])
+        if step > self.config.run.steps:
+            raise CheckpointError(
+                f"{path} has {step} steps behind it, more than --steps {self.config.run.steps}: use --steps {step} to "
+                f"look at it, or more to train on"
+            )
+        self.changed = changed_options(state["config"], self.config.sections())
+        return step
+
+
+def changed_options(before: Sections, now: Sections) -> list[str]:
+    """Return, in words, the options that shape the numbers of a run and are not what they were."""
+    names = [("model", "dropout"), ("data", "batch"), ("run", "steps")]
+    names += [("optimizer", name) for name in now["optimizer"]]
+    old_and_new = [(name, before[section].get(name), now[section][name]) for section, name in names]
+    return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]
 
 
 def replicate(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
@@ -149,6 +204,6 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
 
 def device_of(comm: Communicator) -> torch.device:
     """Return where this rank computes: on its GPU if its wire is NCCL, else on the CPU."""
-    if comm.wire == "torch" and comm.native.device == "cuda":
+    if getattr(comm, "cuda", None) is not None:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 # Dense bfloat16 FLOP/s of one device, from the makers' data sheets.
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S": 362e12, "A10G": 125e12}
@@ -14,7 +17,7 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S":
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step. `loss` in nats a token; times in seconds; `communication` is a share of `seconds`."""
+    """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a share of `seconds`."""
 
     step: int
     loss: float
@@ -32,40 +35,63 @@ def known_peak(device_name: str) -> float:
 
 
 class Reporter:
-    """Prints and records steps, on rank 0."""
+    """Prints and records steps, on rank 0.
+
+    Parameters
+    ----------
+    steps, first_step : int
+        Of the whole run, and taken before it was resumed.
+    file : Path, optional
+        Where each step becomes a line of JSON. What a killed run wrote there beyond its checkpoint is taken out first:
+        those steps happen again.
+    label, every
+        Printed before each line; print every so many steps.
+    """
 
     def __init__(self, steps: int, file: Path | None, first_step: int, label: str = "", every: int = 1) -> None:
         self.steps, self.first_step, self.label, self.every = steps, first_step, label, every
         self.started = time.perf_counter()
-        self.file: TextIO | None = None
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            kept = _lines_before(file, first_step) if first_step else []
-            file.write_text("".join(kept))  # what a killed run wrote beyond its checkpoint happens again
-            self.file = file.open("a")
+        self.file = file
+        if file is not None and first_step == 0:
+            file.write_text("")
+        elif file is not None and file.is_file():
+            unfinished = file.with_name(file.name + ".unfinished")
+            unfinished.write_text("".join(_lines_until(file, first_step)))
+            unfinished.replace(file)
 
     def step(self, metrics: StepMetrics) -> None:
         """Report one step."""
         if self.file is not None:
-            self.file.write(json.dumps(asdict(metrics)) + "\n")
-            self.file.flush()
-        if (metrics.step + 1) % self.every == 0:
+            self._record(self.file, metrics)
+        if metrics.step % self.every == 0:
             print(self._line(metrics), flush=True)
 
+    def _record(self, file: Path, metrics: StepMetrics) -> None:
+        fields = {
+            name: value if value is None or math.isfinite(value) else None for name, value in vars(metrics).items()
+        }
+        try:
+            with file.open("a") as lines:
+                lines.write(json.dumps(fields) + "\n")
+        except OSError as error:  # no reason to lose the run
+            print(f"minidist train: {file} takes no more metrics ({error.strerror}): going on without", file=sys.stderr)
+            self.file = None
+
     def _line(self, m: StepMetrics) -> str:
-        done = m.step + 1 - self.first_step
-        left = (time.perf_counter() - self.started) / done * (self.steps - m.step - 1)
+        done = m.step - self.first_step
+        left = int((time.perf_counter() - self.started) / done * (self.steps - m.step))
         utilisation = f"  mfu {m.utilisation:5.1%}" if m.utilisation is not None else ""
         width = len(str(self.steps))
         return (
-            f"{self.label}step {m.step + 1:{width}}/{self.steps}  loss {m.loss:.4f}  norm {m.gradient_norm:.3f}  "
+            f"{self.label}step {m.step:{width}}/{self.steps}  loss {m.loss:.4f}  norm {m.gradient_norm:.3f}  "
             f"{m.tokens_per_second:9,.0f} tokens/s{utilisation}  communication {m.communication:4.0%}  "
-            f"left {int(left) // 60}:{int(left) % 60:02d}"
+            f"left {left // 60}:{left % 60:02d}"
         )
 
 
-def _lines_before(file: Path, step: int) -> list[str]:
-    if not file.exists():
-        return []
-    lines = file.read_text().splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < step]
+def _lines_until(file: Path, step: int) -> Iterator[str]:
+    """Yield the whole lines of the first `step` steps: the last line of a killed run may be half a line."""
+    for line in file.read_text(errors="replace").splitlines(keepends=True):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if json.loads(line)["step"] <= step and line.endswith("\n"):
+                yield line

@@ -41,11 +41,11 @@ class Buffers:
 
 Ours = Callable[[Buffers, "Communicator", str], object]
 OURS: dict[str, Ours] = {
-    "all_reduce": lambda b, comm, how: collectives.all_reduce(b.full, comm, algorithm=how),  # type: ignore[func-returns-value]
+    "all_reduce": lambda b, comm, how: collectives.all_reduce(b.full, comm, algorithm=how),
     "reduce_scatter": lambda b, comm, how: collectives.reduce_scatter(b.full, comm, algorithm=how),
     "all_gather": lambda b, comm, how: collectives.all_gather(b.shard, comm, b.out, how),
-    "broadcast": lambda b, comm, how: collectives.broadcast(b.full, comm, 0, how),  # type: ignore[func-returns-value]
-    "reduce": lambda b, comm, how: collectives.reduce(b.full, comm, 0, algorithm=how),  # type: ignore[func-returns-value]
+    "broadcast": lambda b, comm, how: collectives.broadcast(b.full, comm, 0, how),
+    "reduce": lambda b, comm, how: collectives.reduce(b.full, comm, 0, algorithm=how),
     "gather": lambda b, comm, how: collectives.gather(b.shard, comm, 0, how, b.counts),
     "scatter": lambda b, comm, how: collectives.scatter(b.full if comm.rank == 0 else None, comm, 0, how),
     "all_to_all": lambda b, comm, how: collectives.all_to_all(b.full, comm, how),
@@ -141,7 +141,7 @@ def _buffers(comm: Communicator, count: int, dtype: str, registered: Any = None)
 
 
 def _tensors(buffers: Buffers) -> Buffers:
-    return Buffers(*map(_tensors_of, (buffers.full, buffers.shard, buffers.out)), buffers.counts)
+    return Buffers(_tensors_of(buffers.full), _tensors_of(buffers.shard), _tensors_of(buffers.out), buffers.counts)
 
 
 def _tensors_of(array: Any) -> Any:

@@ -134,7 +134,9 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
     for algorithm in options.algorithms:
         if algorithm not in known - {"native"}:
             offered = ", ".join(sorted(known - {"native"}))
-            parser.error(f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers")
+            parser.error(
+                f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers"
+            )
     for peer in options.peers:
         if peer not in PEERS:
             parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")

@@ -1,0 +1,185 @@
+"""`python -m minidist doctor`: does everything that ranks need work on this machine?
+
+    ok  mpirun: /venv/bin/mpirun, MPICH's like this Python's MPI
+    !!  shared memory: /dev/shm has 64 MB free
+        fix: in a container, start it with --shm-size=2g
+
+Each line was tried, not looked up: two MPI ranks and two of gloo are really started. No GPU is no fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from minidist.cli.jobs import run_job
+from minidist.cli.launch import environment, find_mpirun, vendor, version_of
+from minidist.comm.errors import LaunchError
+
+ENOUGH_SHARED_MEMORY = 256 << 20  # bytes
+PATIENCE = 60.0  # seconds for one check
+
+TWO_RANKS = """
+import sys
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+node = world.Split_type(MPI.COMM_TYPE_SHARED)
+other = world.sendrecv(world.rank, (world.rank + 1) % world.size, source=(world.rank - 1) % world.size)
+sys.stdout.write(f"{world.size} {node.size} {other}\\n")  # in one piece: the other rank prints as well
+"""
+
+# Two ranks of gloo, and then what torch says of GPUs: in one process that forks, since importing torch takes seconds.
+TORCH = """
+import datetime, json, os, sys
+import torch
+import torch.distributed as dist
+report = {"version": torch.__version__, "distributed": dist.is_available(), "gloo": ""}
+if dist.is_available():
+    rank = int(os.fork() == 0)
+    try:
+        limit = datetime.timedelta(seconds=20)
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2, timeout=limit)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        report["gloo"] = "works" if total == 2 else f"1 + 1 gave {total}"
+    except Exception as error:
+        report["gloo"] = str(error).splitlines()[0]
+    if rank == 1:
+        os._exit(0)
+    os.wait()
+report["gpus"] = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+if report["gpus"] and dist.is_available() and dist.is_nccl_available():
+    report["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+print(json.dumps(report), flush=True)
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and what to do if it is not as it should be."""
+
+    what: str
+    fix: str = ""  # empty if all is well
+
+    def __str__(self) -> str:
+        return f"!!  {self.what}\n    fix: {self.fix}" if self.fix else f"ok  {self.what}"
+
+
+def main(argv: list[str]) -> int:
+    """Print what works and what does not; return 0 only if nothing is broken."""
+    argparse.ArgumentParser(prog="minidist doctor", description="What works here, and what to mend.").parse_args(argv)
+    broken = 0
+    for finding in examine():
+        print(finding, flush=True)
+        broken += bool(finding.fix)
+    print("all is well" if not broken else f"{broken} to fix")
+    return int(broken > 0)
+
+
+def examine() -> Iterator[Finding]:
+    """Yield the findings, in the order of a reader's questions; the slow checks run at the same time."""
+    slow: list[Callable[[], list[Finding]]] = [check_mpi, check_torch]
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(check) for check in slow]
+        yield check_packages()
+        yield check_cores()
+        yield check_shared_memory()
+        for check in running:
+            yield from check.result()
+
+
+def check_packages() -> Finding:
+    """Which versions are installed."""
+    found, missing = [f"Python {platform.python_version()}"], []
+    for name in ("numpy", "mpi4py", "torch"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    what = ", ".join(found) + (f"; no {', no '.join(missing)}" if missing else "")
+    return Finding(what, f"pip install {' '.join(missing)}" if missing else "")
+
+
+def check_cores() -> Finding:
+    """How many ranks run side by side. More are right, but slow."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        allowed, period = quota.read_text().split()
+        cores = cores if allowed == "max" else min(cores, max(1, int(allowed) // int(period)))
+    return Finding(f"cores: {cores}, so up to {cores} ranks run side by side; more take turns")
+
+
+def check_shared_memory() -> Finding:
+    """Whether ranks of one node can share buffers."""
+    folder = Path("/dev/shm")
+    if not folder.exists():
+        return Finding("shared memory: this system keeps it elsewhere")
+    free = shutil.disk_usage(folder).free
+    what = f"shared memory: {folder} has {free / 1e9:.1f} GB free"
+    return Finding(what, "" if free >= ENOUGH_SHARED_MEMORY else "in a container, start it with --shm-size=2g")
+
+
+def check_mpi() -> list[Finding]:
+    """Which MPI, whether the mpirun that one would type belongs to it, and whether two ranks meet."""
+    try:
+        mpirun = find_mpirun()
+    except LaunchError as error:
+        sentence, _, fix = str(error).rpartition(": ")
+        return [Finding(f"MPI: {sentence}", fix)]
+    findings = [Finding(f"MPI: {mpirun.library}, whose mpirun is {mpirun.path}")]
+    typed = shutil.which("mpirun")
+    if typed is None:
+        findings.append(Finding("mpirun: not on PATH, but `python -m minidist launch` finds it"))
+    elif vendor(version_of(typed)) != mpirun.vendor:
+        what = f"mpirun: {typed} comes first on PATH and is {vendor(version_of(typed))}'s: its ranks do not meet"
+        fix = f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`"
+        findings.append(Finding(what, fix))
+    command = [mpirun.path, "-n", "2", sys.executable, "-c", TWO_RANKS]
+    job = run_job(command, env=environment(mpirun), timeout=PATIENCE, capture=True)
+    lines = job.stdout.splitlines()
+    if job.returncode == 0 and sorted(lines) == ["2 2 0", "2 2 1"]:
+        findings.append(Finding("two MPI ranks: met, exchanged a message and share memory"))
+    else:
+        said = "; ".join([*lines, *job.stderr.strip().splitlines()[-2:]]) or "nothing"
+        fix = f"run {mpirun.path} -n 2 hostname, and reinstall its package if that fails"
+        findings.append(Finding(f"two MPI ranks: status {job.returncode}, they said: {said}", fix))
+    return findings
+
+
+def check_torch() -> list[Finding]:
+    """Whether two ranks of gloo meet, and what NCCL would run on."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", TORCH, str(Path(folder, "meeting"))]
+        job = run_job(command, env=environment(), timeout=PATIENCE, capture=True)
+    if job.returncode != 0 or not job.stdout:
+        said = (job.stderr.strip().splitlines() or ["nothing"])[-1]
+        return [Finding(f"torch: it cannot be imported: {said}", "pip install torch")]
+    report = json.loads(job.stdout.splitlines()[-1])
+    findings = []
+    if report["gloo"] == "works":
+        findings.append(Finding(f"two gloo ranks: added their numbers (torch {report['version']})"))
+    elif report["distributed"]:
+        fix = "export GLOO_SOCKET_IFNAME=lo (on one machine), or the name of the network interface"
+        findings.append(Finding(f"two gloo ranks: {report['gloo']}", fix))
+    else:
+        findings.append(Finding("gloo: this torch was built without torch.distributed", "install a torch that has it"))
+    gpus = report["gpus"]
+    if not gpus:
+        findings.append(Finding("GPUs: none, so everything runs on the CPU"))
+    elif "nccl" in report:
+        findings.append(Finding(f"GPUs: {len(gpus)} x {gpus[0]}, NCCL {report['nccl']}"))
+    else:
+        findings.append(Finding(f"GPUs: {len(gpus)} x {gpus[0]}, but this torch has no NCCL", "install a CUDA torch"))
+    return findings

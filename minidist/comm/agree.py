@@ -1,0 +1,37 @@
+"""Debug mode: before a collective begins, the ranks tell each other what they are about to call.
+
+    rank 0: all_reduce(float32, 1000, sum, auto)        ─┐
+    rank 1: all_reduce(float32, 1001, sum, auto)        ─┴▶ MismatchError on both, with these words
+
+Whatever all ranks must call together passes here first, so that different calls meet nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minidist.comm.errors import MismatchError
+
+if TYPE_CHECKING:
+    from minidist.comm.communicator import Communicator
+
+
+def agree(comm: Communicator, operation: str, *details: object, **named: object) -> None:
+    """Raise the same MismatchError on every rank unless all ranks make the same call. Does nothing but in debug mode.
+
+    Parameters
+    ----------
+    details, named
+        What must be the same on every rank.
+    """
+    if not comm.debug:
+        return
+    words = [_word(detail) for detail in details] + [f"{name}={_word(detail)}" for name, detail in named.items()]
+    calls = comm.roll_call(f"{operation}({', '.join(words)})")
+    if any(other != calls[0] for other in calls):
+        everyones = "; ".join(f"rank {rank} calls {other}" for rank, other in enumerate(calls))
+        raise MismatchError(f"the ranks of {comm.name!r} do not make the same call: {everyones}")
+
+
+def _word(detail: object) -> str:
+    return str([int(part) for part in detail]) if isinstance(detail, list | tuple) else str(detail)

@@ -1,0 +1,51 @@
+"""Replicas: the same model on every rank of an axis, or a sentence that says where two differ."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from torch import Tensor, nn
+
+from minidist.collectives import broadcast
+from minidist.comm import Communicator, MismatchError
+
+
+def make_equal(model: nn.Module, comm: Communicator) -> None:
+    """Overwrite all parameters and buffers with rank 0's. Collective.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if two ranks' models differ in a name, shape, dtype, or in what is frozen.
+    ValueError
+        If ranks that are threads share one model.
+    """
+    check_same(model, comm)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        copy_from_root(tensor, comm)
+
+
+def check_same(model: nn.Module, comm: Communicator) -> None:
+    """Raise MismatchError on every rank unless all have built the same model; values may differ. Collective."""
+    if comm.wire == "threads" and len(set(comm.roll_call(id(model)))) < comm.size:
+        raise ValueError("the ranks are threads, and share one model: build it in the function that each of them runs")
+    described = [
+        (name, tuple(tensor.shape), str(tensor.dtype), "trained" if tensor.requires_grad else "fixed")
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    ]
+    for rank, other in enumerate(comm.roll_call(described)):
+        if other != described:
+            pairs = zip_longest(described, other, fillvalue="nothing")
+            mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
+            raise MismatchError(
+                f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} there, of "
+                f"{len(described)} and {len(other)} tensors: build the same model on every rank"
+            )
+
+
+def copy_from_root(tensor: Tensor, comm: Communicator) -> None:
+    """Overwrite a tensor with rank 0's, also one that is a transposed view or lies channels last. Collective."""
+    flat = tensor.detach().contiguous()
+    broadcast(flat, comm)
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat)

@@ -1,0 +1,257 @@
+"""Floor 2 on simulated ranks: every algorithm of every collective gives numpy's answer, the same bits on all ranks."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from collective_cases import CHECKS, DTYPES, OPS, available, check, copied, digest, draw, reduced
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Cluster, Communicator, run
+from minidist.collectives import (
+    algorithms,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    explain,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from minidist.comm import Link, MismatchError
+
+SEGMENT = 1 << 20
+SMALL_NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=3, name="small nodes")
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("operation", CHECKS)
+def test_every_algorithm_gives_numpys_answer(operation: str, ranks: int) -> None:
+    counts = run(lambda comm: check(comm, operation), ranks)
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize("ranks", (2, 5, 6, 7))
+@pytest.mark.parametrize("operation", ("all_reduce", "broadcast"))
+def test_hierarchies_on_nodes_of_three(operation: str, ranks: int) -> None:
+    run(lambda comm: check(comm, operation, [0, 1, 7, 100]), ranks, cluster=SMALL_NODES)
+
+
+@pytest.mark.parametrize("ranks", (2, 3))
+@pytest.mark.parametrize("operation", CHECKS)
+def test_buffers_of_several_segments(operation: str, ranks: int) -> None:
+    elements = 2 * SEGMENT // 8 + 13
+
+    def program(comm: Communicator) -> None:
+        for algorithm in available(operation, comm):
+            inputs = [draw(elements, "float64", rank) for rank in range(comm.size)]
+            answer, mine = reduced(inputs, "sum", "float64"), inputs[comm.rank].copy()
+            parts = np.array_split(answer, comm.size)
+            if operation == "all_reduce":
+                all_reduce(mine, comm, "sum", algorithm)
+                np.testing.assert_allclose(mine, answer, rtol=1e-12, atol=1e-12)
+            elif operation == "reduce":
+                reduce(mine, comm, 0, "sum", algorithm)
+                np.testing.assert_allclose(mine, answer if comm.rank == 0 else inputs[comm.rank], atol=1e-12)
+            elif operation == "reduce_scatter":
+                shard = reduce_scatter(mine, comm, "sum", algorithm)
+                np.testing.assert_allclose(shard, parts[comm.rank], rtol=1e-12, atol=1e-12)
+            elif operation == "broadcast":
+                broadcast(mine, comm, 1, algorithm)
+                assert np.array_equal(mine, inputs[1])
+            elif operation == "all_gather":
+                assert np.array_equal(all_gather(parts[comm.rank], comm, None, algorithm), answer)
+            elif operation == "gather":
+                assert comm.rank != 1 or np.array_equal(gather(parts[1], comm, 1, algorithm), answer)
+                assert comm.rank == 1 or gather(parts[comm.rank], comm, 1, algorithm) is None
+            elif operation == "scatter":
+                shard = scatter(answer if comm.rank == 1 else None, comm, 1, algorithm)
+                assert np.array_equal(shard, parts[comm.rank])
+            else:
+                everyones = [np.array_split(array, comm.size)[comm.rank] for array in inputs]
+                assert np.array_equal(all_to_all(mine, comm, algorithm), np.concatenate(everyones))
+
+    run(program, ranks)
+
+
+@given(
+    ranks=st.integers(1, 9),
+    count=st.integers(0, 200),
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(OPS),
+    seed=st.integers(0, 1 << 30),
+    per_node=st.sampled_from([None, 1, 2, 3, 4]),
+    debug=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_random_all_reduces_agree(
+    ranks: int, count: int, dtype: str, op: str, seed: int, per_node: int | None, debug: bool
+) -> None:
+    if op == "mean" and dtype.startswith("int"):
+        op = "sum"
+    cluster = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), per_node)
+    inputs = [draw(count, dtype, rank, seed) for rank in range(ranks)]
+
+    def program(comm: Communicator) -> list[str]:
+        digests = []
+        for algorithm in available("all_reduce", comm):
+            buffer = copied(inputs[comm.rank])
+            all_reduce(buffer, comm, op, algorithm)
+            digests.append(digest(buffer))
+        return digests
+
+    results = run(program, ranks, cluster=cluster, debug=debug)
+    assert all(digests == results[0] for digests in results), "the ranks differ in bits"
+    if dtype.startswith("int"):
+        assert len(set(results[0])) == 1, "the algorithms differ, on integers"
+
+
+@pytest.mark.parametrize("ranks", (2, 3, 5, 8))
+def test_signed_zeros_and_not_a_numbers_are_the_same_bits_on_all_ranks(ranks: int) -> None:
+    special = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, 1.0])
+    columns = np.array(list(itertools.product(special, repeat=2))).T  # every pair of them
+
+    def program(comm: Communicator) -> None:
+        for op, algorithm in itertools.product(("sum", "max", "min", "prod"), available("all_reduce", comm)):
+            buffer = np.roll(columns[comm.rank % 2], comm.rank // 2).copy()
+            with np.errstate(invalid="ignore"):
+                all_reduce(buffer, comm, op, algorithm)
+            assert len(set(comm.roll_call(digest(buffer)))) == 1, (op, algorithm)
+
+    run(program, ranks)
+
+
+def test_auto_gives_the_same_bits_in_every_run() -> None:
+    def program(comm: Communicator) -> str:
+        buffer = draw(10_000, "float32", comm.rank)
+        all_reduce(buffer, comm)
+        return digest(buffer)
+
+    assert len({digest for _ in range(5) for digest in run(program, 5)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cluster"), [(5, None), (8, None), (9, Cluster.h100(2)), (16, Cluster.h100(2)), (4, Cluster.ethernet(4))]
+)
+def test_auto_chooses_alike_on_all_ranks_and_says_why(ranks: int, cluster: Cluster | None) -> None:
+    def program(comm: Communicator) -> list[tuple[str, str]]:
+        return [
+            explain(operation, bytes, comm) for operation in CHECKS for bytes in (0, 100, 1 << 15, 1 << 20, 1 << 30)
+        ]
+
+    results = run(program, ranks, cluster=cluster)
+    assert all(choices == results[0] for choices in results)
+    for operation, (name, why) in zip(np.repeat(list(CHECKS), 5), results[0], strict=True):
+        assert name in algorithms(operation) and len(why) > 10
+
+
+def test_explaining_is_not_collective() -> None:
+    run(lambda comm: comm.rank or explain("all_reduce", 1 << 20, comm), 9, cluster=Cluster.h100(2))
+
+
+def test_registered_buffers_are_reduced_in_place() -> None:
+    def program(comm: Communicator) -> None:
+        for dtype, length in itertools.product((np.float32, np.int64, torch.bfloat16), (0, 1, 10, 5000, 300_000)):
+            memory = comm.allocate(length + 7, dtype)
+            memory[:] = 1000
+            memory[3 : length + 3] = comm.rank + 1
+            all_reduce(memory[3 : length + 3], comm, algorithm="shared")
+            total = comm.size * (comm.size + 1) // 2
+            assert (memory[3 : length + 3] == total).all() and (memory[:3] == 1000).all()
+            assert (memory[length + 3 :] == 1000).all()
+
+    for ranks in (1, 2, 3, 4):
+        run(program, ranks)
+
+
+def test_registered_buffers_work_in_every_collective_and_on_streams() -> None:
+    def program(comm: Communicator) -> None:
+        memory, stream = comm.allocate(1000, np.float64), comm.stream()
+        for algorithm in available("all_reduce", comm):
+            memory[:] = comm.rank
+            stream.launch(all_reduce, memory, stream.comm, "sum", algorithm).wait()
+            assert (memory == 6).all(), algorithm
+        for algorithm in available("broadcast", comm):
+            memory[:] = comm.rank
+            broadcast(memory, comm, 2, algorithm)
+            assert (memory == 2).all(), algorithm
+        half = comm.split(comm.rank % 2)
+        memory[:] = comm.rank
+        all_reduce(memory, half, algorithm="shared")  # registered among others than these ranks
+        assert (memory == (2 if comm.rank % 2 == 0 else 4)).all()
+
+    run(program, 4)
+
+
+def test_memory_that_only_some_ranks_registered_is_named_in_debug_mode() -> None:
+    def program(comm: Communicator) -> None:
+        registered = comm.allocate(5000, np.float32)
+        all_reduce(registered if comm.rank else np.zeros(5000, np.float32), comm, algorithm="shared")
+
+    with pytest.raises(MismatchError, match=r"rank 0 calls .*ordinary.*rank 1 calls .*registered"):
+        run(program, 2, debug=True)
+
+
+def test_collectives_on_a_stream_beside_others_on_the_main_thread() -> None:
+    def program(comm: Communicator) -> None:
+        stream = comm.stream()
+        buffers = [np.full(2000, comm.rank + step, np.float64) for step in range(10)]
+        handles = [stream.launch(all_reduce, buffer, stream.comm) for buffer in buffers]
+        beside = np.full(3000, comm.rank, np.float64)
+        all_reduce(beside, comm)
+        for step, (buffer, handle) in enumerate(zip(buffers, handles, strict=True)):
+            handle.wait()
+            assert (buffer == 6 + 4 * step).all()
+        assert (beside == 6).all()
+
+    run(program, 4)
+
+
+def test_a_users_messages_never_mix_with_a_collectives() -> None:
+    def program(comm: Communicator) -> None:
+        mine, theirs = np.full(4, comm.rank, np.float64), np.empty(4)
+        requests = [comm.irecv(theirs, 1 - comm.rank), comm.isend(mine.copy(), 1 - comm.rank)]
+        total = mine.copy()
+        all_reduce(total, comm, algorithm="ring")
+        for request in requests:
+            request.wait()
+        assert (total == 1).all() and (theirs == 1 - comm.rank).all()
+
+    run(program, 2)
+
+
+def test_scatter_tells_the_others_kind_and_shape() -> None:
+    def program(comm: Communicator) -> tuple[str, tuple[int, ...]]:
+        full = torch.arange(20, dtype=torch.bfloat16).reshape(10, 2) if comm.rank == 1 else None
+        shard = scatter(full, comm, root=1)
+        return str(shard.dtype), tuple(shard.shape)
+
+    assert run(program, 3) == [("torch.bfloat16", (4, 2)), ("torch.bfloat16", (3, 2)), ("torch.bfloat16", (3, 2))]
+
+
+def test_meta_tensors_keep_their_shapes_through_all_collectives() -> None:
+    def program(comm: Communicator) -> list[tuple[int, ...]]:
+        def meta(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, device="meta")
+
+        all_reduce(meta(10), comm, "mean")
+        broadcast(meta(10), comm)
+        reduce(meta(10), comm)
+        gather(meta(10), comm)
+        results = (
+            all_gather(meta(2, 5), comm),
+            reduce_scatter(meta(10, 2), comm),
+            all_to_all(meta(8, 2), comm),
+            scatter(meta(10, 3) if comm.rank == 0 else None, comm),
+        )
+        return [tuple(result.shape) for result in results]
+
+    shapes = run(program, 4, cluster=Cluster.h100(1))
+    assert shapes[0] == [(8, 5), (3, 2), (8, 2), (3, 3)]
+    assert shapes[3] == [(8, 5), (2, 2), (8, 2), (2, 3)]

@@ -1,0 +1,299 @@
+"""The wrapper around a model: what it refuses, what it keeps equal, and how it behaves as a module."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from data_parallel import VARIANTS
+from torch import Tensor, nn
+
+import minidist
+from minidist.comm import Communicator, MismatchError
+from minidist.parallel import DDP, DataParallel
+
+all_variants = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def small(seed: int = 0) -> nn.Sequential:
+    """A model with buffers of two dtypes, frozen and trained parameters, in modules within modules."""
+    draws = torch.Generator().manual_seed(seed)
+    inner = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU())
+    model = nn.Sequential(inner, nn.Linear(6, 2))
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data.copy_(torch.rand(tensor.shape, generator=draws) * 9)
+    model[1].bias.requires_grad_(False)
+    return model
+
+
+def state(model: nn.Module) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in [*model.parameters(), *model.buffers()]]
+
+
+def x(rank: int) -> Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+
+
+# ---- models that differ ----
+
+
+def with_dtype(model: nn.Sequential) -> nn.Module:
+    return model.double()
+
+
+def with_another_layer(model: nn.Sequential) -> nn.Module:
+    return model.append(nn.Linear(2, 2))
+
+
+def with_another_shape(model: nn.Sequential) -> nn.Module:
+    model[1] = nn.Linear(6, 3)
+    return model
+
+
+def with_something_frozen(model: nn.Sequential) -> nn.Module:
+    model[1].weight.requires_grad_(False)
+    return model
+
+
+def without_a_buffer(model: nn.Sequential) -> nn.Module:
+    del model[0][1].num_batches_tracked
+    return model
+
+
+DIFFERENCES: list[tuple[Callable[[nn.Sequential], nn.Module], str]] = [
+    (with_dtype, r"'0\.0\.weight'.*float"),
+    (with_another_layer, r"'2\.weight'.*of \d+ and \d+ tensors"),
+    (with_another_shape, r"'1\.weight', \([23], 6\)"),
+    (with_something_frozen, r"'1\.weight'.*fixed"),
+    (without_a_buffer, r"num_batches_tracked.*nothing|nothing.*num_batches_tracked"),
+]
+
+
+@all_variants
+@pytest.mark.parametrize(("change", "sentence"), DIFFERENCES)
+def test_every_rank_is_told_that_models_differ(
+    variant: type[DataParallel], change: Callable[[nn.Sequential], nn.Module], sentence: str
+) -> None:
+    def program(comm: Communicator) -> None:
+        with pytest.raises(MismatchError, match=rf"rank {comm.rank} and rank \d built different models: .*{sentence}"):
+            variant(change(small()) if comm.rank == 2 else small(), comm)
+
+    minidist.run(program, 3)
+
+
+@all_variants
+def test_threads_that_share_a_model_are_told(variant: type[DataParallel]) -> None:
+    shared = small()
+    with pytest.raises(ValueError, match="the ranks are threads, and share one model: build it in the function"):
+        minidist.run(lambda comm: variant(shared, comm), 2)
+
+
+def test_an_operation_that_is_none() -> None:
+    with pytest.raises(ValueError, match="op='max': gradients are reduced by 'sum' or 'mean'"):
+        minidist.run(lambda comm: DDP(small(), comm, op="max"), 1)
+
+
+# ---- what is kept equal ----
+
+
+@all_variants
+def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(variant: type[DataParallel]) -> None:
+    def program(comm: Communicator) -> list[Tensor]:
+        model = small(seed=comm.rank)
+        variant(model, comm)
+        return state(model)
+
+    expected = state(small(seed=0))
+    for found in minidist.run(program, 3):
+        assert all(map(torch.equal, found, expected))
+
+
+@all_variants
+def test_buffers_follow_rank_0_in_training_only(variant: type[DataParallel]) -> None:
+    def program(comm: Communicator) -> list[Tensor]:
+        wrapped = variant(small(seed=comm.rank), comm)
+        statistics = wrapped.module[0][1]
+        wrapped(x(comm.rank))
+        drifted = statistics.running_mean.clone()  # each rank saw other rows
+        wrapped.eval()
+        before = comm.traffic.bytes_sent
+        wrapped(x(comm.rank))
+        wrapped.train()
+        with wrapped.no_sync():
+            wrapped(x(comm.rank))
+        assert comm.traffic.bytes_sent == before
+        statistics.running_mean.copy_(drifted)
+        statistics.momentum = 0.0
+        wrapped(x(comm.rank))
+        return [drifted, statistics.running_mean, statistics.num_batches_tracked]
+
+    (first, kept, count), (second, followed, other_count) = minidist.run(program, 2)
+    assert not torch.equal(first, second)
+    assert torch.equal(kept, first) and torch.equal(followed, first)
+    assert int(count) == int(other_count)
+
+
+def oddly_laid_out(seed: int) -> nn.Sequential:
+    """A convolution whose weight lies channels last, and a linear layer whose weight is a transposed view."""
+    draws = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 36, bias=False), nn.Linear(36, 4, bias=False))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=draws)
+    model[2].weight = nn.Parameter(model[3].weight.detach().t())
+    return model.double().to(memory_format=torch.channels_last)
+
+
+@all_variants
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+def test_memory_of_any_layout(variant: type[DataParallel]) -> None:
+    def image(rank: int) -> Tensor:
+        return (torch.arange(12.0).double().reshape(1, 3, 2, 2) + rank).to(memory_format=torch.channels_last)
+
+    def program(comm: Communicator) -> list[Tensor]:
+        wrapped = variant(oddly_laid_out(comm.rank), comm)
+        wrapped(image(comm.rank)).square().sum().backward()
+        wrapped.synchronize()
+        return [tensor for p in wrapped.parameters() for tensor in (p.detach(), p.grad) if tensor is not None]
+
+    serial = oddly_laid_out(0)
+    assert not serial[0].weight.is_contiguous() and not serial[2].weight.is_contiguous()
+    serial(torch.cat([image(0), image(1)])).square().sum().backward()
+    expected = [tensor for p in serial.parameters() for tensor in (p.detach(), p.grad) if tensor is not None]
+    for found in minidist.run(program, 2):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+
+
+# ---- models that change after they were wrapped ----
+
+
+def added(model: nn.Sequential) -> None:
+    model.append(nn.Linear(2, 2))
+
+
+def unfrozen(model: nn.Sequential) -> None:
+    model[1].bias.requires_grad_(True)
+
+
+def replaced(model: nn.Sequential) -> None:
+    model[1].weight = nn.Parameter(torch.zeros(2, 6))
+
+
+@all_variants
+@pytest.mark.parametrize(("change", "name"), [(added, "2.weight"), (unfrozen, "1.bias"), (replaced, "1.weight")])
+def test_a_parameter_that_nobody_would_reduce(
+    variant: type[DataParallel], change: Callable[[nn.Sequential], None], name: str
+) -> None:
+    def program(comm: Communicator) -> None:
+        wrapped = variant(small(), comm)
+        change(wrapped.module)  # type: ignore[arg-type]
+        wrapped.eval()
+        wrapped(x(0))  # looking at it is allowed
+        wrapped.train()
+        with pytest.raises(RuntimeError, match=f"parameter {name} was added, replaced or unfrozen after"):
+            wrapped(x(0))
+
+    minidist.run(program, 2)
+
+
+@all_variants
+def test_a_parameter_frozen_for_a_while_counts_as_unused(variant: type[DataParallel]) -> None:
+    def program(comm: Communicator) -> list[Tensor | None]:
+        model = small()
+        wrapped = variant(model, comm, unused=True)
+        for frozen in (True, False):
+            wrapped.zero_grad()
+            model[1].weight.requires_grad_(not frozen)
+            wrapped(x(comm.rank)).sum().backward()
+            wrapped.synchronize()
+            assert (model[1].weight.grad is None) == frozen
+        return [parameter.grad for parameter in wrapped.parameters_to_reduce]
+
+    first, second = minidist.run(program, 2)
+    assert all(torch.equal(a, b) and a.any() for a, b in zip(first, second, strict=True))  # type: ignore
+
+
+@pytest.mark.parametrize(
+    "convert", [lambda m: m.double(), lambda m: m.bfloat16(), lambda m: m[2].to(memory_format=torch.channels_last)]
+)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_model_converted_after_it_was_wrapped(convert: Callable[[nn.Module], nn.Module], set_to_none: bool) -> None:
+    def program(comm: Communicator) -> None:
+        model = nn.Sequential(nn.Unflatten(1, (2, 2, 1)), nn.Flatten(), nn.Conv2d(4, 2, 2))
+        ddp = DDP(model, comm)
+        convert(model)
+        ddp.zero_grad(set_to_none)
+        weight = model[2].weight
+        model[2](torch.ones(1, 4, 3, 3, dtype=weight.dtype)).sum().backward()
+
+    with pytest.raises(RuntimeError, match=r"moved or converted .* on the model before wrapping it"):
+        minidist.run(program, 2)
+
+
+def test_a_second_ddp_needs_the_first_to_be_taken_off() -> None:
+    def program(comm: Communicator) -> Tensor:
+        model = nn.Linear(2, 1, bias=False)
+        first = DDP(model, comm)
+        with pytest.raises(ValueError, match="parameter weight belongs to another DDP already"):
+            DDP(model, comm)
+        second = DDP(first.unwrap(), comm)
+        second(torch.ones(1, 2)).sum().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    for gradient in minidist.run(program, 3):
+        assert torch.equal(gradient, torch.full((1, 2), 3.0))
+
+
+# ---- as a module ----
+
+
+@all_variants
+def test_the_model_inside_can_be_copied_saved_and_loaded(variant: type[DataParallel]) -> None:
+    def program(comm: Communicator) -> None:
+        model = small()
+        wrapped = variant(model, comm)
+        for copied in (copy.deepcopy(wrapped.module), pickle.loads(pickle.dumps(wrapped.module)), saved(wrapped)):
+            before, sent = state(model), comm.traffic.bytes_sent
+            assert all(map(torch.equal, state(copied), before))
+            copied(x(comm.rank)).sum().backward()  # a copy is on its own
+            assert comm.traffic.bytes_sent == sent
+            assert all(map(torch.equal, state(model), before))
+        for attempt in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=rf"{variant.__name__} belongs to running ranks: .*\.module"):
+                attempt(wrapped)
+
+    minidist.run(program, 2)
+
+
+def saved(wrapped: DataParallel) -> nn.Module:
+    """Return a new model, loaded from a file of the wrapped one's state."""
+    file = io.BytesIO()
+    torch.save(wrapped.module.state_dict(), file)
+    file.seek(0)
+    model = small(seed=5)
+    model.load_state_dict(torch.load(file))
+    assert [*wrapped.state_dict()] == [f"module.{name}" for name in model.state_dict()]
+    return model
+
+
+@all_variants
+def test_it_is_a_module_among_modules(variant: type[DataParallel]) -> None:
+    def program(comm: Communicator) -> Tensor:
+        wrapped = variant(small(seed=comm.rank), comm)
+        whole = nn.Sequential(nn.Identity(), wrapped)
+        assert not whole.eval()[1].module[0][1].training and whole.train()[1].module[0][1].training
+        names = [name for name, _ in whole.named_parameters()]
+        assert names == [f"1.module.{name}" for name, _ in small().named_parameters()]
+        whole.zero_grad()
+        whole(x(comm.rank)).sum().backward()
+        wrapped.synchronize()
+        gradient = wrapped.module[1].weight.grad
+        assert isinstance(gradient, Tensor)
+        return gradient
+
+    first, second = minidist.run(program, 2)
+    assert torch.equal(first, second) and first.any()

@@ -1,0 +1,280 @@
+"""The command line: frozen, forgiving about spelling, and clear about what cannot be."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training import train_on
+
+from minidist.cli.train import main
+from minidist.model import GPTConfig
+from minidist.trainer.config import STRATEGIES, Config, ConfigError, DataOptions, OptimizerOptions, RunOptions
+from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
+
+FROZEN = """
+    --help --config --print-config
+    --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
+    --text --tokenizer --sequence --batch --by-length --held-out
+    --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
+    --dp --strategy --accumulate --bucket-mib
+    --steps --seed --precision --verify --save --save-every --keep --resume --metrics --trace --sample --peak-tflops
+    --debug
+"""
+
+
+def refused(*argv: str) -> str:
+    """Return the message with which a command line is refused."""
+    with pytest.raises(ConfigError) as error:
+        parse(argv)
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 500
+    return message
+
+
+def printed(*argv: str) -> str:
+    with pytest.raises(HelpAsked) as asked:
+        parse([*argv, "--print-config"])
+    return str(asked.value)
+
+
+# ---------------------------------------------------------------- what there is
+
+
+def test_the_options_are_frozen() -> None:
+    """Each flag is one more thing to explain. Whoever adds one changes this list, and says why."""
+    flags = [action.option_strings[0] for action in build_parser("x")._actions]
+    assert flags == FROZEN.split()
+
+
+def test_every_option_has_a_sentence_and_every_name_is_used_once() -> None:
+    names = [option.name for cls in classes().values() for option in fields(cls)]
+    assert len(names) == len(set(names))
+    assert all(option.metadata["help"] for cls in classes().values() for option in fields(cls))
+    with pytest.raises(HelpAsked) as asked:
+        parse(["--help"])
+    assert all(flag in str(asked.value) for flag in FROZEN.split())
+    assert "peak learning rate (default: 0.001)" in str(asked.value)
+
+
+def test_help_is_printed_once_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_on(3, "--help") == 0
+    out, err = capsys.readouterr()
+    assert out.count("usage: python -m minidist train") == 1 and err == ""
+
+
+# ---------------------------------------------------------------- spelling
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--key-value-heads 2",
+        "--key_value_heads 2",
+        "--key-value_heads=2",
+        "--key_value_heads=2",
+        "--heads 2 --heads 4 --key-value-heads 2",
+    ],
+)
+def test_dashes_and_underscores(words: str) -> None:
+    assert parse(words.split()).model.key_value_heads == 2
+
+
+def test_values_keep_their_underscores() -> None:
+    config = parse(["--save=runs/my_run", "--text", "a_b", "c_d", "--metrics", "m_n"])
+    assert (config.run.save, config.data.text, config.run.metrics) == ("runs/my_run", ("a_b", "c_d"), "m_n")
+
+
+def test_switches_have_a_no(tmp_path: Path) -> None:
+    assert parse(["--tied"]).model.tied and not parse(["--tied", "--no-tied"]).model.tied
+    (tmp_path / "x.toml").write_text("[model]\ntied = true\n[run]\nverify = true\n")
+    config = parse(["--config", str(tmp_path / "x.toml"), "--no_tied"])
+    assert not config.model.tied and config.run.verify
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("--layer", "--layers"),
+        ("--key-value-head=2", "--key-value-heads"),
+        ("--batch_size", "--batch"),
+        ("--warm-up", "--warmup"),
+        ("--learning-rate", "--lr"),
+        ("--no-tide", ""),
+        ("--precison", "--precision"),
+        ("--xyzzy", ""),
+        ("-n", ""),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest(wrong: str, right: str) -> None:
+    message = refused(wrong, "2")
+    assert message.startswith(f"there is no option {wrong.split('=')[0].replace('_', '-')}: ")
+    assert f"did you mean {right}?" in message if right else "--help" in message
+
+
+def test_words_that_belong_to_nothing() -> None:
+    assert refused("runs/a") == "'runs/a' belongs to no option: see --help"
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--layers 1.5", "--layers: '1.5' is not a whole number; see --help"),
+        ("--lr fast", "--lr: 'fast' is not a number; see --help"),
+        ("--lr", "--lr: expected one argument; see --help"),
+        ("--text", "--text: expected at least one argument; see --help"),
+        ("--lr nan", "--lr nan cannot be: it must be above 0"),
+        ("--lr inf", "--lr inf cannot be: it must be above 0"),
+        ("--lr=-1e-3", "--lr -0.001 cannot be: it must be above 0"),
+        ("--steps 0", "--steps 0 cannot be: it must be at least 1"),
+        ("--batch -4", "--batch -4 cannot be: it must be at least 1"),
+        ("--sequence 0", "--sequence 0 cannot be: it must be at least 1"),
+        ("--keep 0", "--keep 0 cannot be: it must be at least 1"),
+        ("--dp -1", "--dp -1 cannot be: it must be 0 or more"),
+        ("--beta1 1", "--beta1 1.0 cannot be: it must be from 0 to below 1"),
+        ("--held-out 1", "--held-out 1.0 cannot be: it must be from 0 to below 1"),
+        ("--held-out nan", "--held-out nan cannot be: it must be from 0 to below 1"),
+        ("--weight-decay -1", "--weight-decay -1.0 cannot be: it must be 0 or more"),
+        ("--clip nan", "--clip nan cannot be: it must be 0 or more"),
+        ("--bucket-mib inf", "--bucket-mib inf cannot be: it must be above 0"),
+        ("--seed 9223372036854775808", "--seed 9223372036854775808 cannot be: it must be from 0 to 2**63 - 1"),
+        ("--strategy zero", "--strategy zero cannot be: it must be one of ddp, naive, server"),
+        ("--precision float16", "--precision float16 cannot be: it must be one of float32, float64"),
+        ("--accumulate 9 --batch 8", "--accumulate 9 cuts --batch 8 into more parts than it has sequences: use at most "
+         "--accumulate 8"),
+        ("--resume", "--resume needs the folder of the checkpoints: add --save FOLDER"),
+        ("--save-every 3", "--save-every needs the folder of the checkpoints: add --save FOLDER"),
+        ("--verify=yes", "--verify/--no-verify: ignored explicit argument 'yes'; see --help"),
+        ("--config", "--config: expected one argument; see --help"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be(words: str, complaint: str) -> None:
+    assert refused(*words.split()) == complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("--hidden 10 --heads 4", "use hidden=12"),
+        ("--heads 4 --key-value-heads 3", "use a divisor of 4"),
+        ("--hidden 12 --heads 4", "use hidden=16"),
+        ("--dropout 1", "use 0 for none"),
+        ("--layers 0", "at least 1"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_there_is_a_model(words: str, fix: str) -> None:
+    assert fix in refused(*words.split())
+
+
+def test_limits_allow_what_lies_on_them() -> None:
+    words = "--held-out 0 --beta1 0 --weight-decay 0 --clip 0 --warmup 0 --seed 9223372036854775807 --accumulate 16"
+    config = parse(words.split())
+    assert config.data.held_out == 0 and config.run.seed == 2**63 - 1
+
+
+def test_precision_is_float32_unless_the_run_is_verified() -> None:
+    precisions = [parse(words.split()).precision for words in ("", "--verify", "--verify --precision float32")]
+    assert precisions == ["float32", "float64", "float32"]
+
+
+def test_the_model_gets_the_vocabulary_of_the_tokenizer() -> None:
+    expected = GPTConfig(vocabulary=300, layers=2, hidden=64, heads=2, sequence=32, dropout=0.5, tied=True)
+    words = "--layers 2 --hidden 64 --heads 2 --sequence 32 --dropout 0.5 --tied"
+    assert parse(words.split()).gpt(vocabulary=300) == expected
+
+
+# ---------------------------------------------------------------- TOML
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('[data]\nbatch = 3\ntext = ["a", "b"]\n[optimizer]\nlr = 1\nweight-decay = 0.5\n')
+    config = parse(["--batch", "5", "--config", str(file)])
+    assert config.data == DataOptions(batch=5, text=("a", "b"))
+    assert config.optimizer == OptimizerOptions(lr=1.0, weight_decay=0.5) and type(config.optimizer.lr) is float
+    assert config.run == RunOptions()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("lr 3", "is not TOML: "),
+        ("\xff\xfe", "is not TOML: "),
+        ("lr = 3", "lr = 3 stands outside the sections [model], [data], [optimizer], [parallel], [run]: move it"),
+        ("[modle]\nlayers = 1", "[modle] is not one of the sections [model], "),
+        ("[model]\nlayer = 1", "[model] has no layer: did you mean layers?"),
+        ("[run]\nxyzzy = 1", "[run] has no xyzzy: it has steps, seed, "),
+        ("[model]\nlayers = true", "layers = True in [model] must be a whole number"),
+        ("[model]\nlayers = 1.0", "layers = 1.0 in [model] must be a whole number"),
+        ("[model]\ntied = 1", "tied = 1 in [model] must be true or false"),
+        ("[data]\ntext = 'a'", "text = 'a' in [data] must be a list of strings"),
+        ("[data]\ntext = [1]", "text = [1] in [data] must be a list of strings"),
+        ("[optimizer]\nlr = '1'", "lr = '1' in [optimizer] must be a number"),
+        ("[run]\nsave = 1979-05-27", "in [run] must be a string"),
+    ],
+)
+def test_files_that_cannot_be_used(content: str, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_bytes(content.encode("latin-1"))
+    message = refused("--config", str(file))
+    assert message.startswith(f"--config {file}") and complaint in message
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert refused("--config", str(tmp_path)).endswith("cannot be read: Is a directory")
+    assert refused("--config", str(tmp_path / "none")).endswith("cannot be read: No such file or directory")
+
+
+def test_print_config_is_a_file_that_config_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--lr", "3e-4", "--text", 'a"b', "c\\d", "--tied", "--strategy", "naive"]
+    assert main([*words, "--print-config"]) == 0
+    (tmp_path / "x.toml").write_text(capsys.readouterr().out)
+    assert parse(["--config", str(tmp_path / "x.toml")]) == parse(words)
+    assert printed("--config", str(tmp_path / "x.toml"), "--batch", "3") == printed(*words, "--batch", "3")
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(max_examples=50)
+@given(
+    texts=st.lists(names),
+    save=names,
+    lr=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    seed=st.integers(0, 2**63 - 1),
+    tied=st.booleans(),
+    strategy=st.sampled_from(STRATEGIES),
+)
+def test_every_run_survives_toml(
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[str],
+    save: str,
+    lr: float,
+    seed: int,
+    tied: bool,
+    strategy: str,
+) -> None:
+    """Quotes, backslashes, control characters and numbers of any size come back as they were."""
+    base = Config()
+    config = Config(
+        model=type(base.model)(tied=tied),
+        data=DataOptions(text=tuple(texts)),
+        optimizer=OptimizerOptions(lr=lr),
+        parallel=type(base.parallel)(strategy=strategy),
+        run=RunOptions(save=save, seed=seed),
+    )
+    file = tmp_path_factory.getbasetemp() / "any.toml"
+    file.write_text(to_toml(config), encoding="utf-8", newline="")
+    assert Config(**{name: classes()[name](**options) for name, options in read_toml(file).items()}) == config
+
+
+def test_defaults_need_no_flag() -> None:
+    assert parse([]) == Config()
+    assert set(string.ascii_uppercase).isdisjoint("".join(FROZEN.split()))

@@ -1,0 +1,45 @@
+"""Tiny training runs for tests: in this process on ranks that are threads, or as a program for `mpirun`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import minidist
+from minidist.cli.train import train
+from minidist.trainer.text import load_text
+
+TINY = ["--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "16", "--batch", "8", "--warmup", "2"]
+
+# `python -m minidist ARGUMENTS`, as source code for the launchers in `ranks`
+PROGRAM = """
+import sys
+from minidist.__main__ import main
+sys.exit(main())
+"""
+
+
+def train_on(ranks: int, *words: str) -> int:
+    """Train on threads, with the words of these strings after `TINY`; return the status that the job would have.
+
+    A path with a space in it does not survive; pytest makes none.
+    """
+    argv = [*TINY, *" ".join(words).split()]
+    return max(minidist.run(lambda comm: train(argv, comm), ranks))
+
+
+def metrics(file: Path) -> list[dict[str, float]]:
+    """Return the objects of a metrics file; every line must be one."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def losses(file: Path) -> list[tuple[float, float]]:
+    """Return (step, loss) of each line."""
+    return [(line["step"], line["loss"]) for line in metrics(file)]
+
+
+def short_text(folder: Path, characters: int = 20_000) -> Path:
+    """Write the beginning of the built-in text into a folder; return the file."""
+    file = folder / "short.txt"
+    file.write_bytes(load_text()[:characters])
+    return file
