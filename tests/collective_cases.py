@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,7 +58,9 @@ def reductions(comm: Communicator, algorithm: str, count: int) -> Iterator[tuple
 def dtypes(comm: Communicator, algorithm: str, count: int) -> list[str]:
     """Return the dtypes to try: for one size all that the algorithm knows, for the others a few."""
     chosen = DTYPES if count == comm.size + 1 else ("float32", "bfloat16", "int64")
-    return [dtype for dtype in chosen if algorithm != "native" or dtype not in ("float16", "bfloat16")]
+    unknown = {"float16", "bfloat16"} if algorithm == "native" else set()
+    unknown |= set() if "torch" in sys.modules else {"bfloat16"}  # where torch is not in use, it is not imported either
+    return [dtype for dtype in chosen if dtype not in unknown]
 
 
 def draw(count: int, dtype: str, rank: int, seed: int = 0) -> Any:

@@ -5,6 +5,7 @@ Each call runs in a session of its own, and no process outlives it: not after a 
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -15,22 +16,25 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from minidist.cli.jobs import run_job
+from minidist.cli.launch import Mpirun, environment, find_mpirun
 
 TESTS = Path(__file__).parent
 LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "TORCHELASTIC_")
-TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED"}
 
 
 def mpirun(
     ranks: int, program: str | Path, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """Run `program`, a path or source code (dedented), on `ranks` processes of the venv's mpirun.
+    """Run `program`, a path or source code (dedented), on `ranks` processes of the mpirun that fits this Python.
 
     A job that outlasts `timeout` seconds is ended and returns 124. `env` is added to the environment. Programs can
     import what lies in `tests/`.
     """
-    launcher = Path(sys.executable).with_name("mpirun")
-    return _run([str(launcher), "-n", str(ranks), sys.executable], program, args, timeout, env)
+    launcher = _launcher()
+    needed = environment(launcher) | clean_environment()
+    start = [launcher.path, "-n", str(ranks), sys.executable]
+    return _run(start, program, args, timeout, needed | dict(env or {}))
 
 
 def torchrun(
@@ -38,7 +42,8 @@ def torchrun(
 ) -> CompletedProcess[str]:
     """Run `program` under torchrun on `ranks` processes of this machine, as `mpirun` does."""
     where = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    return _run([sys.executable, "-m", "torch.distributed.run", *where], program, args, timeout, env)
+    start = [sys.executable, "-m", "torch.distributed.run", *where]
+    return _run(start, program, args, timeout, clean_environment() | dict(env or {}))
 
 
 def free_port() -> int:
@@ -50,19 +55,24 @@ def free_port() -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment, as if no launcher had started it."""
-    kept = {name: value for name, value in os.environ.items() if name not in TORCH and not name.startswith(LAUNCHERS)}
+    """Return this process's environment, as if no launcher had started it; a printed line goes out in one piece."""
+    kept = {name: value for name, value in os.environ.items() if name not in OTHERS and not name.startswith(LAUNCHERS)}
     path = os.pathsep.join(filter(None, [str(TESTS), str(TESTS.parent), kept.get("PYTHONPATH", "")]))
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
+@functools.cache
+def _launcher() -> Mpirun:
+    return find_mpirun()
+
+
 def _run(
-    start: list[str], program: str | Path, args: tuple[str, ...], timeout: float, env: Mapping[str, str] | None
+    start: list[str], program: str | Path, args: tuple[str, ...], timeout: float, env: dict[str, str]
 ) -> CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(program, str) and ("\n" in program or not program.endswith(".py")):
             source, program = program, Path(folder, "program.py")
             program.write_text(textwrap.dedent(source))
         command = [*start, str(program), *args]
-        outcome = run_job(command, env=clean_environment() | dict(env or {}), timeout=timeout, capture=True)
+        outcome = run_job(command, env=env, timeout=timeout, capture=True)
     return CompletedProcess(command, outcome.returncode, outcome.stdout, outcome.stderr)

@@ -53,19 +53,15 @@ def test_parity(variant: type[DataParallel], ranks: int) -> None:
 
 @all_variants
 @pytest.mark.parametrize("zero", ZEROS)
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_parity_with_accumulation_however_gradients_are_zeroed(
-    variant: type[DataParallel], zero: Zero, microbatches: int
-) -> None:
-    case = Case(variant, microbatches=microbatches, zero=zero)
+def test_parity_with_accumulation_however_gradients_are_zeroed(variant: type[DataParallel], zero: Zero) -> None:
+    case = Case(variant, microbatches=3, zero=zero)
     check_parity(minidist.run(lambda comm: parallel(comm, case), 3), CONFIG)
 
 
 @all_variants
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_parity_with_dropout(variant: type[DataParallel], ranks: int) -> None:
+def test_parity_with_dropout(variant: type[DataParallel]) -> None:
     case = Case(variant, DROPPING, microbatches=2)
-    check_parity(minidist.run(lambda comm: parallel(comm, case), ranks), DROPPING)
+    check_parity(minidist.run(lambda comm: parallel(comm, case), 4), DROPPING)
 
 
 def local_mean_loss(model: nn.Module, tokens: Tensor) -> Tensor:

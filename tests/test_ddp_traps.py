@@ -278,3 +278,13 @@ def test_recomputed_layers(reentrant: bool, all_of_it: bool) -> None:
     expected = step(Branches(0), [0, 1])
     for found in minidist.run(lambda comm: step(DDP(Branches(comm.rank), comm, unused=True), [comm.rank]), 2):
         assert close(found, expected)
+
+
+def test_a_shared_layer_that_gets_its_gradient_in_pieces_is_named() -> None:
+    def program(comm: Communicator) -> None:
+        wrapped = DDP(Branches(), comm)
+        x = checkpoint(wrapped, wrapped(rows(0), 0), 1, use_reentrant=True)
+        wrapped(checkpoint(wrapped, x, 1, use_reentrant=True), 2).sum().backward()
+
+    with pytest.raises(RuntimeError, match=r"a second gradient came for layers\.1\.weight .*use_reentrant=False"):
+        minidist.run(program, 2)

@@ -11,6 +11,9 @@ from minidist.trainer.text import load_text
 
 TINY = ["--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "16", "--batch", "8", "--warmup", "2"]
 
+# A run that saves at every step, and in which nothing must be forgotten
+RUN = "--dropout 0.1 --tied --precision float64 --lr 0.01 --save-every 1"
+
 # `python -m minidist ARGUMENTS`, as source code for the launchers in `ranks`
 PROGRAM = """
 import sys

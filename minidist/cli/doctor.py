@@ -143,7 +143,7 @@ def check_mpi() -> list[Finding]:
     if typed is None:
         findings.append(Finding("mpirun: not on PATH, but `python -m minidist launch` finds it"))
     elif vendor(version_of(typed)) != mpirun.vendor:
-        what = f"mpirun: {typed} comes first on PATH and is {vendor(version_of(typed))}'s: its ranks do not meet"
+        what = f"mpirun: {typed} comes first on PATH, but belongs to {vendor(version_of(typed))}: ranks do not meet"
         fix = f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`"
         findings.append(Finding(what, fix))
     command = [mpirun.path, "-n", "2", sys.executable, "-c", TWO_RANKS]

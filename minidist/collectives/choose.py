@@ -90,10 +90,17 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
     """
     if algorithm == "auto":
         algorithm = explain(operation, bytes, comm)[0]
+    else:
+        _check(operation, algorithm, comm)
+    return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[operation][algorithm]
+
+
+def _check(operation: str, algorithm: str, comm: Communicator) -> None:
+    """Refuse an algorithm that does not exist, or does not suit these ranks. Those that `auto` takes do."""
     if algorithm == "native":
         if comm.native is None:
             raise ValueError(f"the {comm.wire} wire has no native collectives: use algorithm='auto'")
-        return algorithm, getattr(comm.native, operation)
+        return
     if algorithm not in TABLE[operation]:
         raise ValueError(
             f"{operation} has no algorithm {algorithm!r}: choose one of {', '.join(algorithms(operation))}"
@@ -105,4 +112,3 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
         )
     if algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
         raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")
-    return algorithm, TABLE[operation][algorithm]

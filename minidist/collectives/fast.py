@@ -63,9 +63,12 @@ def segments(chunks: list[Array]) -> Iterator[list[Array]]:
 
 
 def blocks(array: Array) -> Iterator[Any]:
-    """Yield consecutive views of at most `SEGMENT` bytes; one, if the array is empty."""
+    """Yield consecutive views of at most `SEGMENT` bytes; the array itself, if that is one."""
     step = max(1, SEGMENT // itemsize(array))
-    for start in range(0, max(len(array), 1), step):
+    if len(array) <= step:
+        yield array
+        return
+    for start in range(0, len(array), step):
         yield array[start : start + step]
 
 

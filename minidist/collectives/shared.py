@@ -42,7 +42,9 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         comm.fence()
         _reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)
         comm.fence()
-    elif array.nbytes <= SMALL or comm.size == 2:
+    elif array.nbytes <= SMALL:
+        _add_up(_publish(array, comm), array, comm, combine)
+    elif comm.size == 2:
         for block in blocks(array):
             _add_up(_publish(block, comm), block, comm, combine)
     else:
@@ -155,6 +157,9 @@ def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[list[Array]
 
 
 def _memory(array: Array) -> Any:
+    """Return the array as numpy sees its memory."""
+    if isinstance(array, np.ndarray):
+        return array
     if device_name(array) != "cpu":
         raise ValueError(f"algorithm='shared' reads CPU memory, but the buffer is on {device_name(array)}: use 'ring'")
     return as_bytes(array)

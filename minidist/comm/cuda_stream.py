@@ -42,7 +42,10 @@ class CudaStream:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def launch(self, work: Callable[..., Any], *args: Any) -> CudaJob:
-        """Queue `work(*args)` behind what the current stream has been given so far, and return at once."""
+        """Queue `work(*args)` behind what the current stream has been given so far, and return at once.
+
+        Tensors that `work` uses belong among its arguments: only these are kept from being reused too early.
+        """
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             result = work(*args)

@@ -91,7 +91,7 @@ class Operation:
     @property
     def eager(self) -> bool:
         """Whether the message goes ahead of its receive."""
-        return bool(self.array.nbytes <= self.world.eager_limit)
+        return bool(0 < self.world.eager_limit >= self.array.nbytes)
 
     def arrival(self) -> float:
         """Return when this end is complete, in virtual time, charging the incoming port on the first call."""

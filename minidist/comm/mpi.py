@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,7 +83,6 @@ class MpiCommunicator(Communicator):
         self.patient = False
         self._status = MPI.Status()
         self._mpi_windows: list[MPI.Win] = []
-        self._node: tuple[int, ...] | None = None
 
     def _isend(self, array: Array, to: int, tag: int) -> MpiRequest:
         return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, self.patient)
@@ -111,14 +111,13 @@ class MpiCommunicator(Communicator):
         twin.patient = True
         return twin
 
-    @property
+    @cached_property
     def node(self) -> tuple[int, ...]:
-        if self._node is None:
-            with self.status.meeting("the question who shares a node", self):
-                here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-                self._node = tuple(here.allgather(self.rank))
-                here.Free()
-        return self._node
+        with self.status.meeting("the question who shares a node", self):
+            here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+            ranks = tuple(here.allgather(self.rank))
+            here.Free()
+        return ranks
 
     def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
         if len(self.node) < self.size:
@@ -132,15 +131,9 @@ class MpiCommunicator(Communicator):
         return mine, memories
 
     def fence(self) -> None:
-        if not ORDERED_STORES or len(self.node) < self.size:
-            for window in self._mpi_windows:
-                window.Sync()
-            self.barrier()
-            for window in self._mpi_windows:
-                window.Sync()
-            return
         if "fence" not in self.kept:
-            self.kept["fence"] = Fence([memoryview(memory).cast("q") for memory in self._allocate(64)[1]])
+            in_order = ORDERED_STORES and len(self.node) == self.size
+            self.kept["fence"] = Fence(self._allocate(64)[1]) if in_order else FenceOfMessages(self._mpi_windows)
         self.kept["fence"].pass_through(self)
 
     @property
@@ -160,8 +153,8 @@ class MpiCommunicator(Communicator):
 class Fence:
     """One counter a rank, in shared memory: rank r has come to the fence for the n-th time."""
 
-    def __init__(self, flags: list[memoryview]):
-        self.flags, self.epoch = flags, 0
+    def __init__(self, memories: list[Any]):
+        self.flags, self.epoch = [memoryview(memory).cast("q") for memory in memories], 0
 
     def pass_through(self, comm: MpiCommunicator) -> None:
         """Say that this rank is here, and spin until all are."""
@@ -181,6 +174,21 @@ class Fence:
             elif spins > SPINS:
                 os.sched_yield()  # more ranks than cores: the one we wait for may need this one
         status.waiting = None
+
+
+class FenceOfMessages:
+    """A barrier of messages, for memory in which a flag could be seen before what it tells of."""
+
+    def __init__(self, windows: list[MPI.Win]):
+        self.windows = windows
+
+    def pass_through(self, comm: MpiCommunicator) -> None:
+        """Write out what this rank stored, meet, and read anew what the others did."""
+        for window in self.windows:
+            window.Sync()
+        comm.barrier()
+        for window in self.windows:
+            window.Sync()
 
 
 def _memory(array: Array) -> Any:
@@ -216,6 +224,12 @@ def end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None
     if kind is not KeyboardInterrupt:
         sys.stderr.write(marked_traceback(MPI.COMM_WORLD.Get_rank(), error))
         sys.stderr.flush()
+    abort()
+
+
+def abort() -> None:
+    """End every rank of the job with status 1."""
+    time.sleep(0.2)  # the launcher drops what it has not yet read of this rank's output
     MPI.COMM_WORLD.Abort(1)
 
 
@@ -247,7 +261,7 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> MpiCommunicator:
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())
-        watchdog = Watchdog(mailbox, comm.rank, comm.size, comm.statuses, limit, lambda: MPI.COMM_WORLD.Abort(1))
+        watchdog = Watchdog(mailbox, comm.rank, comm.size, comm.statuses, limit, abort)
         atexit.register(_leave_together, watchdog, mailbox.mpi)
     return comm
 

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from minidist.comm.buffers import Array
     from minidist.comm.mpi import MpiCommunicator
 
-OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
+OPERATIONS = {
+    "sum": MPI.SUM,
+    "mean": MPI.SUM,  # the caller divides
+    "max": MPI.MAX,
+    "min": MPI.MIN,
+    "prod": MPI.PROD,
+}
 
 
 class NativeMpi:

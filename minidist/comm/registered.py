@@ -27,8 +27,9 @@ class Registered:
         if not self.windows or not isinstance(array, np.ndarray):
             return None
         where = address(array)
+        end = where + array.nbytes
         for start, bytes, memories in self.windows:
-            if start <= where and where + array.nbytes <= start + bytes:
-                inside = slice(where - start, where - start + array.nbytes)
+            if start <= where and end <= start + bytes:
+                inside = slice(where - start, end - start)
                 return [memory[inside].view(array.dtype) for memory in memories]
         return None

@@ -114,8 +114,9 @@ class ThreadCommunicator(Communicator):
 
     def advance(self, seconds: float) -> None:
         super().advance(seconds)
-        self.lane.polls = 0
-        self.lane.time += seconds
+        if self.world.cluster is not None:
+            self.lane.polls = 0
+            self.lane.time += seconds
 
     def fail(self, error: BaseException) -> None:
         self.world.abort(self.members[self.rank], error)

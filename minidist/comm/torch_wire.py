@@ -146,8 +146,8 @@ class TorchCommunicator(Communicator):
         return self._derive(list(parts.values()), parts[color], name)
 
     def _fork(self, name: str) -> Communicator:
-        everyone = list(range(self.size))
-        return self._derive([everyone], everyone, name)
+        ranks = list(range(self.size))
+        return self._derive([ranks], ranks, name)
 
     def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> Communicator:
         """Return a communicator with groups of its own over the ranks `mine`, one of the `parts` of this one."""

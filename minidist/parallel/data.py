@@ -53,7 +53,7 @@ class DataParallel(nn.Module):
     Raises
     ------
     MismatchError
-        On every rank, if the ranks' models differ in a name, shape or dtype.
+        On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False) -> None:
@@ -67,7 +67,13 @@ class DataParallel(nn.Module):
         make_equal(model, comm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. In training its buffers first become rank 0's, as running averages drift apart."""
+        """Run the model. In training its buffers first become rank 0's, as running averages drift apart.
+
+        Raises
+        ------
+        RuntimeError
+            In training, if a parameter was added or unfrozen since: nobody would reduce its gradient.
+        """
         if self.training:
             self._check_parameters()
             if self.synchronising:

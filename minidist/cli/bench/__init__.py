@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minidist.cli.bench.measure import Measurement
 
+STARTED = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_RUN_ID"}  # by a launcher
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 
 
@@ -36,13 +37,23 @@ def main(argv: list[str]) -> int:
     from minidist.cli.bench.options import parse
     from minidist.cli.bench.report import Results
     from minidist.cli.bench.simulated import bench_threads
+    from minidist.comm.errors import LaunchError
 
     options = parse(argv)
+    if STARTED & os.environ.keys():
+        sys.stderr.write(
+            "minidist bench: start it without mpirun or torchrun; it starts its ranks itself, --ranks of them\n"
+        )
+        return 2
     measurements, described = [], machine()
     launches = ["shipped"] * (options.names != ("threads",))
     launches += ["tuned"] * bool("tuned" in options.peers and options.collectives)
     for launch in launches:
-        status, described, measured = run_workers(launch, options.ranks, argv)
+        try:
+            status, described, measured = run_workers(launch, options.ranks, argv)
+        except LaunchError as error:
+            sys.stderr.write(f"minidist bench: {error}\n")
+            return 2
         measurements += measured
         if status:
             sys.stderr.write(f"minidist bench: the {launch} launch ended with status {status}; nothing is reported\n")
@@ -64,14 +75,15 @@ def run_workers(launch: str, ranks: int, argv: list[str]) -> tuple[int, dict[str
     """Run one launch; return its exit status, the machine as it describes it, and its measurements."""
     from minidist.cli.bench.measure import Measurement
     from minidist.cli.jobs import run_job
+    from minidist.cli.launch import environment, find_mpirun
 
+    mpirun = find_mpirun()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measurements.json")
         worker = [sys.executable, "-m", "minidist.cli.bench.worker", launch, str(file), *argv]
         memory = KEEP_MEMORY if launch == "tuned" else {}
         outcome = run_job(
-            [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks), *worker],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | memory,
+            [mpirun.path, "-n", str(ranks), *worker], env=environment(mpirun) | {"OMP_NUM_THREADS": "1"} | memory
         )
         if outcome.returncode or not file.exists():
             return outcome.returncode or 1, {}, []

@@ -1,7 +1,7 @@
 """One collective, by minidist and by its peers, on buffers of the same size.
 
     auto         what `algorithm="auto"` takes, on ordinary numpy arrays
-    registered   the same, on buffers of `comm.allocate`
+    registered   the same, on buffers of `comm.allocate`: an all-reduce works on those in place
     ring, ...    what --algorithms names
     native       MPI's own, called through mpi4py
     gloo         torch.distributed's, on tensors
@@ -84,11 +84,13 @@ def bench_collective(
     itemsize = np.dtype(options.dtype).itemsize
     counts = [max(1, size // itemsize // comm.size) * comm.size for size in options.sizes]
     # One window for all sizes: every registered buffer of a program makes finding one a little longer.
-    registered: Any = comm.allocate(max(counts), options.dtype) if "registered" in options.algorithms else None
+    in_place = operation == "all_reduce" and "registered" in options.algorithms
+    registered: Any = comm.allocate(max(counts), options.dtype) if in_place else None
+    offered = (*collectives.algorithms(operation), *(["registered"] if in_place else []))
     for count in counts:
         runs: dict[str, Run] = {}
         for how in options.algorithms:
-            if how in ("auto", "registered", *collectives.algorithms(operation)):
+            if how in offered:
                 buffers = _buffers(comm, count, options.dtype, registered if how == "registered" else None)
                 runs[how] = _bind(OURS[operation], buffers, comm, "auto" if how == "registered" else how)
         if "native" in options.peers or launch == "tuned":

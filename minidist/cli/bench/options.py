@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 COLLECTIVES = (
     "all_reduce",
@@ -84,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--algorithms",
         type=_words,
         default=("auto", "registered"),
-        help="of minidist; `registered` is auto on buffers of comm.allocate (default auto,registered)",
+        help="of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered)",
     )
     parser.add_argument(
         "--peers",
@@ -140,6 +141,8 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
     for peer in options.peers:
         if peer not in PEERS:
             parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
+    if options.json not in ("", "-") and not Path(options.json).absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such folder; make it first")
     for hidden in options.hidden:
         if hidden < 8 or hidden % 8:
             parser.error(f"--hidden {hidden}: the model has 4 heads with pairs of channels, so use a multiple of 8")
