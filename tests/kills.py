@@ -1,10 +1,10 @@
 """A program for tests: train, get killed, resume, and end with the same bits as a run that was left alone.
 
-    python kills.py FOLDER files FIRST EVERY     killed before the FIRST, FIRST + EVERY, ... touch of a file
-    python kills.py FOLDER random SEED COUNT     killed COUNT times, at random moments
+    python kills.py FOLDER FIRST EVERY SEED COUNT
 
-A run is a fork of this process, which has imported everything: it starts within milliseconds. Prints how many kills
-there were; fails with an assertion.
+First it is killed before the FIRST, FIRST + EVERY, ... touch of a file, then COUNT times at random moments. A run is a
+fork of this process, which has imported everything: it starts within milliseconds. Prints how many kills there were of
+either kind; fails with an assertion.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def check(folder: Path, calm: Path) -> None:
         ours, theirs = ((path / "step-00000006" / name).read_bytes() for path in (folder, calm))
         assert ours == theirs, f"{folder}: {name} differs"
     assert losses(folder / "metrics.jsonl") == losses(calm / "metrics.jsonl"), folder
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == ["metrics.jsonl", "step-00000005", "step-00000006"], names
+    names = {path.name for path in folder.iterdir()} - {"step-00000004", ".unfinished"}  # if killed in the last save
+    assert names == {"metrics.jsonl", "step-00000005", "step-00000006"}, names
 
 
 def kill_at_every_touch(home: Path, calm: Path, first: int, every: int) -> int:
@@ -100,6 +100,7 @@ def kill_at_random(home: Path, calm: Path, seed: int, count: int) -> int:
 if __name__ == "__main__":
     home, calm = Path(sys.argv[1]), Path(sys.argv[1], "calm")
     short_text(home, 700)
+    assert main([*TINY, "--steps", "1"]) == 0  # imports what torch imports at the first step
     assert end(start(calm)) == 0, calm.with_suffix(".out").read_text()
-    mode = kill_at_every_touch if sys.argv[2] == "files" else kill_at_random
-    print("kills:", mode(home, calm, int(sys.argv[3]), int(sys.argv[4])))
+    first, every, seed, count = map(int, sys.argv[2:])
+    print("kills:", kill_at_every_touch(home, calm, first, every), kill_at_random(home, calm, seed, count))

@@ -38,7 +38,7 @@ from minidist.trainer.verify import Verdict, compare, fingerprint
 
 Ready = TypeVar("Ready")
 USER_ERRORS = (ConfigError, TextError, CheckpointError)  # whatever else is raised is a bug, and keeps its traceback
-INTERRUPTED = 130  # exit status, as of a shell
+INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,9 +50,12 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         return train(argv, comm)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError) as error:
         if comm.size > 1:
             raise  # the other ranks have to end as well
+        if isinstance(error, BrokenPipeError):  # `| head` has seen enough; Python would complain at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return NOBODY_READS
         print("minidist train: interrupted", file=sys.stderr)
         return INTERRUPTED
 
@@ -76,9 +79,7 @@ def train(argv: Sequence[str], comm: Communicator) -> int:
 
 def train_and_report(config: Config, comm: Communicator) -> int:
     """Set up on all ranks alike, run, and report on rank 0."""
-    cores, neighbours = os.cpu_count() or 1, len(comm.node)
-    threads = max(1, min(torch.get_num_threads(), cores // neighbours))
-    torch.set_num_threads(threads)
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
     layout = together(comm, lambda: fitting_layout(config, comm.size))
@@ -101,7 +102,6 @@ def train_and_report(config: Config, comm: Communicator) -> int:
     verdict = None
     if config.run.verify:
         print("\nthe same run on one rank, without a strategy:", flush=True)
-        torch.set_num_threads(min(cores, threads * neighbours))  # the other ranks are done
         verdict = compare(config, samples, tokenizer.vocabulary, outcome)
     print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
     return 0 if alike and (verdict is None or verdict.same) else 1

@@ -160,7 +160,7 @@ class Communicator(ABC):
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.traffic.sent(1, leaving.nbytes)
         started = self.status.since = self.clock()
-        self.status.waiting = ("exchange", self.members[source], tag, arriving.nbytes)
+        self.status.waiting = ("exchange", self.members[source], tag + self._tag_offset, arriving.nbytes)
         try:
             self._exchange(leaving, to, arriving, source, tag + self._tag_offset)
         finally:

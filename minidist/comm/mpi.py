@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 import time
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +82,7 @@ class MpiCommunicator(Communicator):
         self.patient = False
         self._status = MPI.Status()
         self._mpi_windows: list[MPI.Win] = []
+        self._node: tuple[int, ...] | None = None
 
     def _isend(self, array: Array, to: int, tag: int) -> MpiRequest:
         return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, self.patient)
@@ -111,13 +111,14 @@ class MpiCommunicator(Communicator):
         twin.patient = True
         return twin
 
-    @cached_property
+    @property
     def node(self) -> tuple[int, ...]:
-        with self.status.meeting("the question who shares a node", self):
-            here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-            ranks = tuple(here.allgather(self.rank))
-            here.Free()
-        return ranks
+        if self._node is None:  # no cached_property: before Python 3.12 two streams would wait for its one lock
+            with self.status.meeting("the question who shares a node", self):
+                here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+                self._node = tuple(here.allgather(self.rank))
+                here.Free()
+        return self._node
 
     def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
         if len(self.node) < self.size:
@@ -257,7 +258,7 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> MpiCommunicator:
 
     An uncaught error in one rank would leave the others waiting for ever, so it ends the job.
     """
-    comm = MpiCommunicator(mpi, tuple(range(mpi.Get_size())))
+    comm = MpiCommunicator(mpi.Dup(), tuple(range(mpi.Get_size())))  # the caller's own messages stay the caller's
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())

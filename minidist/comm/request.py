@@ -39,7 +39,7 @@ class Pending:
             return
         comm, status = self.comm, self.comm.status
         started = status.since = comm.clock()
-        status.waiting = (self.kind, comm.members[self.peer], self.tag, self.array.nbytes)
+        status.waiting = (self.kind, comm.members[self.peer], self.tag + comm._tag_offset, self.array.nbytes)
         try:
             self.request.wait()
         finally:

@@ -187,6 +187,12 @@ def run(
     except BaseException as error:  # Ctrl-C, most likely
         world.abort(-1, error)
         raise
+    _close(world)
+    return results
+
+
+def _close(world: World) -> None:
+    """End what is left of the run, and raise what made it fail."""
     with world.lock:
         world.closed = True
         world.wake_all()
@@ -195,7 +201,6 @@ def run(
         if not isinstance(cause, RankFailed):
             cause.add_note(f"[rank {rank}] raised this")
         raise cause
-    return results
 
 
 def _join(threads: list[threading.Thread], world: World) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from minidist.comm.interrupt import Interrupt
 from minidist.comm.report import describe, user_line
 from minidist.comm.request import Status
 
@@ -77,6 +78,7 @@ class Watchdog:
         self.finished = self.stopped = False
         self.answers: dict[int, str] = {}
         self.deferred_until = 0.0
+        self.interrupt = Interrupt()
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self.thread.start()
 
@@ -104,6 +106,9 @@ class Watchdog:
         while not self.stopped:
             time.sleep(PERIOD)
             self._read_mail()
+            main = self.statuses[0]
+            if self.interrupt.unheard(main.since) and main.waiting is not None:
+                self.end()
             for number, status in enumerate(self.statuses):
                 if self.finished or time.perf_counter() < self.deferred_until:
                     continue

@@ -50,10 +50,11 @@ def main(argv: list[str]) -> int:
     launches += ["tuned"] * bool("tuned" in options.peers and options.collectives)
     for launch in launches:
         try:
-            status, described, measured = run_workers(launch, options.ranks, argv)
+            status, seen, measured = run_workers(launch, options.ranks, argv)
         except LaunchError as error:
             sys.stderr.write(f"minidist bench: {error}\n")
             return 2
+        described |= {key: value for key, value in seen.items() if value}
         measurements += measured
         if status:
             sys.stderr.write(f"minidist bench: the {launch} launch ended with status {status}; nothing is reported\n")

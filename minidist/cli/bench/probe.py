@@ -36,7 +36,7 @@ def state(gigabytes: float) -> str:
 
 def bench_copy(when: str, launch: str, comm: Communicator) -> Iterator[Measurement]:
     """Measure the three; `when` tells the probe before the benches from the one after them."""
-    for name, bytes, iterations in (("own core", IN_CACHE, 1000), ("memory", BEYOND_CACHES, 2)):
+    for name, bytes, iterations in (("own core", IN_CACHE, 500), ("memory", BEYOND_CACHES, 1)):
         source, target = np.full(bytes, 1, np.uint8), np.full(bytes, 0, np.uint8)
         seconds = [timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)]
         yield Measurement("copy", when, name, launch, tuple(bytes / s / 1e9 for s in seconds), "GB/s", bytes, comm.size)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def main(launch: str, file: str, argv: list[str]) -> None:
     """Measure, with a line of progress on standard error for each case."""
     options, comm = parse(argv), init()
-    gloo = start_gloo(comm) if "gloo" in options.peers and launch == "shipped" else None
+    wanted = "gloo" in options.peers and launch == "shipped" and options.names != ("copy",)
+    gloo = start_gloo(comm) if wanted else None
     measurements, last = [], ("", "")
     for measurement in measure(options, launch, comm, gloo):
         measurements.append(measurement)

@@ -1,0 +1,64 @@
+"""Floor 1 and 2 on real MPI ranks; what is checked stands in `mpi_checks.py`."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import TESTS, mpirun
+
+CHECKS = TESTS / "mpi_checks.py"
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3, 4))
+def test_everything_works_on_mpi_ranks(ranks: int) -> None:
+    outcome = mpirun(ranks, CHECKS)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("is done") == ranks and outcome.stderr == ""
+
+
+def test_everything_works_with_tensors_too() -> None:
+    outcome = mpirun(2, CHECKS, "torch")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("is done") == 2
+
+
+def test_more_ranks_than_cores_take_turns() -> None:
+    """Ranks that spin for one another must let each other run: a second would be a thousand times too slow."""
+    outcome = mpirun(
+        8,
+        """
+        import time
+        import numpy as np
+        import minidist
+        from minidist.collectives import all_reduce
+
+        comm = minidist.init()
+        registered = comm.allocate(1000, np.float32)
+        all_reduce(registered, comm)
+        comm.barrier()
+        started = time.perf_counter()
+        for size in (1, 1000, 100_000):
+            for algorithm in ("shared", "ring", "recursive"):
+                buffer = np.full(size, comm.rank, np.float32)
+                all_reduce(buffer, comm, algorithm=algorithm)
+                assert (buffer == 28).all()
+        for repetition in range(20):
+            registered[:] = comm.rank
+            all_reduce(registered, comm)
+            assert (registered == 28).all()
+        print(f"rank {comm.rank}: {time.perf_counter() - started:.3f}", flush=True)
+        """,
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("rank") == 8
+
+
+def test_an_mpi_program_needs_no_torch_and_starts_quickly() -> None:
+    program = """
+        import sys
+        import minidist
+        import minidist.collectives
+        assert minidist.init().size == 2
+        assert "torch" not in sys.modules
+    """
+    outcome = mpirun(2, program)
+    assert outcome.returncode == 0, outcome.stderr
