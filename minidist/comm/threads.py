@@ -162,24 +162,13 @@ def run(
     if cluster is not None:
         cluster.check(ranks)
     world = World(ranks, cluster, eager_limit)
-    members = tuple(range(ranks))
     results: list[Any] = [None] * ranks
-    comms = [ThreadCommunicator(world, world.add_lane(r, ""), r, members, "world") for r in members]
+    comms = [ThreadCommunicator(world, world.add_lane(r, ""), r, tuple(range(ranks)), "world") for r in range(ranks)]
     for comm in comms:
-        comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
-
-    def rank_main(comm: ThreadCommunicator) -> None:
-        comm.lane.thread = threading.current_thread()
         comm.trace, comm.debug = trace, debug
-        try:
-            results[comm.rank] = fn(comm)
-        except BaseException as error:
-            world.abort(comm.rank, error)
-        finally:
-            world.finish(comm.lane)
-
+        comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
     # Daemon threads: a rank that computes for ever must not keep an interrupted program alive.
-    threads = [threading.Thread(target=rank_main, args=(c,), name=f"rank {c.rank}", daemon=True) for c in comms]
+    threads = [threading.Thread(target=_run_rank, args=(comm, fn, results), daemon=True) for comm in comms]
     try:
         for thread in threads:
             thread.start()
@@ -189,6 +178,16 @@ def run(
         raise
     _close(world)
     return results
+
+
+def _run_rank(comm: ThreadCommunicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
+    comm.lane.thread = threading.current_thread()
+    try:
+        results[comm.rank] = fn(comm)
+    except BaseException as error:
+        comm.world.abort(comm.rank, error)
+    finally:
+        comm.world.finish(comm.lane)
 
 
 def _close(world: World) -> None:
