@@ -97,6 +97,18 @@ class NeverReduced(NaiveDataParallel):
         pass
 
 
+class WrongLater(NaiveDataParallel):
+    """Is right at first."""
+
+    steps = 0
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self.steps += 1
+        if self.steps == 3:
+            self.module.zero_grad()
+
+
 def forgotten(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
     return NeverReduced(model, comm)
 
@@ -105,8 +117,12 @@ def averaged(model: nn.Module, comm: Communicator, config: Config) -> DataParall
     return NaiveDataParallel(model, comm, op="mean")
 
 
+def later(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
+    return WrongLater(model, comm)
+
+
 @pytest.mark.parametrize("precision", ["", "--precision float32"])
-@pytest.mark.parametrize(("broken", "alike"), [(forgotten, "NO"), (averaged, "yes")])
+@pytest.mark.parametrize(("broken", "alike"), [(forgotten, "NO"), (averaged, "yes"), (later, "yes")])
 def test_verify_finds_wrong_gradients(
     broken: Callable[..., DataParallel],
     alike: str,

@@ -62,9 +62,9 @@ def segments(chunks: list[Array]) -> Iterator[list[Array]]:
         yield [chunk[start : start + step] for chunk in chunks]
 
 
-def blocks(array: Array) -> Iterator[Any]:
-    """Yield consecutive views of at most `SEGMENT` bytes; the array itself, if that is one."""
-    step = max(1, SEGMENT // itemsize(array))
+def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Any]:
+    """Yield consecutive views of at most so many bytes; the array itself, if that is one."""
+    step = max(1, bytes // itemsize(array))
     if len(array) <= step:
         yield array
         return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.fast import SEGMENT, blocks, chunks_of, cut, view_as
+from minidist.collectives.fast import blocks, chunks_of, cut, view_as
 from minidist.comm.agree import agree
 from minidist.comm.buffers import as_bytes, copy, device_name, itemsize
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
 
 SMALL = 1 << 14
+BLOCK = 1 << 19  # bytes that are published at a time: they stay in the cache of a core until another core reads them
 
 
 def possible(comm: Communicator) -> bool:
@@ -45,7 +46,7 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     elif array.nbytes <= SMALL:
         _add_up(_publish(array, comm), array, comm, combine)
     elif comm.size == 2:
-        for block in blocks(array):
+        for block in blocks(array, BLOCK):
             _add_up(_publish(block, comm), block, comm, combine)
     else:
         for pieces in _segments(chunks_of(array, cut(len(array), comm.size)), comm.size):
@@ -81,7 +82,7 @@ def all_gather(chunks: list[Array], comm: Communicator) -> None:
 def broadcast(array: Array, comm: Communicator, root: int) -> None:
     """Copy the root's `array` into everybody's."""
     _memory(array)
-    for block in blocks(array):
+    for block in blocks(array, BLOCK):
         halves = _half(block, len(block), comm)
         if comm.rank == root:
             copy(halves[root], block)
@@ -97,7 +98,7 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
     rank = comm.rank
     own = [chunks_of(memory, cut(len(memory), comm.size))[rank] for memory in copies]
     others = [peer for peer in range(comm.size) if peer != rank]
-    for pieces in zip(*(blocks(chunk) for chunk in own), strict=True):
+    for pieces in zip(*(blocks(chunk, BLOCK) for chunk in own), strict=True):
         for peer in others:
             combine(pieces[rank], pieces[peer], pieces[rank])
         for peer in others:
@@ -183,7 +184,7 @@ class Staging:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.memories = comm.peers(comm.allocate(2 * SEGMENT, np.uint8))
+        self.memories = comm.peers(comm.allocate(2 * BLOCK, np.uint8))
         self.parity = 0
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 
@@ -194,7 +195,7 @@ class Staging:
         views = self.views.get(key)
         if views is None:
             assert self.memories is not None
-            start, bytes = self.parity * SEGMENT, count * itemsize(like)
+            start, bytes = self.parity * BLOCK, count * itemsize(like)
             views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
             if bytes <= SMALL:
                 self.views[key] = views
@@ -204,6 +205,6 @@ class Staging:
 def _segments(chunks: list[Array], share: int) -> Iterator[list[Array]]:
     """Yield the chunks cut across into pieces, `share` of which fit a segment."""
     longest = max(len(chunk) for chunk in chunks)
-    step = max(1, SEGMENT // share // chunks[0].itemsize)
+    step = max(1, BLOCK // share // chunks[0].itemsize)
     for start in range(0, max(longest, 1), step):
         yield [chunk[start : start + step] for chunk in chunks]

@@ -182,6 +182,7 @@ def run(
 
 def _run_rank(comm: ThreadCommunicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
     comm.lane.thread = threading.current_thread()
+    comm.lane.thread.name = f"rank {comm.rank}"
     try:
         results[comm.rank] = fn(comm)
     except BaseException as error:
