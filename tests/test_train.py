@@ -49,9 +49,9 @@ def test_every_launcher_trains_alike(tmp_path: Path) -> None:
         args = {name: [*tiny, "--metrics", str(file)] for name, file in files.items()}
         plain = [sys.executable, "-W", "default", "-m", "minidist", *args["python"]]
         jobs = {
-            "python": pool.submit(run_job, plain, env=clean_environment(), timeout=60, capture=True),
-            "mpirun": pool.submit(mpirun, 3, PROGRAM, *args["mpirun"]),
-            "torchrun": pool.submit(torchrun, 2, PROGRAM, *args["torchrun"]),
+            "python": pool.submit(run_job, plain, env=clean_environment(), timeout=100, capture=True),
+            "mpirun": pool.submit(mpirun, 3, PROGRAM, *args["mpirun"], timeout=100),
+            "torchrun": pool.submit(torchrun, 2, PROGRAM, *args["torchrun"], timeout=100),
         }
         done = {name: job.result() for name, job in jobs.items()}
     serial = losses(files["python"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -133,7 +134,7 @@ def fitting_layout(config: Config, ranks: int) -> Layout:
 
 
 def read_corpus(config: Config) -> tuple[Tokenizer, Samples, Tokens]:
-    """Return the tokenizer, the samples to train on, and the beginning of the held-out text (or of the text)."""
+    """Return the tokenizer, the samples to train on, and an opening from the held-out text, or else from the text."""
     options = config.data
     text, tokenizer = load_text(options.text), load_tokenizer(options.tokenizer or None)
     name = " ".join(options.text) or "the built-in text"
@@ -145,7 +146,13 @@ def read_corpus(config: Config) -> tuple[Tokenizer, Samples, Tokens]:
         tokens, held_out = split(tokenizer.encode(text), options.held_out)
         samples = sequences(tokens, options.sequence, name)
         prompt = held_out if len(held_out) else tokens
-    return tokenizer, samples, prompt[:32]
+    return tokenizer, samples, opening(prompt, tokenizer)
+
+
+def opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
+    """Return 32 tokens of a text from where a paragraph begins, if one does soon: half a table is no opening."""
+    found = re.search(r"\n\n([A-Z][^\n]{40}.{200})", tokenizer.decode(tokens[:8000]), re.DOTALL)
+    return (tokenizer.encode(found[1].encode()) if found else tokens)[:32]
 
 
 def check_files(config: Config) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 14
 BLOCK = 1 << 19  # bytes that are published at a time: they stay in the cache of a core until another core reads them
+HALF = 2 * BLOCK  # a block, and a place for one piece more
 
 
 def possible(comm: Communicator) -> bool:
@@ -49,21 +50,20 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         for block in blocks(array, BLOCK):
             _add_up(_publish(block, comm), block, comm, combine)
     else:
-        for pieces in _segments(chunks_of(array, cut(len(array), comm.size)), comm.size):
+        for pieces in _segments(chunks_of(array, cut(len(array), comm.size)), comm.size - 1):
             everyones = _publish_pieces(pieces, comm)
             mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]  # a place that nobody has used yet
             _add_others(mine, everyones, mine, comm, combine)
             copy(answer, mine)
             comm.fence()
             for owner, piece in enumerate(pieces):
-                if owner != comm.rank:
-                    _read(everyones[owner][owner], piece, owner, comm)
+                _read(everyones[owner][owner], piece, owner, comm)
 
 
 def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Leave in `out` the reduction of all ranks' chunk number `comm.rank`."""
     _memory(out)
-    for pieces in _segments(chunks, comm.size):
+    for pieces in _segments(chunks, comm.size - 1):
         mine = pieces[comm.rank]
         everyones = _publish_pieces(pieces, comm)
         target, out = out[: len(mine)], out[len(mine) :]
@@ -129,8 +129,9 @@ def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combin
 
 
 def _read(memory: Array, target: Array, owner: int, comm: Communicator) -> None:
-    copy(target, memory) if owner != comm.rank or memory is not target else None
+    """Copy what `owner` published; the owner itself has it."""
     if owner != comm.rank:
+        copy(target, memory)
         comm.reach(target.nbytes, owner)
 
 
@@ -184,7 +185,7 @@ class Staging:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.memories = comm.peers(comm.allocate(2 * BLOCK, np.uint8))
+        self.memories = comm.peers(comm.allocate(2 * HALF, np.uint8))
         self.parity = 0
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 
@@ -195,7 +196,7 @@ class Staging:
         views = self.views.get(key)
         if views is None:
             assert self.memories is not None
-            start, bytes = self.parity * BLOCK, count * itemsize(like)
+            start, bytes = self.parity * HALF, count * itemsize(like)
             views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
             if bytes <= SMALL:
                 self.views[key] = views
@@ -203,7 +204,7 @@ class Staging:
 
 
 def _segments(chunks: list[Array], share: int) -> Iterator[list[Array]]:
-    """Yield the chunks cut across into pieces, `share` of which fit a segment."""
+    """Yield the chunks cut across into pieces, `share` of which make a block."""
     longest = max(len(chunk) for chunk in chunks)
     step = max(1, BLOCK // share // chunks[0].itemsize)
     for start in range(0, max(longest, 1), step):

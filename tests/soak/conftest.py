@@ -1,0 +1,8 @@
+"""Long tests share the helpers of the short ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
