@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
+
 import numpy as np
 import pytest
 import torch
 
 import minidist
 from minidist import Cluster, Communicator, DeadlockError, run
+from minidist.collectives import all_reduce
 from minidist.comm import CommunicationError, Link, MismatchError
 from minidist.comm.buffers import DTYPES
 
@@ -296,6 +301,29 @@ def test_a_process_that_nobody_launched_is_the_only_rank(monkeypatch: pytest.Mon
     assert comm.stream().launch(lambda: 5).wait() == 5
     with pytest.raises(ValueError, match="to=1 is not a rank: there are 1"):
         comm.send(np.zeros(1), 1)
+
+
+def test_a_run_leaves_no_memory_behind_that_only_the_garbage_collector_would_find() -> None:
+    buffers = []
+
+    def program(comm: Communicator) -> None:
+        buffer, other = np.zeros(1000), comm.allocate(1000, np.float64)
+        buffers.extend([weakref.ref(buffer), weakref.ref(other)])
+        comm.exchange(buffer, 1 - comm.rank, other, 1 - comm.rank)
+        stream = comm.split(0).stream()
+        stream.launch(all_reduce, buffer, stream.comm).wait()
+        for algorithm in ("ring", "recursive", "shared", "hierarchical"):
+            all_reduce(buffer, comm, algorithm=algorithm)
+
+    gc.disable()
+    try:
+        run(program, 2)
+        deadline = time.monotonic() + 2  # the streams' threads end on their own
+        while any(reference() is not None for reference in buffers) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [reference() for reference in buffers] == [None] * 4
+    finally:
+        gc.enable()
 
 
 def test_runs_may_be_nested_and_repeated() -> None:

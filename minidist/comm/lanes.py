@@ -56,7 +56,7 @@ class Operation:
     key: tuple[str, int, int, int]  # communicator, sender, receiver, tag
     posted: float
     departs: float = 0.0
-    partner: Operation | None = None
+    met: float = 0.0  # when the other end was ready: a receive posted, a send departing
     done: bool = False
     completed: float | None = None
 
@@ -96,17 +96,17 @@ class Operation:
     def arrival(self) -> float:
         """Return when this end is complete, in virtual time, charging the incoming port on the first call."""
         if self.completed is None:
-            cluster, partner = self.world.cluster, self.partner
+            cluster = self.world.cluster
             if cluster is None or (self.kind == "send" and self.eager):
                 self.completed = self.posted
             else:
-                assert partner is not None, "a message completes only when both ends are there"
+                assert self.done, "a message completes only when both ends are there"
                 link = cluster.link(self.key[1], self.key[2])
                 seconds = link.seconds(self.array.nbytes)
                 if self.kind == "send":
-                    self.completed = max(self.departs, partner.posted) + seconds
+                    self.completed = max(self.departs, self.met) + seconds
                 else:
-                    starts = max(partner.departs, 0.0 if self.eager else self.posted, self.lane.incoming_free)
+                    starts = max(self.met, 0.0 if self.eager else self.posted, self.lane.incoming_free)
                     self.lane.incoming_free = starts + seconds
                     self.completed = starts + seconds + link.latency
         return self.completed

@@ -73,7 +73,7 @@ class World:
         self._check(send, receive)
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
-            send.partner, receive.partner = receive, send
+            send.met, receive.met = receive.posted, send.departs
             send.done = receive.done = True
             if self.cluster is None:
                 partner.lane.released = True  # it may be polling this message among others

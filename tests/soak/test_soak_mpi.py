@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,18 +43,11 @@ def test_killing_ranks_at_random_moments(attempt: int, tmp_path: Path) -> None:
         time.sleep(plan.random() * 1.0)
         victims = job.ranks()
         for victim in plan.sample(victims, min(len(victims), plan.choice([1, 1, 2]))):
-            send_to(victim, plan.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV]))
+            with suppress(ProcessLookupError):
+                os.kill(victim, plan.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV]))
 
     ended = run_to_its_end(Fault(STARTED + WORK[work], limit=20, ranks=ranks, meanwhile=kill), tmp_path)
     assert ended.status != 0 and ended.seconds < 28
-
-
-def send_to(pid: int, number: signal.Signals) -> None:
-    import os
-    from contextlib import suppress
-
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 @pytest.mark.parametrize("who", ("group", "mpirun"))
@@ -76,22 +71,22 @@ def test_thousands_of_random_collectives() -> None:
         import random
         import numpy as np
         import minidist
-        from collective_cases import CHECKS
+        from collective_cases import CHECKS, available
+        from minidist.collectives import all_reduce
 
         comm = minidist.init(limit=60)
         half, stream = comm.split(comm.rank % 2), comm.stream()
         plan = random.Random(5)  # the same on all ranks
-        from collective_cases import available
         for step in range(3000):
             group = plan.choice([comm, half])
             operation, count = plan.choice(list(CHECKS)), plan.choice([0, 1, 7, 100, 5000, 200_000])
             choice = plan.random()
             names = available(operation, group)
             algorithm = names[int(choice * len(names))]
-            beside = stream.launch(minidist.collectives.all_reduce, np.ones(1000), stream.comm) if choice < 0.2 else None
+            beside = [stream.launch(all_reduce, np.ones(1000), stream.comm)] if choice < 0.2 else []
             CHECKS[operation](group, algorithm, count, step)
-            if beside is not None:
-                beside.wait()
+            for handle in beside:
+                handle.wait()
         print("done", flush=True)
     """
     for ranks in (2, 3, 4, 6):
