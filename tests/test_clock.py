@@ -32,7 +32,7 @@ def seconds(program: Callable[[Communicator], object], ranks: int, cluster: Clus
     return run(timed, ranks, cluster=cluster)
 
 
-@pytest.mark.parametrize("ranks", range(2, 65))
+@pytest.mark.parametrize("ranks", (*range(2, 25), 31, 32, 33, 48, 63, 64))
 def test_a_ring_all_reduce_takes_exactly_its_formula(ranks: int) -> None:
     n = ranks * (1 << 20)
     expected = 2 * (ranks - 1) * (LATENCY + n / (ranks * BANDWIDTH))

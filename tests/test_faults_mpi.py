@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from faults import Ended, Fault, run_to_its_end, send
 
-ABSENT = r"after 1 s not all ranks have come to minidist\.init\(\)"
+ABSENT = r"after 8 s not all ranks have come to minidist\.init\(\)"
 ALONE = 'if os.environ["PMI_RANK"] == "1": {}'
 STARTED = "print('started', flush=True)\n"
 CTRL_C = send(signal.SIGINT, "group")
@@ -240,7 +240,7 @@ def endings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_fault_ends_the_job(fault: str, endings: Endings) -> None:
     ended = endings(fault)
     assert ended.status != 0
-    assert ended.seconds < 15, "it took too long to end"
+    assert ended.seconds < 25, "it took too long to end"
     for word in FAULTS[fault].words:
         assert re.search(word, ended.error), ended.error
 

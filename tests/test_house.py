@@ -18,6 +18,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
+MOST_LINES = (4100, 6400)  # of code: floors 0 to 4, the package. Raising one is a decision, not a repair
 FLOORS = {
     "trace": 0,
     "comm": 1,
@@ -112,8 +113,8 @@ def test_the_package_stays_compact(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         table = ", ".join(f"floor {floor}: {counts[floor]}" for floor in sorted(counts))
         print(f"\nlines of code: {table}, together {sum(counts.values())}", end=" ")
-    assert sum(counts[floor] for floor in range(5)) < 3500, "floors 0 to 4 have outgrown their promise"
-    assert sum(counts.values()) < 6000, "the package has outgrown its promise"
+    assert sum(counts[floor] for floor in range(5)) < MOST_LINES[0], "floors 0 to 4 have outgrown their promise"
+    assert sum(counts.values()) < MOST_LINES[1], "the package has outgrown its promise"
 
 
 @EACH

@@ -239,11 +239,11 @@ def test_a_sample_is_written_whatever_is_held_out(
 def test_no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     assert main([*TINY, "--steps", "2"]) == 0
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # those of earlier tests may end
     monkeypatch.setattr(loop.Trainer, "step", broken_step)
     with pytest.raises(ValueError):
         main([*TINY, "--steps", "2"])
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # those of earlier tests may end
 
 
 def broken_step(self: object, step: int, *rest: object) -> tuple[float, float]:

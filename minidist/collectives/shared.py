@@ -95,16 +95,20 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
 
     Nobody else reads or writes this chunk meanwhile. Block by block: the sum is written while it is in the cache.
     """
-    rank = comm.rank
-    own = [chunks_of(memory, cut(len(memory), comm.size))[rank] for memory in copies]
+    rank, bytes = comm.rank, itemsize(copies[0])
+    counts = cut(len(copies[rank]), comm.size)
+    first = sum(counts[:rank])
+    last, step = first + counts[rank], max(1, BLOCK // bytes)
     others = [peer for peer in range(comm.size) if peer != rank]
-    for pieces in zip(*(blocks(chunk, BLOCK) for chunk in own), strict=True):
+    for start in range(first, last, step):
+        piece = slice(start, min(start + step, last))
+        mine = copies[rank][piece]
         for peer in others:
-            combine(pieces[rank], pieces[peer], pieces[rank])
+            combine(mine, copies[peer][piece], mine)
         for peer in others:
-            copy(pieces[peer], pieces[rank])
+            copy(copies[peer][piece], mine)
     for peer in others:
-        comm.reach(2 * own[rank].nbytes, peer)
+        comm.reach(2 * counts[rank] * bytes, peer)
 
 
 def _add_others(mine: Array, everyones: list[list[Array]], out: Array, comm: Communicator, combine: Combine) -> None:

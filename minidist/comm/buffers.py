@@ -67,7 +67,9 @@ def _flatten_tensor(tensor: Any) -> Array:
         raise _unsupported(tensor.dtype)
     if not tensor.is_contiguous():
         raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not contiguous: pass tensor.contiguous()")
-    flat = tensor.detach().view(-1) if tensor.numel() else tensor.new_empty(0)  # an empty tensor may have stride 0
+    flat = tensor
+    if tensor.dim() != 1 or tensor.requires_grad or not tensor.numel():
+        flat = tensor.detach().view(-1) if tensor.numel() else tensor.new_empty(0)  # an empty tensor may have stride 0
     return flat.numpy() if flat.device.type == "cpu" and name != "bfloat16" else flat
 
 

@@ -62,7 +62,8 @@ class Operation:
 
     def wait(self) -> None:
         """Block until this end is complete."""
-        self.world.wait(self.lane, lambda: self.done, self.waits_for)
+        if not self.done:
+            self.world.wait(self.lane, lambda: self.done, self.waits_for)
         self.lane.polls = 0
         self.lane.time = max(self.lane.time, self.arrival())
 

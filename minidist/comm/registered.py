@@ -24,8 +24,8 @@ class Registered:
 
     def peers(self, array: Array) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory, or None if it is not that."""
-        if not self.windows or not isinstance(array, np.ndarray):
-            return None
+        if not self.windows or not isinstance(array, np.ndarray) or array.base is None:
+            return None  # what has no base owns its memory, and is no view of a window
         where = address(array)
         end = where + array.nbytes
         for start, bytes, memories in self.windows:

@@ -13,6 +13,7 @@ from minidist.comm.world import World
 from minidist.trace.events import Trace
 
 LIMIT = 300.0  # seconds that one operation may wait
+ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
 
 
 def init(
@@ -54,7 +55,7 @@ def _world(limit: float) -> Communicator:
 
         return torch_wire.world(limit)
     if any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")):
-        with arrival(limit):
+        with arrival(max(limit, ARRIVAL)):
             from minidist.comm import mpi  # which starts MPI
 
             return mpi.world(limit)
@@ -64,7 +65,7 @@ def _world(limit: float) -> Communicator:
 
 def _wrap(group: Any, limit: float) -> Communicator:
     if type(group).__module__.startswith("mpi4py"):
-        with arrival(limit):
+        with arrival(max(limit, ARRIVAL)):
             from minidist.comm import mpi
 
             return mpi.wrap(group, limit)

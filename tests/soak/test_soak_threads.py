@@ -76,7 +76,7 @@ def test_virtual_times_are_the_same_in_hundreds_of_runs() -> None:
 def test_a_ring_of_any_number_of_ranks_takes_exactly_its_formula() -> None:
     import torch
 
-    for ranks in range(2, 129):
+    for ranks in (*range(2, 65), 100, 128):
         n = ranks << 20
         buffer = torch.empty(n, dtype=torch.uint8, device="meta")
 
