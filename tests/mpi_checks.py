@@ -57,7 +57,7 @@ def counting(comm: Communicator) -> None:
     assert comm.traffic.messages_sent - before[0] == expected
     assert comm.traffic.bytes_sent - before[1] == 2 * (comm.size - 1) * n // comm.size
     before = (comm.traffic.messages_sent, comm.traffic.bytes_sent)
-    buffer = comm.allocate(12 * 1000, np.float64)
+    buffer = comm.allocate(840 * 12, np.float64)
     all_reduce(buffer, comm)
     assert explain("all_reduce", buffer.nbytes, comm)[0] == "shared"
     assert comm.traffic.messages_sent == before[0], "shared memory needs no message"

@@ -63,6 +63,8 @@ class Pending:
 class Span:
     """Context around a piece of work: one event, and time counted as communication where it is."""
 
+    __slots__ = ("bytes", "comm", "kind", "name", "native", "started")  # one is made in every collective
+
     def __init__(self, comm: Communicator, name: str, kind: str, bytes: int):
         self.comm, self.name, self.kind, self.bytes = comm, name, kind, bytes
         self.native = kind == "collective" and name.endswith(" native")
