@@ -88,6 +88,19 @@ def test_an_outgoing_port_sends_one_message_after_the_other_and_both_directions_
     assert max(seconds(program, 2, cluster)) == 1
 
 
+def test_an_incoming_port_takes_one_message_after_the_other() -> None:
+    def program(comm: Communicator) -> None:
+        if comm.rank:
+            comm.send(meta(1000), 0)
+            return
+        requests = [comm.irecv(meta(1000), rank) for rank in range(1, comm.size)]
+        for number, request in enumerate(requests, start=1):
+            request.wait()
+            assert comm.clock() == number
+
+    seconds(program, 4, Cluster.uniform(0, 1000))
+
+
 def test_textbook_latencies() -> None:
     tiny = Cluster.uniform(1.0, 1e30)
     for ranks in (2, 4, 8, 16):
@@ -210,6 +223,23 @@ def test_virtual_times_do_not_depend_on_which_thread_was_faster() -> None:
         times = run(lambda comm, a=attempt: noisy(comm, random.Random(100 * a + comm.rank)), 4, cluster=cluster)
         first = first or times
         assert times == first, f"run {attempt} took other times than the first"
+
+
+def test_what_a_poller_hears_does_not_depend_on_who_wakes_first() -> None:
+    """All poll in vain, so all hear "not yet"; only then the first of them sends."""
+
+    def program(comm: Communicator) -> tuple[bool, int]:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        receive = comm.irecv(meta(0), left)
+        first, polls = receive.test(), 1
+        send = comm.isend(meta(0), right)
+        while not receive.test():
+            polls += 1
+        send.wait()
+        return first, polls
+
+    for _ in range(30):
+        assert run(program, 8, cluster=Cluster.uniform(0, 1)) == [(False, 1)] * 8
 
 
 def test_64_ranks_reduce_a_gibibyte_quickly() -> None:

@@ -215,12 +215,12 @@ def test_collectives_on_a_stream_beside_others_on_the_main_thread() -> None:
 
 def test_a_users_messages_never_mix_with_a_collectives() -> None:
     def program(comm: Communicator) -> None:
-        mine, theirs = np.full(4, comm.rank, np.float64), np.empty(4)
-        requests = [comm.irecv(theirs, 1 - comm.rank), comm.isend(mine.copy(), 1 - comm.rank)]
-        total = mine.copy()
+        mine, theirs = np.full(2, comm.rank, np.float64), np.empty(2)
+        receive = comm.irecv(theirs, 1 - comm.rank)  # before the collective, the send after it
+        total = np.full(4, comm.rank, np.float64)
         all_reduce(total, comm, algorithm="ring")
-        for request in requests:
-            request.wait()
+        comm.isend(mine, 1 - comm.rank)
+        receive.wait()
         assert (total == 1).all() and (theirs == 1 - comm.rank).all()
 
     run(program, 2)

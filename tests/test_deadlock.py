@@ -133,23 +133,45 @@ def test_polling_several_messages_of_which_one_unlocks_the_others_is_no_deadlock
     """The poller's answer to the message that has come is what makes the others come."""
 
     def program(comm: Communicator) -> None:
-        tags = range(unposted)
-        if comm.rank == 0:
-            first = comm.irecv(byte(), 1, tag=100)
-            later, answered = [comm.irecv(byte(), 1, tag) for tag in tags], False
-            while False in {request.test() for request in later}:
-                if not answered and first.test():
-                    comm.send(byte(), 1)
-                    answered = True
-        else:
-            time.sleep(0.05)  # until the poller has lost its patience
-            comm.advance(1e-3)
-            comm.send(byte(), 0, tag=100)
-            comm.recv(byte(), 0)
-            for tag in tags:
-                comm.send(byte(), 0, tag)
+        for _ in range(4):
+            if comm.rank == 0:
+                first = comm.irecv(byte(), 1, tag=100)
+                later, answered = [comm.irecv(byte(), 1, tag) for tag in range(unposted)], False
+                while False in {request.test() for request in later}:
+                    if not answered and first.test():
+                        comm.send(byte(), 1)
+                        answered = True
+            else:
+                time.sleep(0.05)  # until the poller has lost its patience
+                comm.advance(1e-3)
+                comm.send(byte(), 0, tag=100)
+                comm.recv(byte(), 0)
+                for tag in range(unposted):
+                    comm.send(byte(), 0, tag)
 
     run(program, 2, cluster=cluster)
+
+
+def test_a_poller_notices_one_message_while_it_waits_for_another() -> None:
+    def program(comm: Communicator) -> float:
+        started = time.monotonic()
+        if comm.rank == 1:
+            time.sleep(0.2)  # until the poller has lost its patience
+            comm.send(byte(), 0, tag=5)
+            time.sleep(0.5)  # and what it might wait for comes much later
+            for tag in range(5):
+                comm.send(byte(), 0, tag)
+            return 0.0
+        requests = [comm.irecv(byte(), 1, tag) for tag in range(6)]
+        while not requests[5].test():
+            for request in requests[:5]:
+                request.test()
+        noticed = time.monotonic() - started
+        for request in requests:
+            request.wait()
+        return noticed
+
+    assert run(program, 2)[0] < 0.6
 
 
 @ON_BOTH_CLOCKS
@@ -163,6 +185,25 @@ def test_polling_more_messages_than_patience_lasts_is_no_deadlock(cluster: Clust
             open_requests -= {request for request in list(open_requests) if request.test()}
 
     run(program, 2, cluster=cluster)
+
+
+def test_polling_in_vain_is_forgiven_whenever_something_was_posted() -> None:
+    def program(comm: Communicator) -> int:
+        steps = 1500
+        if comm.rank == 1:
+            for tag in range(steps):
+                comm.recv(byte(), 0, tag)
+            comm.send(byte(), 0)
+            return steps
+        last, step = comm.irecv(byte(), 1), 0
+        while not last.test():
+            comm.advance(1e-9)
+            if step < steps:
+                comm.send(byte(), 1, step)
+                step += 1
+        return step
+
+    assert run(program, 2, cluster=Cluster.uniform(0, 1e9)) == [1500, 1500]
 
 
 def test_a_rank_that_computes_for_long_is_no_deadlock() -> None:

@@ -138,6 +138,13 @@ FAULTS: dict[str, Fault] = {
         """,
         [r"rank 0 waits .* meet at a fence with rank 1 .* in all_reduce", r"rank 1 has finished"],
     ),
+    "a broadcast that the root does not make": Fault(
+        """
+        if comm.rank == 1:
+            broadcast(one(), comm, algorithm="tree")
+        """,
+        [r"rank 1 waits .* receive from rank 0 \(inside a collective, 8 bytes\) in broadcast at program\.py:\d+"],
+    ),
     "a native collective on one rank only": Fault(
         """
         if comm.rank == 0:

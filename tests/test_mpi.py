@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
-from ranks import TESTS, mpirun
+from ranks import TESTS, clean_environment, mpirun
 
 CHECKS = TESTS / "mpi_checks.py"
 
@@ -50,6 +53,19 @@ def test_more_ranks_than_cores_take_turns() -> None:
     )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert outcome.stdout.count("rank") == 8
+
+
+def test_the_mpirun_of_another_mpi_is_recognised() -> None:
+    another = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+    outcome = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import minidist; minidist.init()"],
+        env=clean_environment() | another,
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode != 0
+    assert "mpirun started 4 processes, but this Python speaks" in outcome.stderr
+    assert "python -m minidist launch -n 4" in outcome.stderr
 
 
 def test_an_mpi_program_needs_no_torch_and_starts_quickly() -> None:

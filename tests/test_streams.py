@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Communicator, DeadlockError, run
-from minidist.comm import RankFailed
+from minidist.comm import CommunicationError, RankFailed
 
 
 def test_a_stream_runs_its_work_in_order_and_hands_back_results() -> None:
@@ -52,6 +52,15 @@ def test_streams_of_one_rank_do_not_wait_for_each_other() -> None:
     run(program, 2)
 
 
+def test_a_stream_that_uses_its_launchers_communicator_is_told_so() -> None:
+    def program(comm: Communicator) -> None:
+        comm.stream().launch(comm.recv, np.zeros(1), 1 - comm.rank, 1)
+        comm.recv(np.zeros(1), 1 - comm.rank, 2)
+
+    with pytest.raises(CommunicationError, match=r"two threads of rank . wait on one communicator .* stream\.comm"):
+        run(program, 2)
+
+
 def test_an_error_of_the_work_reaches_wait_and_ends_the_run() -> None:
     seen = []
 
@@ -73,6 +82,25 @@ def test_an_error_of_the_work_reaches_wait_and_ends_the_run() -> None:
             run(program, 2)
         assert "[rank 1]" in caught.value.__notes__[0]
         assert sorted(seen) == [(0, RankFailed), (1, KeyError)]
+
+
+def test_the_waiter_hears_the_works_own_error_however_late_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minidist.comm.threads import ThreadCommunicator
+
+    fail = ThreadCommunicator.fail
+    monkeypatch.setattr(ThreadCommunicator, "fail", lambda comm, error: (fail(comm, error), time.sleep(0.1)))
+
+    heard = []
+
+    def program(comm: Communicator) -> None:
+        try:
+            comm.stream().launch(lambda: 1 / 0).wait()
+        except BaseException as error:
+            heard.append(type(error))
+
+    with pytest.raises(ZeroDivisionError):
+        run(program, 1)
+    assert heard == [ZeroDivisionError]
 
 
 def test_an_error_that_nobody_waits_for_ends_the_run_too() -> None:
@@ -160,12 +188,12 @@ def test_waiting_for_a_stream_whose_work_cannot_finish_is_a_deadlock() -> None:
     assert "receive from rank 1" in str(caught.value)
 
 
-def test_work_that_waits_for_later_work_of_its_own_stream_is_a_deadlock() -> None:
+def test_work_that_waits_for_later_work_of_its_own_stream_ends_the_run() -> None:
     def program(comm: Communicator) -> None:
         stream = comm.stream()
         stream.launch(lambda: stream.launch(lambda: 3).wait()).wait()
 
-    with pytest.raises(DeadlockError, match="the stream's <lambda>"):
+    with pytest.raises(CommunicationError, match=r"the stream's <lambda>|two threads of rank 0 wait"):
         run(program, 1)
 
 

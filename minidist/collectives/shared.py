@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SMALL = 1 << 14
 BLOCK = 1 << 19  # bytes that are published at a time: they stay in the cache of a core until another core reads them
 HALF = 2 * BLOCK  # a block, and a place for one piece more
+ASIDE = 1 << 11  # large arrays begin where a page does, and copying to the same place in another page is half as fast
 
 
 def possible(comm: Communicator) -> bool:
@@ -189,7 +190,7 @@ class Staging:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.memories = comm.peers(comm.allocate(2 * HALF, np.uint8))
+        self.memories = comm.peers(comm.allocate(ASIDE + 2 * HALF, np.uint8))
         self.parity = 0
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 
@@ -200,7 +201,7 @@ class Staging:
         views = self.views.get(key)
         if views is None:
             assert self.memories is not None
-            start, bytes = self.parity * HALF, count * itemsize(like)
+            start, bytes = ASIDE + self.parity * HALF, count * itemsize(like)
             views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
             if bytes <= SMALL:
                 self.views[key] = views

@@ -244,7 +244,7 @@ def world(limit: float) -> MpiCommunicator:
     """
     started = int(next((os.environ[name] for name in SIZES if name in os.environ), "1"))
     if started > 1 and MPI.COMM_WORLD.Get_size() == 1:
-        library = MPI.Get_library_version().split("\n")[0].strip().split(",")[0]
+        library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
         raise LaunchError(
             f"mpirun started {started} processes, but this Python speaks {library} and sees only itself: that mpirun "
             f"belongs to another MPI. Start with `python -m minidist launch -n {started} ...`, which finds the right "

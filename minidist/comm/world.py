@@ -76,7 +76,7 @@ class World:
             send.met, receive.met = receive.posted, send.departs
             send.done = receive.done = True
             if self.cluster is None:
-                partner.lane.released = True  # it may be polling this message among others
+                partner.lane.polls, partner.lane.released = 0, True  # it may be polling this message among others
             partner.lane.wakeup.notify_all()
         return operation
 
@@ -102,6 +102,11 @@ class World:
     ) -> None:
         """Block `lane` until `ready()`; raise if that can never be."""
         with self.lock:
+            if lane.ready is not None:
+                raise CommunicationError(
+                    f"two threads of rank {lane.rank} wait on one communicator at once: give each its own, by fork(); "
+                    "what a stream runs communicates on stream.comm"
+                )
             lane.thread = threading.current_thread()
             if ready():
                 return
@@ -135,9 +140,7 @@ class World:
     def finish(self, lane: Lane) -> None:
         """Note that a lane has come to its end; those who wait for it may now wait in vain."""
         with self.lock:
-            for other in self.lanes:
-                if other is lane or other.thread is threading.current_thread():
-                    other.finished = True  # a fork that this thread used itself ends with it
+            lane.finished = True
             if self.failure is None:
                 try:
                     self._prove_progress()

@@ -11,7 +11,7 @@ documentation; what is measured is the whole step, zeroing of gradients included
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from minidist.cli.bench.measure import Measurement, Run, alternate
 from minidist.cli.bench.options import Options
 from minidist.model import GPT, GPTConfig
-from minidist.parallel import DDP, NaiveDataParallel
+from minidist.parallel import DDP, DataParallel, NaiveDataParallel
 
 if TYPE_CHECKING:
     from minidist.comm import Communicator
@@ -51,31 +51,26 @@ def steps(comm: Communicator, hidden: int, batch: int, time: int, torch_too: boo
     def build() -> GPT:
         return GPT(GPTConfig(vocabulary=256, layers=LAYERS, hidden=hidden, heads=4, sequence=time))
 
-    runs: dict[str, Run] = {"local": _step(model := build(), tokens, model.zero_grad)}
-    overlapped = DDP(build(), comm, op="mean")
-    runs["DDP"] = _step(overlapped, tokens, overlapped.zero_grad)
-    naive = NaiveDataParallel(build(), comm, op="mean")
-    runs["naive"] = _step(naive, tokens, naive.zero_grad, naive.synchronize)
+    everyones = comm.size * tokens[:, 1:].numel()  # minidist sums gradients of losses divided by all ranks' tokens
+    runs: dict[str, Run] = {"local": _step(build(), tokens)}
+    runs["DDP"] = _step(DDP(build(), comm), tokens, everyones)
+    runs["naive"] = _step(NaiveDataParallel(build(), comm), tokens, everyones)
     if torch_too:
-        peer = torch.nn.parallel.DistributedDataParallel(build())
-        runs["torch DDP"] = _step(peer, tokens, peer.zero_grad)
+        runs["torch DDP"] = _step(torch.nn.parallel.DistributedDataParallel(build()), tokens)
     return runs
 
 
-def _step(
-    model: torch.nn.Module,
-    tokens: torch.Tensor,
-    zero_grad: Callable[[], None],
-    synchronize: Callable[[], None] = lambda: None,
-) -> Run:
+def _step(model: torch.nn.Module, tokens: torch.Tensor, divisor: int = 0) -> Run:
+    """Return a step whose loss is divided by `divisor`, or by this rank's tokens: then gradients are to be averaged."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def step() -> None:
-        zero_grad()
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        synchronize()
+        model.zero_grad()
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+        (loss / (divisor or targets.numel())).backward()  # type: ignore[no-untyped-call]
+        if isinstance(model, DataParallel):
+            model.synchronize()
         optimizer.step()
 
     return step
