@@ -44,8 +44,9 @@ class Job:
             time.sleep(0.02)
 
     def ranks(self) -> list[int]:
-        """Return the processes of the ranks."""
-        return [pid for pid in bearing(self.marker) if pid != self.process.pid and _is_python(pid)]
+        """Return the processes of the ranks, without the children that guard their arrival."""
+        pythons = [pid for pid in bearing(self.marker) if pid != self.process.pid and _is_python(pid)]
+        return [pid for pid in pythons if _parent(pid) not in pythons]
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,12 @@ def _is_python(pid: int) -> bool:
     with suppress(OSError):
         return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
     return False
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def send(number: signal.Signals, to: str, ranks: int = 2) -> Callable[[Job], None]:
