@@ -144,7 +144,8 @@ class Source(Protocol):
 
     def __iter__(self) -> Iterator[Batch]: ...
 
-    def state_dict(self) -> State: ...
+    def state_dict(self) -> State:
+        """Return where the next batch is read from."""
 
 
 class ReadAhead:
