@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer, ZeRO1
 from minidist.parallel.sampler import share
 
 VARIANTS: tuple[type[DataParallel], ...] = (DDP, NaiveDataParallel, ParameterServer)
@@ -71,14 +71,17 @@ def build(config: GPTConfig, seed: int) -> GPT:
 
 def wrap(model: nn.Module, comm: Communicator, case: Case, **options: object) -> DataParallel:
     """Apply the strategy, with small buckets where it has any."""
-    if case.variant is DDP:
+    if issubclass(case.variant, DDP):
         options |= {"bucket_bytes": case.bucket_bytes, "first_bucket_bytes": case.bucket_bytes // 4}
     return case.variant(model, comm, **options)  # type: ignore[arg-type]
 
 
 def train(model: nn.Module, case: Case, ranks: int, rank: int) -> None:
     """Take one AdamW step per entry of `ROWS`."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02, weight_decay=0.1)
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    sharded = isinstance(model, ZeRO1)
+    optimizer = model.optimizer(torch.optim.AdamW, **options) if sharded else torch.optim.AdamW(trained, **options)
     for step, rows in enumerate(ROWS):
         tokens = torch.randint(19, (rows, 9), generator=torch.Generator().manual_seed(100 + step))
         case.zero(model, optimizer)

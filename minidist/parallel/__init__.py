@@ -2,6 +2,19 @@
 
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.data import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.sampler import DistributedSampler
+from minidist.parallel.zero import ZeRO1, ZeRO2
 
-__all__ = ["DDP", "DataParallel", "DistributedSampler", "NaiveDataParallel", "ParameterServer", "clip_by_global_norm"]
+__all__ = [
+    "DDP",
+    "DataParallel",
+    "DistributedSampler",
+    "NaiveDataParallel",
+    "ParameterServer",
+    "Placement",
+    "ZeRO1",
+    "ZeRO2",
+    "clip_by_global_norm",
+    "placement_of",
+]

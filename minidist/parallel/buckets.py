@@ -19,26 +19,43 @@ from minidist.comm import Communicator
 
 
 class Bucket:
-    """A flat buffer of gradients, reduced in one piece. It is `filling`, `launched`, or `done`."""
+    """Parameters whose gradients are reduced in one piece. It is `filling`, `launched`, or `done`."""
 
-    def __init__(self, parameters: list[nn.Parameter], comm: Communicator) -> None:
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        size, like = sum(parameter.numel() for parameter in parameters), parameters[0]
-        registered = comm.allocate(size, like.dtype) if like.device.type != "meta" else like.new_empty(size)
-        self.flat: Tensor = registered.to(like.device)  # type: ignore[union-attr]
-        self.views = dict(zip(parameters, self._views(), strict=True))
-        self._addresses = {parameter: view.data_ptr() for parameter, view in self.views.items()}
         self.state = "filling"
         self.arrived: set[nn.Parameter] = set()  # in this backward
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
         self.handle: Any = None
 
-    def _views(self) -> list[Tensor]:
-        pieces = torch.split(self.flat, [parameter.numel() for parameter in self.parameters])
-        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self.parameters, strict=True)]
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        """Tell whether a gradient came for the parameter since they were zeroed."""
+        return parameter in self.used or parameter.grad is not None
+
+    def adopt(self, parameter: nn.Parameter) -> None:
+        """Take notice of the parameter's gradient, which stays where autograd put it."""
+
+    def zero(self, set_to_none: bool) -> None:
+        """Forget the gradients, or make them zeros."""
+        self.used.clear()
+        for parameter in self.parameters:
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
+
+
+class FlatBucket(Bucket):
+    """A bucket whose gradients live in one flat buffer, each as a view into it."""
+
+    def __init__(self, parameters: list[nn.Parameter], comm: Communicator) -> None:
+        super().__init__(parameters)
+        self.flat = flat_buffer(parameters, comm)
+        self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
+        self._addresses = {parameter: view.data_ptr() for parameter, view in self.views.items()}
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
-        """Tell whether the parameter has a gradient, and not only the zeros that `DDP.zero_grad` put in its place."""
+        """Tell whether the parameter has a gradient, and not only the zeros that `zero` put in its place."""
         return parameter.grad is not None and (parameter in self.used or parameter.grad is not self.views[parameter])
 
     def adopt(self, parameter: nn.Parameter) -> None:
@@ -61,6 +78,27 @@ class Bucket:
         elif parameter.grad is not view:
             view.copy_(parameter.grad)
         parameter.grad = view
+
+    def zero(self, set_to_none: bool) -> None:
+        """Forget the gradients, or make them zeros that lie in the buffer."""
+        if not set_to_none:
+            self.flat.zero_()
+        self.used.clear()
+        for parameter, view in self.views.items():
+            parameter.grad = None if set_to_none else view
+
+
+def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:
+    """Return registered memory, all zeros, with room for all of `parameters`. Collective."""
+    size, like = sum(parameter.numel() for parameter in parameters), parameters[0]
+    registered = comm.allocate(size, like.dtype) if like.device.type != "meta" else like.new_empty(size)
+    return registered.to(like.device)  # type: ignore[union-attr]
+
+
+def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return the part of `flat` that belongs to each parameter, in its shape."""
+    pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
+    return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
 def partition(parameters: list[nn.Parameter], bucket_bytes: int, first_bytes: int) -> list[list[nn.Parameter]]:

@@ -29,7 +29,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.buckets import Bucket, partition
+from minidist.parallel.buckets import Bucket, FlatBucket, partition
 from minidist.parallel.replicas import copy_from_root, make_equal
 
 MIB = 1 << 20
@@ -64,6 +64,7 @@ class DataParallel(nn.Module):
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
         self.synchronising = True
+        self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
         make_equal(model, comm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,9 +123,9 @@ class DataParallel(nn.Module):
         device = self.parameters_to_reduce[0].device
         flags = torch.tensor(used, dtype=torch.uint8, device="cpu" if device.type == "meta" else device)
         all_reduce(flags, self.comm, op="max")
-        for parameter, flag in zip(self.parameters_to_reduce, flags.tolist(), strict=True):
-            if not flag:
-                parameter.grad = None
+        self.nowhere_used = {p for p, flag in zip(self.parameters_to_reduce, flags.tolist(), strict=True) if not flag}
+        for parameter in self.nowhere_used:
+            parameter.grad = None
 
 
 class NaiveDataParallel(DataParallel):
@@ -147,8 +148,7 @@ class NaiveDataParallel(DataParallel):
 class ParameterServer(NaiveDataParallel):
     """Rank 0 collects every gradient and answers with the sum.
 
-    A server that also updates would answer with the new parameter: as many bytes. Answering with the sum lets every
-    rank keep an optimizer of its own, so the three variants can be compared in one training loop.
+    A server that also updates would answer with the new parameter: as many bytes, but no optimizer of one's own.
     """
 
     algorithm = "central"
@@ -182,7 +182,7 @@ class DDP(DataParallel):
         super().__init__(model, comm, op, unused)
         self._check_unwrapped()
         parts = partition(self.parameters_to_reduce[::-1], bucket_bytes, first_bucket_bytes)
-        self.buckets = [Bucket(parameters, comm) for parameters in parts]
+        self.buckets = [self._bucket(parameters) for parameters in parts]
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.stream = comm.stream()
         self.next_to_launch = 0
@@ -191,7 +191,14 @@ class DDP(DataParallel):
         self.hooks: list[Any] = [node.register_prehook(self._gradient_comes) for node in self.accumulators]
         for parameter in self.parameters_to_reduce:
             self.hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient_arrived))  # type: ignore[no-untyped-call]
-        self.zero_grad(set_to_none=False)
+        DDP.zero_grad(self, set_to_none=False)
+
+    def _bucket(self, parameters: list[nn.Parameter]) -> Bucket:
+        return FlatBucket(parameters, self.comm)
+
+    def _launch(self, bucket: Bucket) -> Any:
+        assert isinstance(bucket, FlatBucket)
+        return self.stream.launch(all_reduce, bucket.flat, self.stream.comm, self.op)
 
     def _check_unwrapped(self) -> None:
         for parameter in self.parameters_to_reduce:
@@ -215,11 +222,7 @@ class DDP(DataParallel):
         """
         self.summed = False
         for bucket in self.buckets:
-            if not set_to_none:
-                bucket.flat.zero_()
-            bucket.used.clear()
-            for parameter, view in bucket.views.items():
-                parameter.grad = None if set_to_none else view
+            bucket.zero(set_to_none)
 
     def synchronize(self) -> None:
         """Nothing is left to do: `backward()` returns with all gradients reduced."""
@@ -277,7 +280,7 @@ class DDP(DataParallel):
             if len(bucket.arrived) < len(bucket.parameters) and not all_of_them:
                 return
             bucket.state = "launched"
-            bucket.handle = self.stream.launch(all_reduce, bucket.flat, self.stream.comm, self.op)
+            bucket.handle = self._launch(bucket)
             self.next_to_launch += 1
 
     def _backward_ended(self) -> None:

@@ -1,0 +1,83 @@
+"""The state of a sharded optimizer, in the layout of an unsharded one: what any number of ranks can read.
+
+    state_dict()        each rank's slices  ─▶ all-gather ─▶ whole tensors, in the parameters' shapes
+    load_state_dict()   whole tensors       ─▶ each rank cuts out its slices
+
+An element of the state that has a dim is one number per element of the slice (AdamW's moments); without one (the count
+of steps) it is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidist.collectives import all_gather
+from minidist.parallel.placement import Placement, placement_of
+
+
+def share_out(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer over slices save and load the state of an unsharded one. Both are collective then."""
+    optimizer.register_state_dict_post_hook(_whole)
+    optimizer.register_load_state_dict_pre_hook(_cut)
+
+
+def _whole(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    placements = _placements(optimizer)
+    return saved | {
+        "state": {
+            index: {name: _gathered(value, placements[index]) for name, value in held.items()}
+            for index, held in saved["state"].items()
+        }
+    }
+
+
+def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    placements = _placements(optimizer)
+    _check(saved, placements)
+    return saved | {
+        "state": {
+            index: {name: _slice(value, placements[index]) for name, value in held.items()}
+            for index, held in saved["state"].items()
+        }
+    }
+
+
+def _placements(optimizer: torch.optim.Optimizer) -> list[Placement]:
+    found = [placement_of(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    return [placement for placement in found if placement is not None]
+
+
+def _gathered(value: Any, placement: Placement) -> Any:
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    counts = placement.comm.roll_call(len(value))
+    return all_gather(value, placement.comm, counts=counts).reshape(placement.shape)
+
+
+def _slice(value: Any, placement: Placement) -> Any:
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    return value.flatten()[placement.start : placement.stop].clone()
+
+
+def _check(saved: dict[str, Any], placements: list[Placement]) -> None:
+    """Raise if the state is another model's.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameters, with the shapes here and there.
+    """
+    wrong = []
+    for index, held in saved["state"].items():
+        here = placements[index] if index < len(placements) else None
+        for name, value in held.items():
+            if isinstance(value, Tensor) and value.dim() and (here is None or value.shape != here.shape):
+                mine = f"{here.name} {list(here.shape)}" if here else "no parameter"
+                wrong.append(f"{name} of parameter {index} is {list(value.shape)} there, {mine} here")
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(f"this optimizer state belongs to another model: {'; '.join(wrong[:3])}{more}")

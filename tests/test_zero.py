@@ -1,0 +1,204 @@
+"""ZeRO 1 and 2: the serial numbers, from a part of the state, for the bytes of DDP."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from data_parallel import CONFIG, DROPPING, ZEROS, Case, Zero, build, check_parity, parallel, train, wrap
+from torch import Tensor, nn
+
+import minidist
+from minidist.comm import Communicator
+from minidist.model import cross_entropy_sum
+from minidist.parallel import DDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
+
+STAGES = (ZeRO1, ZeRO2)
+EACH = pytest.mark.parametrize("stage", STAGES)
+
+
+@EACH
+@pytest.mark.parametrize("ranks", (1, 2, 3, 4, 5))
+@pytest.mark.parametrize("config", (CONFIG, DROPPING), ids=("plain", "dropout"))
+def test_parity_with_the_serial_run(stage: type[ZeRO1], ranks: int, config: Any) -> None:
+    check_parity(minidist.run(lambda comm: parallel(comm, Case(stage, config)), ranks), config)
+
+
+@EACH
+@pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: zero.__name__)
+@pytest.mark.parametrize("microbatches", (1, 2, 3))
+def test_parity_whoever_zeroes_and_however_many_microbatches(stage: type[ZeRO1], zero: Zero, microbatches: int) -> None:
+    case = Case(stage, microbatches=microbatches, zero=zero)
+    check_parity(minidist.run(lambda comm: parallel(comm, case), 3), CONFIG)
+
+
+def step(model: nn.Module, rank: int, rows: int = 2) -> Tensor:
+    """Run one forward and backward."""
+    tokens = torch.randint(19, (rows, 9), generator=torch.Generator().manual_seed(rank))
+    loss = cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:])
+    loss.backward()
+    return loss
+
+
+@EACH
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+def test_state_is_a_part_and_bytes_are_those_of_ddp(stage: type[ZeRO1], ranks: int) -> None:
+    def program(comm: Communicator) -> tuple[int, int, int]:
+        model = wrap(build(CONFIG, comm.rank), comm, Case(stage))
+        optimizer = model.optimizer(torch.optim.AdamW)  # type: ignore[operator]
+        before = comm.traffic.bytes_sent
+        step(model, comm.rank)
+        optimizer.step()
+        held = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+        total = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        return comm.traffic.bytes_sent - before, held, total
+
+    sent, held, total = zip(*minidist.run(program, ranks), strict=True)
+    assert sum(held) == 2 * total[0]  # nobody's state is anybody else's
+    assert max(held) <= 2 * total[0] / ranks + 16 * 8 * 10  # an element more a bucket, where it does not divide
+    assert sum(sent) == 2 * (ranks - 1) * total[0]
+
+
+@pytest.mark.parametrize("stage, most", ((ZeRO1, None), (ZeRO2, 2)))
+def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> None:
+    def program(comm: Communicator) -> tuple[list[int], int, int]:
+        model = wrap(build(CONFIG, comm.rank), comm, Case(stage))
+        assert isinstance(model, ZeRO1)
+        largest = max(sum(p.nbytes for p in bucket.parameters) for bucket in model.buckets)
+        during: list[int] = []
+
+        def look(_: Tensor) -> None:
+            during.append(sum(p.grad.nbytes for p in model.parameters_to_reduce if p.grad is not None))
+
+        for parameter in model.parameters_to_reduce:
+            parameter.register_post_accumulate_grad_hook(look)
+        step(model, comm.rank)
+        return during, sum(p.grad.nbytes for p in model.parameters_to_reduce if p.grad is not None), largest
+
+    for during, after, largest in minidist.run(program, 2):
+        total = sum(p.nbytes for p in build(CONFIG, 0).parameters() if p.requires_grad)
+        if most is None:
+            assert after == total
+        else:
+            assert after == 0 and max(during) <= largest < total / 2  # the other bucket is the one that travels
+
+
+@EACH
+def test_optimizer_state_of_any_number_of_ranks(stage: type[ZeRO1]) -> None:
+    def state(comm: Communicator, given: Any = None) -> Any:
+        torch.manual_seed(0)
+        model = wrap(build(CONFIG, 0), comm, Case(stage))
+        optimizer = model.optimizer(torch.optim.AdamW, lr=0.01)  # type: ignore[operator]
+        if given:
+            optimizer.load_state_dict(given)
+            for piece in model.slices:  # type: ignore[union-attr]
+                placement = placement_of(piece)
+                assert placement is not None and len(optimizer.state[piece]["exp_avg"]) == len(piece)
+        else:
+            step(model, 0, rows=2)
+            optimizer.step()
+        return optimizer.state_dict()
+
+    written = minidist.run(state, 3)[1]
+    read = minidist.run(lambda comm: state(comm, written), 2)[0]
+    plain = build(CONFIG, 0)
+    trained = [parameter for parameter in plain.parameters() if parameter.requires_grad]
+    for index, held in written["state"].items():
+        assert torch.equal(held["exp_avg"], read["state"][index]["exp_avg"])
+        assert held["exp_avg"].shape == trained[index].shape
+    unsharded = torch.optim.AdamW(trained, lr=0.01)
+    unsharded.load_state_dict(written)
+    step(plain, 0)
+    unsharded.step()
+
+
+@EACH
+def test_clipping_uses_the_norm_of_all_shards(stage: type[ZeRO1]) -> None:
+    def program(comm: Communicator) -> tuple[float, float, float]:
+        model, reference = wrap(build(CONFIG, 0), comm, Case(stage)), DDP(build(CONFIG, 0), comm)
+        step(model, comm.rank), step(reference, comm.rank)
+        norm = clip_by_global_norm(model.slices, 0.5)  # type: ignore[union-attr]
+        return (
+            float(norm),
+            float(clip_by_global_norm(reference.parameters(), 0.5)),
+            float(
+                clip_by_global_norm(model.slices, 0)  # type: ignore[union-attr]
+            ),
+        )
+
+    for norm, expected, after in minidist.run(program, 3):
+        assert norm == pytest.approx(expected, rel=1e-12) and after == pytest.approx(0.5, rel=1e-5)
+
+
+def test_parameters_are_gathered_while_the_next_forward_runs() -> None:
+    def program(comm: Communicator) -> dict[str, Tensor]:
+        model = build(CONFIG, comm.rank)
+        wrapped = ZeRO1(model, comm, bucket_bytes=4096, first_bucket_bytes=1024, overlap=True)
+        train(wrapped, Case(ZeRO1), comm.size, comm.rank)
+        assert wrapped.gathering  # the last step's nobody has waited for
+        wrapped.wait()
+        return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    check_parity(minidist.run(program, 2), CONFIG)
+
+
+def test_master_values_are_kept_in_float32() -> None:
+    def program(comm: Communicator) -> tuple[float, float]:
+        model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+        nn.init.ones_(model.weight)
+        wrapped = ZeRO1(model, comm, master=torch.float32)
+        optimizer = wrapped.optimizer(torch.optim.SGD, lr=1.0)
+        for _ in range(16):
+            optimizer.zero_grad()
+            (model.weight.float().sum() * 1e-3 / comm.size).backward()
+            optimizer.step()
+        return float(model.weight.float().mean()), float(wrapped.slices[0].detach().mean())
+
+    for rounded, exact in minidist.run(program, 2):
+        assert exact == pytest.approx(1 - 16e-3, rel=1e-3)
+        assert rounded == pytest.approx(exact, rel=2**-8)  # without masters it would stand still at 1
+
+
+@EACH
+def test_an_optimizer_built_before_is_refused(stage: type[ZeRO1]) -> None:
+    def program(comm: Communicator) -> None:
+        model = build(CONFIG, 0)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with pytest.raises(ValueError, match=f"AdamW was built over these parameters before {stage.__name__}"):
+            stage(model, comm)
+        del optimizer
+        gc.collect()
+
+    minidist.run(program, 2)
+
+
+@EACH
+def test_another_models_state_is_refused_by_name(stage: type[ZeRO1]) -> None:
+    def program(comm: Communicator) -> None:
+        def trained(width: int) -> torch.optim.Optimizer:
+            model = stage(nn.Linear(width, 2), comm)
+            optimizer = model.optimizer(torch.optim.AdamW)
+            model(torch.ones(1, width)).sum().backward()
+            optimizer.step()
+            return optimizer
+
+        saved = trained(3).state_dict()
+        with pytest.raises(ValueError, match=r"exp_avg of parameter 0 is \[2, 3\] there, weight \[2, 5\] here"):
+            trained(5).load_state_dict(saved)
+
+    minidist.run(program, 2)
+
+
+def test_plain_ddp_fails_these_tests() -> None:
+    def program(comm: Communicator) -> int:
+        model = DDP(build(CONFIG, 0), comm)
+        optimizer = torch.optim.AdamW(model.parameters_to_reduce)
+        step(model, comm.rank)
+        optimizer.step()
+        return sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+
+    assert sum(minidist.run(program, 2)) == 2 * sum(
+        2 * p.nbytes for p in build(CONFIG, 0).parameters() if p.requires_grad
+    )
