@@ -247,11 +247,17 @@ def a_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
+def a_written_model() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return what `save` writes."""
+    model, optimizer = a_model()
+    return model, checkpoint.flat_state(optimizer)
+
+
 def test_a_complete_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     model, optimizer = a_model()
-    first = checkpoint.save(tmp_path, 3, model, optimizer, {"note": "first"}, keep=2)
+    first = checkpoint.save(tmp_path, 3, model, checkpoint.flat_state(optimizer), {"note": "first"}, keep=2)
     with pytest.raises(CheckpointError, match=r"step-00000003 cannot be written .*; step-00000003 is intact"):
-        checkpoint.save(tmp_path, 3, *a_model(), {"note": "second"}, keep=2)
+        checkpoint.save(tmp_path, 3, *a_written_model(), {"note": "second"}, keep=2)
     assert checkpoint.load(first, model, optimizer)["note"] == "first"
     assert not (tmp_path / ".unfinished").exists()
 
@@ -259,13 +265,13 @@ def test_a_complete_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     (tmp_path / "step-notes.txt").touch()
     for step in (1, 2, 10, 100):
-        checkpoint.save(tmp_path, step, *a_model(), {}, keep=3)
+        checkpoint.save(tmp_path, step, *a_written_model(), {}, keep=3)
     assert [path.name for path in complete(tmp_path)] == ["step-00000002", "step-00000010", "step-00000100"]
     assert newest(tmp_path).name == "step-00000100"
 
 
 def test_loading_changes_nothing_if_it_fails(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, *a_model(), {}, keep=1)
+    path = checkpoint.save(tmp_path, 1, *a_written_model(), {}, keep=1)
     model, optimizer = a_model()
     before = [parameter.clone() for parameter in model.parameters()]
     flip(path / "optimizer.safetensors")

@@ -21,7 +21,7 @@ FROZEN = """
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
-    --dp --strategy --accumulate --bucket-mib
+    --dp --strategy --zero --accumulate --bucket-mib
     --steps --seed --precision --verify --save --save-every --keep --resume --metrics --trace --sample --peak-tflops
     --debug
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -203,12 +204,14 @@ def test_a_full_disk_costs_the_metrics_and_not_the_run(capsys: pytest.CaptureFix
     assert capsys.readouterr().err.count("takes no more metrics (No space left on device)") == 1
 
 
-@pytest.mark.parametrize(("ranks", "words"), [(2, ""), (3, "--accumulate 2")])
+@pytest.mark.parametrize(("ranks", "words"), [(2, ""), (3, "--accumulate 2"), (3, "--zero 1"), (2, "--zero 2")])
 def test_bytes_sent_are_those_of_the_formula(ranks: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_on(ranks, "--steps 3", words) == 0
     rows = dict(
         re.findall(
-            r"^ *(bytes of gradients sent by rank 0|2 \(P - 1\).*steps) +([\d,]+)$", capsys.readouterr().out, re.M
+            r"^ *(bytes of gradients(?: and parameters)? sent by rank 0|2 \(P - 1\).*steps) +([\d,]+)$",
+            capsys.readouterr().out,
+            re.M,
         )
     )
     counted, formula = (int(number.replace(",", "")) for number in rows.values())
@@ -268,3 +271,19 @@ def test_ctrl_c_on_one_rank_is_no_traceback(
     monkeypatch.setattr(loop.Trainer, "step", interrupted)
     assert main([*TINY, "--steps", "2"]) == 130
     assert capsys.readouterr().err == "minidist train: interrupted\n"
+
+
+@pytest.mark.parametrize("zero", ("1", "2"))
+def test_zero_equals_the_serial_run_and_goes_on_from_any_checkpoint(
+    zero: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    saved = f"--steps 6 --verify --accumulate 2 --save {folder} --save-every 2 --keep 9"
+    assert train_on(3, f"{saved} --zero {zero}") == 0
+    for ranks, stage in ((2, 0), (3, int(zero)), (1, 0)):  # each goes on from what the one before it wrote
+        shutil.rmtree(folder / "step-00000006")
+        assert train_on(ranks, f"{saved} --resume --zero {stage}") == 0
+        shutil.rmtree(folder / "step-00000004", ignore_errors=True)
+    assert "NO" not in capsys.readouterr().out
+    assert train_on(2, f"--steps 2 --strategy naive --zero {zero}") == 2
+    assert "not --strategy naive: leave --strategy out" in capsys.readouterr().err

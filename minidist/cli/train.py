@@ -199,7 +199,7 @@ def headline(trainer: Trainer, samples: Samples) -> str:
     line = (
         f"{trainer.model.parameter_count:,} parameters in {config.precision}, {len(samples):,} samples of up to "
         f"{config.data.sequence} tokens; {ranks} on the {comm.wire} wire, dp={trainer.mesh.dp.size} "
-        f"({config.parallel.strategy})"
+        f"({f'ZeRO-{config.parallel.zero}' if config.parallel.zero else config.parallel.strategy})"
     )
     if trainer.first_step:
         line += f"\nresumed after step {trainer.first_step}"
@@ -256,7 +256,8 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
     if ranks > 1 and trainer.config.parallel.strategy == "ddp":
         gradients = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
         formula = 2 * (ranks - 1) / ranks * gradients * len(history)
-        rows.append(("bytes of gradients sent by rank 0", f"{outcome.gradient_bytes_sent:,}"))
+        what = "gradients and parameters" if trainer.config.parallel.zero else "gradients"
+        rows.append((f"bytes of {what} sent by rank 0", f"{outcome.gradient_bytes_sent:,}"))
         rows.append(("    2 (P - 1)/P x bytes x steps", f"{formula:,.0f}"))
     if history:
         tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)

@@ -8,6 +8,7 @@ weight [4, 6]     0 1 2 3 4 5 6 7 8 9 │ 10 11 12 13 14 15 16 │ 17 ... 23
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
+
+ONE_AT_A_TIME = threading.Lock()  # who looks at all objects keeps them alive, those of ranks in other threads too
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,22 @@ def refuse_old_optimizers(parameters: Iterable[nn.Parameter], strategy: str) -> 
         Naming the optimizer.
     """
     ours = {id(parameter) for parameter in parameters}
-    for optimizer in (found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)):
-        if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
-            raise ValueError(
-                f"a {type(optimizer).__name__} was built over these parameters before {strategy} sharded them, and "
-                f"would hold the state of all of them: apply {strategy} first, then build the optimizer"
-            )
+    with ONE_AT_A_TIME:
+        if _optimizers_over(ours):
+            gc.collect()  # it may be garbage that nobody has collected yet
+        found = _optimizers_over(ours)
+    for kind in found:
+        raise ValueError(
+            f"a {kind} was built over these parameters before {strategy} sharded them, and would hold the state of all "
+            f"of them: apply {strategy} first, then build the optimizer"
+        )
+
+
+def _optimizers_over(ids: set[int]) -> list[str]:
+    """Return the kinds of all optimizers that exist over parameters of these ids."""
+    optimizers = [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
+    return [
+        type(optimizer).__name__
+        for optimizer in optimizers
+        if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+    ]

@@ -30,11 +30,11 @@ class CheckpointError(ValueError):
 
 
 def save(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int
+    folder: Path, step: int, model: nn.Module, moments: dict[str, Tensor], state: dict[str, Any], keep: int
 ) -> Path:
     """Write one checkpoint and forget all but the newest `keep`; return its folder. One rank calls this.
 
-    `state` is whatever else the run needs to go on, fit for JSON.
+    `moments` is the `flat_state` of the optimizer; `state` whatever else the run needs to go on, fit for JSON.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def save(
     try:
         _remove(unfinished)
         unfinished.mkdir(parents=True)
-        _write(unfinished, model, optimizer, {"step": step, **state})
+        _write(unfinished, model, moments, {"step": step, **state})
         unfinished.rename(final)  # fails if there is one already
         _flush(folder)
         for old in complete(folder)[:-keep]:
@@ -104,10 +104,10 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 # ---------------------------------------------------------------- files
 
 
-def _write(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _write(folder: Path, model: nn.Module, moments: dict[str, Tensor], state: dict[str, Any]) -> None:
     weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}
     save_file(weights, folder / "model.safetensors")
-    save_file(_flat_state(optimizer), folder / "optimizer.safetensors")
+    save_file(moments, folder / "optimizer.safetensors")
     (folder / "state.json").write_text(json.dumps(state, indent=1))
     sums = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
     (folder / SUMS).write_text("".join(sums))
@@ -178,8 +178,8 @@ def _words(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer's tensors as `parameter.moment`, the order of parameters being the model's."""
+def flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer's tensors as `parameter.moment`. Of a sharded one they are gathered: it is collective."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{name}": tensor.contiguous() for index, held in state.items() for name, tensor in held.items()}
 

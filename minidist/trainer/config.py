@@ -92,6 +92,11 @@ class ParallelOptions:
 
     dp: int = option(0, "ranks of the data axis; 0: all that were started", NOT_NEGATIVE)
     strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES))
+    zero: int = option(
+        0,
+        "ZeRO: shard the optimizer's state (1), and the gradients (2)",
+        Limit("0, 1 or 2", lambda stage: 0 <= stage <= 2),
+    )
     accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
     bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp)", POSITIVE)
 
@@ -144,6 +149,11 @@ class Config:
             raise ConfigError(
                 f"--accumulate {accumulate} cuts --batch {batch} into more parts than it has sequences: use at most "
                 f"--accumulate {batch}"
+            )
+        if self.parallel.zero and self.parallel.strategy != "ddp":
+            raise ConfigError(
+                f"--zero {self.parallel.zero} shards what ddp reduces, not --strategy {self.parallel.strategy}: "
+                "leave --strategy out, or use --zero 0"
             )
         for name in ("resume", "save_every"):
             if getattr(self.run, name) and not self.run.save:

@@ -21,12 +21,20 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.mesh import Mesh
 from minidist.model import GPT, Where, cross_entropy_sum
-from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer, clip_by_global_norm
+from minidist.parallel import (
+    DDP,
+    DataParallel,
+    NaiveDataParallel,
+    ParameterServer,
+    ZeRO1,
+    ZeRO2,
+    clip_by_global_norm,
+)
 from minidist.parallel.sampler import State
 from minidist.trainer import checkpoint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checkpoint import CheckpointError
-from minidist.trainer.config import Config, Sections
+from minidist.trainer.config import Config, OptimizerOptions, Sections
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.schedule import learning_rate, linear_scaling
 from minidist.trainer.text import Samples
@@ -78,18 +86,21 @@ class Trainer:
             On every rank, if one cannot be written.
         """
         run, dp = self.config.run, self.mesh.dp
-        self.replica = replicate(self.model, dp, self.config) if dp.size > 1 else None
-        sent_before = dp.traffic.bytes_sent
+        if dp.size > 1:
+            self._replicate(dp)
+        sent = 0
         history: list[StepMetrics] = []
         with ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
+                sent -= dp.traffic.bytes_sent
                 history.append(self._measured_step(step, batch.to(self.device)))
+                sent += dp.traffic.bytes_sent
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
                 if run.save and due:
                     self._save(step + 1, batches.state_dict())
-        return Outcome(self.model, history, dp.traffic.bytes_sent - sent_before)
+        return Outcome(self.model, history, sent)
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
         """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
@@ -105,7 +116,8 @@ class Trainer:
             self.replica.synchronize()
         all_reduce(loss, self.comm)
         with self.comm.span("optimizer"):
-            norm = clip_by_global_norm(self.model.parameters(), self.config.optimizer.clip)
+            updated = self.replica.slices if isinstance(self.replica, ZeRO1) else self.model.parameters()
+            norm = clip_by_global_norm(updated, self.config.optimizer.clip)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
@@ -140,14 +152,29 @@ class Trainer:
         """Have rank 0 write a checkpoint. If it cannot, every rank raises what it says."""
         problem, run = "", self.config.run
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
+        moments = checkpoint.flat_state(self.optimizer)
         if self.comm.rank == 0:
             try:
-                checkpoint.save(Path(run.save), step, self.model, self.optimizer, state, run.keep)
+                checkpoint.save(Path(run.save), step, self.model, moments, state, run.keep)
             except CheckpointError as error:
                 problem = str(error)
         problem = self.comm.roll_call(problem)[0]
         if problem:
             raise CheckpointError(problem)
+
+    def _replicate(self, comm: Communicator) -> None:
+        """Apply the strategy. If it shards, an optimizer that does takes over what this one has loaded."""
+        loaded = self.optimizer.state_dict()
+        if self.config.parallel.zero:
+            del self.optimizer  # an optimizer over whole parameters cannot go on
+        self.replica = replicate(self.model, comm, self.config)
+        if isinstance(self.replica, ZeRO1):
+            options = self.config.optimizer
+            self.optimizer = self.replica.optimizer(
+                torch.optim.AdamW, decay_groups(self.model, options.weight_decay), **adamw_options(options)
+            )
+            if loaded["state"]:
+                self.optimizer.load_state_dict(loaded)
 
     def _resume(self) -> int:
         """Load the newest checkpoint; return the number of steps it has behind it."""
@@ -187,19 +214,26 @@ def replicate(model: nn.Module, comm: Communicator, config: Config) -> DataParal
         return NaiveDataParallel(model, comm)
     if config.parallel.strategy == "server":
         return ParameterServer(model, comm)
-    return DDP(model, comm, bucket_bytes=int(config.parallel.bucket_mib * MIB))
+    kind = (DDP, ZeRO1, ZeRO2)[config.parallel.zero]
+    return kind(model, comm, bucket_bytes=int(config.parallel.bucket_mib * MIB))
 
 
-def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     """Return AdamW that decays matrices and leaves norms alone."""
     options = config.optimizer
+    return torch.optim.AdamW(decay_groups(model, options.weight_decay), **adamw_options(options))
+
+
+def adamw_options(options: OptimizerOptions) -> dict[str, Any]:
+    """Return what all groups of parameters have in common."""
+    return {"lr": options.lr, "betas": (options.beta1, options.beta2)}
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the matrices, which are decayed, and the other parameters."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": options.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=(options.beta1, options.beta2))
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def device_of(comm: Communicator) -> torch.device:
