@@ -1,0 +1,126 @@
+"""NF4: a weight in four bits, for weights that look like draws from a normal distribution.
+
+    64 weights ─▶ scale = largest |w| ─▶ w / scale in [-1, 1] ─▶ nearest of 16 levels ─▶ 4 bits, two to a byte
+    256 scales ─▶ scale - mean, in steps of (largest deviation) / 127 ─▶ one int8 each ("double quantisation")
+
+The levels are quantiles: each is met about equally often by normal weights, which spends the four bits best. Zero is a
+level of its own, so what is zero stays zero.
+
+Bits per weight: 4 + 8/64 (scales) + 32/(64 * 256) (steps) = 4.127, where float32 scales would cost 4.5. One mean per
+tensor comes on top. (Dettmers et al. 2023, QLoRA, section 3 and appendix E. There the scales are FP8; with the mean
+gone they are spread evenly enough for int8, whose step is the finer one near the ends.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 64  # weights that share a scale
+GROUP = 256  # scales that share a step
+OFFSET = 0.9677083  # quantile that becomes ±1: 1 - (1/32 + 1/30)/2, half a level away from the end
+
+
+@dataclass(frozen=True)
+class NF4Tensor:
+    """A quantised tensor.
+
+    Attributes
+    ----------
+    codes : Tensor
+        uint8 [⌈n/2⌉]: two level numbers each, the earlier weight's in the high bits.
+    scales : Tensor
+        int8 [⌈n/64⌉]: deviation of each block's scale from the mean, in steps of its group.
+    steps : Tensor
+        float32 [⌈n/(64 * 256)⌉].
+    mean : Tensor
+        float32 [1], of all scales.
+    shape : torch.Size
+        Of the n weights.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    steps: Tensor
+    mean: Tensor
+    shape: torch.Size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in (self.codes, self.scales, self.steps, self.mean))
+
+
+@cache
+def levels() -> tuple[float, ...]:
+    """Return the 16 levels, ascending: quantiles of the normal distribution, scaled to end at -1 and 1.
+
+    Each side is cut evenly in probability from `OFFSET` to the middle, 8 above zero and 7 below. (QLoRA, section 3.)
+    """
+    quantile = NormalDist().inv_cdf
+    above = [quantile(OFFSET + (0.5 - OFFSET) * i / 8) for i in range(8)]
+    below = [-quantile(OFFSET + (0.5 - OFFSET) * i / 7) for i in range(7)]
+    return tuple(level / above[0] for level in sorted([*below, 0.0, *above]))
+
+
+def quantize(weights: Tensor) -> NF4Tensor:
+    """Round every weight to the nearest level of its block.
+
+    A scale is rounded up, never down, so no weight lies outside the levels. Hence the error of a weight is at most half
+    the widest gap, 0.152, times (the block's largest |w| + one step), and a step is at most 1/127 of how far the scales
+    of a group lie from the mean.
+
+    Raises
+    ------
+    ValueError
+        If a weight is infinite or not a number: its block would be lost.
+    """
+    flat = weights.detach().flatten().to(torch.float32)
+    if not flat.isfinite().all():
+        raise ValueError(
+            f"a weight of shape {tuple(weights.shape)} is infinite or not a number, and has no place in NF4"
+        )
+    blocks = _rows(flat, BLOCK)  # [n/64, 64]
+    largest = blocks.abs().amax(dim=1)  # [n/64]
+    mean = largest.mean().reshape(1) if len(largest) else flat.new_zeros(1)
+    deviations = _rows(largest - mean, GROUP)  # [groups, 256]; the padding deviates by nothing
+    steps = deviations.abs().amax(dim=1) / 127
+    rounded = (deviations / _not_zero(steps)[:, None]).ceil().clamp(-127, 127).flatten()
+    scales = rounded[: len(largest)].to(torch.int8)
+    scaled = blocks / _not_zero(_widen(scales, steps, mean))[:, None]
+    table = torch.tensor(levels(), device=flat.device)
+    nearest = torch.bucketize(scaled, (table[1:] + table[:-1]) / 2).flatten()[: len(flat)]
+    pairs = _rows(nearest.to(torch.uint8), 2)  # [n/2, 2]
+    return NF4Tensor(pairs[:, 0] << 4 | pairs[:, 1], scales, steps, mean, weights.shape)
+
+
+def dequantize(packed: NF4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the weights that the codes stand for. Every byte is looked up once, and gives two."""
+    table = torch.tensor(levels(), dtype=dtype, device=packed.codes.device)
+    both = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)  # [256, 2]: high bits, low bits
+    flat = F.embedding(packed.codes.int(), both).flatten()[: packed.shape.numel()]
+    scales = _widen(packed.scales, packed.steps, packed.mean).to(dtype)
+    whole = len(flat) // BLOCK * BLOCK
+    flat[:whole].view(-1, BLOCK).mul_(scales[: whole // BLOCK, None])
+    flat[whole:].mul_(scales[whole // BLOCK :])  # the last block, if it is not full
+    return flat.view(packed.shape)
+
+
+def _widen(scales: Tensor, steps: Tensor, mean: Tensor) -> Tensor:
+    """Return the scales in float32; above 0 but for rounding."""
+    return (scales * steps.repeat_interleave(GROUP)[: len(scales)] + mean).clamp_(min=0)
+
+
+def _rows(flat: Tensor, length: int) -> Tensor:
+    """Cut into rows, the last filled up with zeros."""
+    return F.pad(flat, (0, -len(flat) % length)).view(-1, length)
+
+
+def _not_zero(divisor: Tensor) -> Tensor:
+    """Let zeros, which divide only zeros here, be ones."""
+    return torch.where(divisor == 0, 1, divisor)
