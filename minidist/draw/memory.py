@@ -1,0 +1,103 @@
+"""The account as a picture: what was held, stacked over time, a panel for each rank.
+
+bytes │      ▗▄▟█▙▄▖
+      │   ▗▟███████▙▖        each category lies on those below it: the upper edge is the total
+      │▄▄▟███████████▄▄
+      └─────────────── time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minidist.memory.account import CATEGORIES, Timeline, total
+from minidist.trace.table import format_bytes
+
+# Bottom first: what stays, then what comes and goes. Colours of Okabe & Ito 2008, told apart by the colour-blind and,
+# by their lightness and the white lines between them, in grey print.
+STACK = {
+    "parameters": "#0072B2",
+    "optimizer": "#56B4E9",
+    "gradients": "#009E73",
+    "communication": "#CC79A7",
+    "activations": "#E69F00",
+}
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def draw_memory(timelines: Sequence[Timeline], path: str | Path) -> None:
+    """Draw the timelines of ranks 0, 1, ... to a file whose suffix tells the format (png, pdf, svg).
+
+    All panels share their axes, so heights can be compared. Needs matplotlib.
+
+    Raises
+    ------
+    ValueError
+        If there is no timeline, or one without a sample.
+    """
+    _check(timelines)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    begin = min(timeline[0][0] for timeline in timelines)
+    end = max(timeline[-1][0] for timeline in timelines)
+    scale, seconds = _unit(end - begin, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
+    top = max(total(held) for timeline in timelines for _, held in timeline)
+    bytes, prefix = _unit(top, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0)))
+    figure = Figure(figsize=(7.5, 1.2 + 1.9 * len(timelines)), layout="constrained")
+    FigureCanvasAgg(figure)  # draws without a screen, and is what `savefig` asks
+    panels = figure.subplots(len(timelines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for rank, (panel, timeline) in enumerate(zip(panels, timelines, strict=True)):
+        _stack(panel, timeline, begin, end, scale, bytes)
+        panel.set_ylabel(f"rank {rank}\n{prefix}" if len(timelines) > 1 else prefix)
+    panels[-1].set_ylim(0, 1.15 * top / bytes or 1)
+    panels[-1].set_xlabel(f"time ({seconds})")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside upper center", ncols=len(STACK), frameon=False)
+    figure.savefig(path, dpi=200)
+
+
+def sketch(timeline: Timeline, width: int = 60) -> str:
+    """Return the timeline as text, a line for each category, all on the scale of the largest total.
+
+    A column shows the most of its part of the samples. They are taken in order, not by the clock: so a part in which
+    much happens is wide.
+    """
+    _check([timeline])
+    top = max(total(held) for _, held in timeline)
+    width = min(width, len(timeline))
+    lines = []
+    for name in (*CATEGORIES, "total"):
+        values = [total(held) if name == "total" else held[name] for _, held in timeline]
+        parts = (values[len(values) * k // width : len(values) * (k + 1) // width] for k in range(width))
+        line = "".join(BLOCKS[-(-max(part) * 8 // max(top, 1))] for part in parts)
+        lines.append(f"{name:<14}{line}  {format_bytes(max(values))}")
+    return "\n".join(lines)
+
+
+def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: float, bytes: float) -> None:
+    """Draw one rank: what a sample found is held until the next."""
+    times = [(moment - begin) / scale for moment, _ in timeline] + [(end - begin) / scale]
+    held = [each for _, each in timeline] + [timeline[-1][1]]
+    layers = [[each[name] / bytes for each in held] for name in STACK]
+    panel.stackplot(times, layers, labels=STACK, colors=STACK.values(), step="post", edgecolor="white", linewidth=0.3)
+    highest = max(range(len(held)), key=lambda index: total(held[index]))
+    peak = f"peak {format_bytes(total(held[highest]))}"
+    panel.annotate(
+        peak, (times[highest], total(held[highest]) / bytes), (0, 3), textcoords="offset points", ha="center"
+    )
+    panel.margins(x=0)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[float, str]:
+    """Return the size and the name of the first unit that `largest` fills, else of the last."""
+    name, size = next((unit for unit in units if largest >= unit[1]), units[-1])
+    return size, name
+
+
+def _check(timelines: Sequence[Timeline]) -> None:
+    if not timelines or not all(timelines):
+        raise ValueError("nothing was sampled: give the timeline of at least one account, after account.recording()")
