@@ -3,9 +3,6 @@
     DDP      all-reduce gradients                                 ─▶ every rank updates all parameters
     ZeRO     reduce-scatter gradients ─▶ rank r updates shard r   ─▶ all-gather parameters
 
-    a bucket of parameters     embedding │ norm │ query ......│ key │ value
-    on three ranks             ─ shard 0 ──────│── shard 1 ──────│─ shard 2 ─       shards cut across parameters
-
 An all-reduce *is* a reduce-scatter and an all-gather, so nothing is sent that DDP would not send: 2 (P - 1)/P n bytes a
 rank. Held are, of n bytes of parameters and of AdamW's 2 n of state:
 
@@ -19,25 +16,21 @@ rank. Held are, of n bytes of parameters and of AdamW's 2 n of state:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minidist.collectives import all_gather, reduce_scatter
-from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.buckets import Bucket, FlatBucket, flat_buffer, views_into
 from minidist.parallel.data import DDP, MIB
-from minidist.parallel.optimizer_state import share_out
-from minidist.parallel.placement import Placement, make_slice, refuse_old_optimizers
+from minidist.parallel.placement import refuse_old_optimizers
+from minidist.parallel.shard import Shard, Sharded
 
 
-class Shard:
-    """This rank's part of a bucket: neighbouring elements, whatever parameters they belong to.
-
-    The whole parameters of the bucket come to lie in one flat buffer, so that gathering them is one collective.
+class BucketShard(Shard):
+    """This rank's part of a bucket, whose whole parameters lie in one flat buffer: gathering is one collective.
 
     Attributes
     ----------
@@ -45,33 +38,24 @@ class Shard:
         What the optimizer updates, flat: a view into the parameters, or a copy of them in the `master` dtype.
     gradient : Tensor
         The reduced gradient of `values`.
-    slices : dict[nn.Parameter, nn.Parameter]
-        The piece of `values` that belongs to each parameter; empty for most.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator, master: Any
+        self,
+        parameters: list[nn.Parameter],
+        names: dict[nn.Parameter, str],
+        comm: Communicator,
+        master: torch.dtype | None,
     ) -> None:
-        self.comm, self.whole = comm, flat_buffer(parameters, comm)
+        super().__init__(parameters, names, comm)
+        self.whole = flat_buffer(parameters, comm)
         for parameter, view in zip(parameters, views_into(self.whole, parameters), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.counts = cut(len(self.whole), comm.size)
-        start = sum(self.counts[: comm.rank])
-        stop = start + self.counts[comm.rank]
-        self.mine = self.whole[start:stop]
+        self.mine = self.whole[self.start : self.stop]
         self.values = self.mine.to(master or self.mine.dtype)
         self.gradient = torch.zeros_like(self.values)
-        self.slices: dict[nn.Parameter, nn.Parameter] = {}
-        self.gradients: dict[nn.Parameter, Tensor] = {}
-        offset = 0  # of the parameter in the bucket
-        for parameter in parameters:
-            first, last = (min(max(end - offset, 0), parameter.numel()) for end in (start, stop))
-            held = slice(max(offset - start, 0), max(offset - start, 0) + last - first)
-            placement = Placement(names[parameter], parameter.shape, first, last, comm)
-            self.slices[parameter] = make_slice(self.values[held], placement)
-            self.gradients[parameter] = self.gradient[held]
-            offset += parameter.numel()
+        self.make_slices(self.values)
 
     def publish(self, comm: Communicator) -> None:
         """Send this rank's updated values to all, and fetch theirs."""
@@ -80,7 +64,7 @@ class Shard:
         all_gather(self.mine, comm, out=self.whole, counts=self.counts)
 
 
-class ZeRO1(DDP):
+class ZeRO1(Sharded, DDP):
     """Sharded optimizer state. The gradients stay whole, as in DDP, in buckets that are reduce-scattered.
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`.
@@ -114,52 +98,20 @@ class ZeRO1(DDP):
     ) -> None:
         refuse_old_optimizers(model.parameters(), type(self).__name__)
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
-        self.shards = {bucket: Shard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
-        self.gathering: dict[Shard, Any] = {}
+        self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
+        self.gathering: dict[BucketShard, Any] = {}
         self.overlap = overlap
         if overlap:
             for module in model.modules():
                 self.hooks.append(module.register_forward_pre_hook(self._before_forward))
 
-    @property
-    def slices(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates: one slice for each trained parameter, in the model's order."""
-        return [self.slice_of(parameter) for parameter in self.parameters_to_reduce]
-
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
         return self.shards[self.bucket_of[parameter]].slices[parameter]
 
-    def optimizer(
-        self, kind: type[torch.optim.Optimizer], groups: Iterable[dict[str, Any]] | None = None, **defaults: Any
-    ) -> torch.optim.Optimizer:
-        """Return an optimizer of this `kind` that holds state for this rank's shard only.
-
-        Parameters
-        ----------
-        kind
-            Any optimizer of torch that treats each element for itself, such as AdamW.
-        groups : optional
-            Parameter groups over the model's own parameters, as torch has them; frozen parameters are left out.
-        defaults
-            Arguments of `kind`.
-
-        Its `step` ends with an all-gather of the parameters. Its `state_dict()`, collective, is that of an unsharded
-        optimizer, and `load_state_dict` takes one, whatever the number of ranks that wrote it.
-        """
-        groups = [{"params": self.parameters_to_reduce}] if groups is None else groups
-        sliced = [
-            group | {"params": [self.slice_of(p) for p in group["params"] if p in self.bucket_of]} for group in groups
-        ]
-        optimizer = kind(sliced, **defaults)
-        optimizer.register_step_post_hook(lambda *_: self._gather())
-        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # the model's gradients are meant
-        share_out(optimizer)
-        return optimizer
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
-        super().zero_grad(set_to_none)
+        DDP.zero_grad(self, set_to_none)
         for shard in self.shards.values():
             shard.gradient.zero_()
             for piece in shard.slices.values():
@@ -187,15 +139,15 @@ class ZeRO1(DDP):
         super()._backward_ended()
         self.summed = False  # the buckets still hold this rank's own gradients: more can be added, and reduced again
         for shard in self.shards.values():
-            for parameter, piece in shard.slices.items():
-                piece.grad = None if parameter in self.nowhere_used else shard.gradients[parameter]
+            shard.give_gradient(shard.gradient, without=self.nowhere_used)
 
-    def _gather(self) -> None:
+    def stepped(self) -> None:
+        """Gather the new parameters: what ends an optimizer's step."""
         self.gathering = {shard: self.stream.launch(shard.publish, self.stream.comm) for shard in self.shards.values()}
         if not self.overlap:
             self.wait()
 
-    def _await(self, shard: Shard) -> None:
+    def _await(self, shard: BucketShard) -> None:
         if shard in self.gathering:
             self.gathering.pop(shard).wait()
 
