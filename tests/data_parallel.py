@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer, ZeRO1
+from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer
 from minidist.parallel.sampler import share
+from minidist.parallel.shard import Sharded
 
 VARIANTS: tuple[type[DataParallel], ...] = (DDP, NaiveDataParallel, ParameterServer)
 CONFIG = GPTConfig(
@@ -80,7 +81,7 @@ def train(model: nn.Module, case: Case, ranks: int, rank: int) -> None:
     """Take one AdamW step per entry of `ROWS`."""
     options = {"lr": 0.02, "weight_decay": 0.1}
     trained = [p for p in model.parameters() if p.requires_grad]
-    sharded = isinstance(model, ZeRO1)
+    sharded = isinstance(model, Sharded)
     optimizer = model.optimizer(torch.optim.AdamW, **options) if sharded else torch.optim.AdamW(trained, **options)
     for step, rows in enumerate(ROWS):
         tokens = torch.randint(19, (rows, 9), generator=torch.Generator().manual_seed(100 + step))
@@ -106,11 +107,14 @@ def serial(config: GPTConfig) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def parallel(comm: Communicator, case: Case) -> dict[str, Tensor]:
+def parallel(comm: Communicator, case: Case, **options: object) -> dict[str, Tensor]:
     """Return this rank's parameters after a data-parallel run."""
     model = build(case.config, seed=comm.rank)
-    wrapped = wrap(model, comm, case)
+    wrapped = wrap(model, comm, case, **options)
     train(wrapped, case, comm.size, comm.rank)
+    if isinstance(wrapped, FSDP):
+        whole = dict(wrapped.full_tensors())
+        return {name: whole[name] for name, _ in model.named_parameters()}
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 

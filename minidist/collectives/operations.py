@@ -117,7 +117,10 @@ def all_gather(
     copy(chunks[comm.rank], source)
     if comm.size > 1:
         with comm.span("all_gather " + name, "collective", array.nbytes):
-            function(source, array, lengths) if name == "native" else function(chunks, comm.internal)
+            if name == "native":
+                function(source, array, lengths)
+            else:
+                function(chunks, comm.internal, *((source, array) if name == "shared" else ()))
     return result
 
 

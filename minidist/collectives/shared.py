@@ -71,9 +71,24 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
         _add_others(mine, everyones, target, comm, combine)
 
 
-def all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Fill every chunk from the rank that owns it; chunk number `comm.rank` is this rank's contribution."""
-    _memory(chunks[0])
+def all_gather(chunks: list[Array], comm: Communicator, source: Array, out: Array) -> None:
+    """Fill every chunk of `out` from the rank that owns it; chunk number `comm.rank` holds this rank's `source`.
+
+    What the others need is read where it lies if `out` is registered, or `source` is, in the same place everywhere.
+    """
+    lengths = [len(chunk) for chunk in chunks]
+    shards = _counterparts(out, [len(out)] * comm.size, comm)
+    if shards is not None:
+        shards = [chunks_of(whole, lengths)[owner] for owner, whole in enumerate(shards)]
+    elif min(lengths):  # torch does not tell where an empty tensor lies
+        shards = _counterparts(source, lengths, comm)
+    agree(comm, "all_gather in shared memory", "ordinary" if shards is None else "registered")
+    if shards is not None:
+        comm.fence()
+        for owner, chunk in enumerate(chunks):
+            _read(shards[owner], chunk, owner, comm)
+        comm.fence()
+        return
     for pieces in _segments(chunks, 1):
         copies = _publish(pieces[comm.rank], comm, longest=max(len(piece) for piece in pieces))
         for owner, piece in enumerate(pieces):
@@ -170,6 +185,13 @@ def _memory(array: Array) -> Any:
     if device_name(array) != "cpu":
         raise ValueError(f"algorithm='shared' reads CPU memory, but the buffer is on {device_name(array)}: use 'ring'")
     return as_bytes(array)
+
+
+def _counterparts(array: Array, lengths: list[int], comm: Communicator) -> list[Array] | None:
+    """Return every rank's counterpart of registered memory, in as many elements as `lengths` says, or None."""
+    memory = _memory(array)
+    peers = comm.peers(memory, [length * itemsize(array) // memory.itemsize for length in lengths])
+    return None if peers is None else [view_as(peer.view(np.uint8), array) for peer in peers]
 
 
 def _half(like: Array, count: int, comm: Communicator) -> list[Array]:

@@ -18,7 +18,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -245,9 +245,9 @@ class Communicator(ABC):
             self.registered.add(mine, everyones)
         return shaped(mine, shape, dtype)
 
-    def peers(self, array: Array) -> list[Any] | None:
-        """Return every rank's counterpart of a flat numpy view of registered memory, or None if it is not that."""
-        return self.registered.peers(array)
+    def peers(self, array: Array, lengths: Sequence[int] | None = None) -> list[Any] | None:
+        """Return every rank's counterpart of a flat numpy view of registered memory; see `Registered.peers`."""
+        return self.registered.peers(array, lengths)
 
     def fence(self) -> None:
         """Barrier after which each rank of the node sees what the others wrote to registered memory before it."""

@@ -2,14 +2,18 @@
 
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.data import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.fsdp import FSDP
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.sampler import DistributedSampler
+from minidist.parallel.units import MixedPrecision
 from minidist.parallel.zero import ZeRO1, ZeRO2
 
 __all__ = [
     "DDP",
+    "FSDP",
     "DataParallel",
     "DistributedSampler",
+    "MixedPrecision",
     "NaiveDataParallel",
     "ParameterServer",
     "Placement",

@@ -61,11 +61,14 @@ class DataParallel(nn.Module):
         if op not in ("sum", "mean"):
             raise ValueError(f"op={op!r}: gradients are reduced by 'sum' or 'mean'")
         self.module, self.comm, self.op, self.unused = model, comm, op, unused
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
-        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
+        self._find_parameters()
         self.synchronising = True
         self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
         make_equal(model, comm)
+
+    def _find_parameters(self) -> None:
+        self.names = {parameter: name for name, parameter in self.module.named_parameters()}
+        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. In training its buffers first become rank 0's, as running averages drift apart.

@@ -33,6 +33,7 @@ class Shard:
 
     def __init__(self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator) -> None:
         self.parameters, self.comm = parameters, comm
+        self.gradient: Tensor | None = None  # reduced, of this rank's elements
         self.placements: dict[nn.Parameter, Placement] = {}
         self.held: dict[nn.Parameter, slice] = {}  # which of this rank's elements belong to a parameter
         self.counts = cut(sum(parameter.numel() for parameter in parameters), comm.size)
@@ -51,10 +52,11 @@ class Shard:
         """Let `values`, this rank's elements, be what the optimizer updates."""
         self.slices = {p: make_slice(values[self.held[p]], self.placements[p]) for p in self.parameters}
 
-    def give_gradient(self, gradient: Tensor, without: set[nn.Parameter]) -> None:
-        """Give each slice its piece of `gradient`, or None where the parameter was not used."""
+    def give_gradient(self, without: set[nn.Parameter]) -> None:
+        """Give each slice its piece of the gradient, or None where the parameter was not used."""
         for parameter, piece in self.slices.items():
-            piece.grad = None if parameter in without else gradient[self.held[parameter]]
+            used = self.gradient is not None and parameter not in without
+            piece.grad = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
 
 
 class Sharded:

@@ -54,7 +54,7 @@ class BucketShard(Shard):
             parameter.data = view
         self.mine = self.whole[self.start : self.stop]
         self.values = self.mine.to(master or self.mine.dtype)
-        self.gradient = torch.zeros_like(self.values)
+        self.gradient: Tensor = torch.zeros_like(self.values)
         self.make_slices(self.values)
 
     def publish(self, comm: Communicator) -> None:
@@ -139,7 +139,7 @@ class ZeRO1(Sharded, DDP):
         super()._backward_ended()
         self.summed = False  # the buckets still hold this rank's own gradients: more can be added, and reduced again
         for shard in self.shards.values():
-            shard.give_gradient(shard.gradient, without=self.nowhere_used)
+            shard.give_gradient(without=self.nowhere_used)
 
     def stepped(self) -> None:
         """Gather the new parameters: what ends an optimizer's step."""

@@ -1,0 +1,24 @@
+"""Models that are too large to be built: on the device `meta` first, where tensors have shapes and no bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def on_device(model: nn.Module, device: torch.device) -> None:
+    """Move parameters and buffers from `meta` to `device`: parameters without memory, all elements one and the same.
+
+    Parameters that were shared stay shared. A strategy then gives them memory, a part at a time.
+    """
+    moved: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter not in moved:
+                nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
+                moved[parameter] = nn.Parameter(nothing, requires_grad=parameter.requires_grad)
+            setattr(module, name, moved[parameter])
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(
+                name, torch.zeros_like(buffer, device=device), name not in module._non_persistent_buffers_set
+            )

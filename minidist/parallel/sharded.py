@@ -1,0 +1,194 @@
+"""A model whose parameters are spread over ranks: its units, when these have memory, and its state as a whole.
+
+`FSDP` decides when a unit is gathered; here is how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from minidist.collectives import all_gather
+from minidist.comm import Communicator
+from minidist.memory.precision import check_dtype
+from minidist.parallel.buckets import views_into
+from minidist.parallel.data import DataParallel
+from minidist.parallel.meta import on_device
+from minidist.parallel.placement import refuse_old_optimizers
+from minidist.parallel.shard import Sharded
+from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit, of_one_kind, split
+
+MOST = 2  # units that are whole at a time, the root aside
+
+
+class ShardedModel(Sharded, DataParallel):
+    """What strategies share that keep a part of the parameters only. Arguments are those of `FSDP`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str,
+        unused: bool,
+        policy: Policy | None,
+        precision: MixedPrecision | None,
+        shard_ranks: int | None,
+        device: torch.device | str | None,
+        allocate: Callable[[int, torch.dtype], Tensor] | None,
+    ) -> None:
+        refuse_old_optimizers(model.parameters(), type(self).__name__)
+        split(model, policy)  # complains before anything is sent
+        if comm.size % (shard_ranks or 1):
+            raise ValueError(f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one size")
+        self.precision = precision or MixedPrecision()
+        for dtype in (self.precision.parameters, self.precision.reduction, self.precision.output):
+            if dtype is not None:
+                check_dtype(dtype, torch.device(device or next(model.parameters()).device))
+        super().__init__(model, comm, op, unused)
+        if device is not None:
+            on_device(model, torch.device(device))
+            self._find_parameters()
+        self.shard_comm, self.across = comm, None
+        if shard_ranks is not None:
+            self.shard_comm = comm.split(comm.rank // shard_ranks)
+            self.across = comm.split(comm.rank % shard_ranks).fork()
+        self.stream = self.shard_comm.stream()
+        self.units = [
+            Unit(name, module, [self._flat(kind, allocate) for kind in of_one_kind(parameters)])
+            for name, module, parameters in split(model, policy)
+        ]
+        self.root = self.units[-1]
+        self.flats = [flat for unit in self.units for flat in unit.flats]
+        self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
+        self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
+        self.most_whole = MOST
+        self.whole: list[Unit] = []  # and those that are being gathered; the root aside
+
+    def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the elements of a parameter that this rank updates, flat."""
+        return self.flat_of[parameter].slices[parameter]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        self.used.clear()
+        for unit in self.units:
+            unit.forget_gradients()
+        for flat in self.flats:
+            flat.forget_gradient()
+
+    def stepped(self) -> None:
+        """Have the next gathering bring the new values: what ends an optimizer's step."""
+        for flat in self.flats:
+            flat.publish()
+        self._release_all()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Have all parameters whole in this context, to look at; changes are lost. Collective."""
+        self._release_all()
+        limit, self.most_whole = self.most_whole, len(self.units)
+        for unit in self.units:
+            self._start(unit)
+            self._finish(unit)
+        try:
+            yield
+        finally:
+            self._release_all()
+            self.most_whole = limit
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a time. Collective."""
+        for flat in self.flats:
+            whole = torch.empty(sum(flat.counts), dtype=flat.values.dtype, device=flat.device)
+            all_gather(flat.values.to(flat.device), self.shard_comm, out=whole, counts=flat.counts)
+            for parameter, value in zip(flat.parameters, views_into(whole, flat.parameters), strict=True):
+                yield self.names[parameter], value
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return what the serial model's `state_dict` would be, on the CPU of every rank. Collective."""
+        whole = {name: value.to("cpu", copy=True) for name, value in self.full_tensors()}
+        aliases = {name: self.names.get(p) for name, p in self.module.named_parameters(remove_duplicate=False)}
+        state = self.module.state_dict()
+        return {name: whole[aliases[name]] if name in aliases else value.cpu() for name, value in state.items()}  # type: ignore[index]
+
+    def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+        """Take over whole parameters: a serial model's state, or drawn one after the other. Every rank needs them all.
+
+        Raises
+        ------
+        ValueError
+            If names or shapes are not this model's. Nothing has been sent then.
+        """
+        names = dict(self.module.named_parameters(remove_duplicate=False))
+        buffers = dict(self.module.named_buffers())
+        missing, wrong = set(self.names.values()), []
+        for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
+            target = names.get(name, buffers.get(name))
+            if target is None or target.shape != value.shape:
+                here = "nothing" if target is None else list(target.shape)
+                wrong.append(f"{name} is {list(value.shape)} there and {here} here")
+            elif name in names:
+                self.flat_of[names[name]].write(names[name], value)
+                missing.discard(self.names[names[name]])
+            else:
+                buffers[name].copy_(value)
+        wrong += [f"{name} is missing" for name in self.names.values() if name in missing]
+        if wrong:
+            more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
+        self.stepped()
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """Return the tensors of this rank, by category of the account."""
+        gradients = [flat.gradient for flat in self.flats if flat.gradient is not None]
+        gradients += [whole for unit in self.units for whole in unit.gradients.values()]
+        return {"parameters": [flat.mine for flat in self.flats], "gradients": gradients}
+
+    # ---------------------------------------------------------------- memory of units
+
+    def _flat(self, parameters: list[nn.Parameter], allocate: Callable[[int, torch.dtype], Tensor] | None) -> Flat:
+        return Flat(parameters, self.names, self.shard_comm, self.precision, allocate)
+
+    def _start(self, unit: Unit, *beside: Unit | None) -> None:
+        """Begin to gather a unit, in place of one that is neither of those `beside`, if there are too many."""
+        if unit.whole:
+            return
+        if unit is not self.root:
+            if len(self.whole) == self.most_whole:
+                self._release(next(other for other in self.whole if other not in beside))
+            self.whole.append(unit)
+        unit.whole = True
+        unit.gathering = self.stream.launch(self._fetch, [(flat, flat.make_room()) for flat in unit.flats])
+
+    def _fetch(self, wholes: list[tuple[Flat, Tensor]]) -> None:
+        """Gather a unit. Runs on the stream."""
+        for flat, whole in wholes:
+            flat.fetch(whole, self.stream.comm)
+
+    def _finish(self, unit: Unit) -> None:
+        """Wait until a unit is there."""
+        if unit.gathering is not None:
+            unit.gathering.wait()
+            unit.gathering = None
+            for flat in unit.flats:
+                flat.show()
+
+    def _release(self, unit: Unit) -> None:
+        """Free a unit's whole parameters."""
+        if not unit.whole:
+            return
+        if unit.gathering is not None:
+            unit.gathering.wait()
+            unit.gathering = None
+        for flat in unit.flats:
+            flat.release()
+        unit.whole = False
+        if unit is not self.root:
+            self.whole.remove(unit)
+
+    def _release_all(self) -> None:
+        for unit in self.units:
+            self._release(unit)

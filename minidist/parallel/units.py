@@ -1,0 +1,248 @@
+"""Units of ZeRO-3: parameters that are gathered together, and which of a model's these are.
+
+between uses    shard 0 │ shard 1 │ shard 2        each rank its own; the parameters are NaN, and cost nothing
+in use          ─────────── whole ───────────      on every rank; the parameters are views into it
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from minidist.collectives import all_gather
+from minidist.comm import Communicator
+from minidist.parallel.buckets import views_into
+from minidist.parallel.shard import Shard
+
+Policy: TypeAlias = Callable[[nn.Module], bool]
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Which dtype is used where; None: that of the model. Shards and the optimizer's state keep the model's.
+
+    Attributes
+    ----------
+    parameters
+        Of gathered parameters, so of computing, of the inputs' floats and of activations.
+    reduction
+        Of gradients while they are summed over ranks; by default that of `parameters`.
+    output
+        Of what the model returns.
+    """
+
+    parameters: torch.dtype | None = None
+    reduction: torch.dtype | None = None
+    output: torch.dtype | None = None
+
+
+class Flat(Shard):
+    """Parameters of one dtype, all trained or all frozen, end to end in one tensor that exists while it is needed.
+
+    Attributes
+    ----------
+    mine : Tensor
+        This rank's elements as they are gathered, in registered memory where there is such.
+    values : Tensor
+        The same as the optimizer updates them: `mine` itself, or in the dtype of the model if the precision differs.
+    whole : Tensor
+        All elements. Its storage has no bytes between uses.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        names: dict[nn.Parameter, str],
+        comm: Communicator,
+        precision: MixedPrecision,
+        allocate: Callable[[int, torch.dtype], Tensor] | None = None,
+    ) -> None:
+        super().__init__(parameters, names, comm)
+        like = parameters[0]
+        dtype = precision.parameters or like.dtype
+        self.device, self.trained = like.device, like.requires_grad
+        allocate = allocate or self._allocate
+        self.mine = allocate(self.counts[0], dtype)[: self.stop - self.start]
+        self.values = self.mine
+        if dtype != like.dtype:
+            self.values = allocate(self.counts[0], like.dtype)[: self.stop - self.start]
+        for parameter in parameters:
+            self.write(parameter, parameter.detach())
+        self.publish()
+        self.whole = torch.empty(sum(self.counts), dtype=dtype, device=self.device)
+        self.views = views_into(self.whole, parameters)
+        self.nothing = torch.full((), torch.nan, dtype=dtype, device=self.device)  # seen by who looks at the wrong time
+        self.release()
+        self.make_slices(self.values)
+
+    def _allocate(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return zeros; as many on every rank, as registered memory has to be."""
+        if self.device.type == "cpu":
+            return self.comm.allocate(count, dtype)  # type: ignore[return-value]
+        return torch.zeros(count, dtype=dtype, device=self.device)
+
+    def write(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Set this rank's elements of a parameter to those of the whole `value`; `publish` comes after the last."""
+        placement = self.placements[parameter]
+        if value.device.type != "meta":
+            self.values[self.held[parameter]].copy_(value.flatten()[placement.start : placement.stop])
+
+    def publish(self) -> None:
+        """Take over new values into what is gathered."""
+        if self.values is not self.mine:
+            self.mine.copy_(self.values)
+
+    def make_room(self) -> Tensor:
+        """Give the whole its bytes; return a tensor to write them with.
+
+        On a CPU it is another tensor on the same memory: once numpy has seen a storage, torch no longer resizes it.
+        """
+        self.whole.untyped_storage().resize_(self.whole.nbytes)
+        if self.device.type != "cpu" or not self.whole.nbytes:
+            return self.whole
+        memory = (ctypes.c_byte * self.whole.nbytes).from_address(self.whole.data_ptr())
+        return torch.frombuffer(memory, dtype=self.whole.dtype)
+
+    def fetch(self, whole: Tensor, comm: Communicator) -> None:
+        """Gather all elements from all ranks. Runs on the stream."""
+        all_gather(self.mine.to(self.device, non_blocking=True), comm, out=whole, counts=self.counts)
+
+    def add_gradient(self, shard: Tensor) -> None:
+        """Add this rank's elements of a reduced gradient."""
+        if self.gradient is None:
+            self.gradient = shard.to(self.values)
+        else:
+            self.gradient += shard.to(self.values)
+
+    def forget_gradient(self) -> None:
+        """Have no gradient."""
+        self.gradient = None
+        self.give_gradient(set())
+
+    def show(self) -> None:
+        """Let the parameters be what was gathered."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.data = view
+
+    def release(self) -> None:
+        """Free the whole. What autograd has saved of it is valid again when it is gathered again."""
+        for parameter in self.parameters:
+            parameter.data = self.nothing.expand(parameter.shape)
+        self.whole.untyped_storage().resize_(0)
+
+
+class Unit:
+    """Parameters that are gathered, used and released together, and their gradients on the way."""
+
+    def __init__(self, name: str, module: nn.Module, flats: list[Flat]) -> None:
+        self.name, self.module, self.flats = name, module, flats
+        self.trained = [flat for flat in flats if flat.trained]
+        self.parameters = {parameter for flat in self.trained for parameter in flat.parameters}
+        self.gathering: Any = None  # a handle, from when gathering begins until somebody has waited for it
+        self.whole = False
+        self.arrived: set[nn.Parameter] = set()  # gradients that came in this backward
+        self.gradients: dict[Flat, Tensor] = {}  # whole, but this rank's own, until they are reduced
+        self.places: dict[nn.Parameter, Tensor] = {}  # views into these
+        self.empty: set[nn.Parameter] = set()  # whose place nothing has been written to
+        self.reducing: Any = None
+
+    def add(self, parameter: nn.Parameter, dtype: torch.dtype | None) -> None:
+        """Move a gradient from where autograd put it into its place among those of its unit."""
+        assert parameter.grad is not None
+        self.make_places(dtype)
+        if parameter in self.empty:
+            self.places[parameter].copy_(parameter.grad)
+            self.empty.remove(parameter)
+        else:
+            self.places[parameter].add_(parameter.grad)
+        parameter.grad = None
+
+    def make_places(self, dtype: torch.dtype | None) -> None:
+        """Have room for all gradients."""
+        if not self.gradients:
+            self.gradients = {flat: torch.empty_like(flat.whole, dtype=dtype) for flat in self.trained}
+            for flat, whole in self.gradients.items():
+                self.places |= zip(flat.parameters, views_into(whole, flat.parameters), strict=True)
+            self.empty = set(self.places)
+
+    def take_gradients(self, dtype: torch.dtype | None) -> dict[Flat, Tensor]:
+        """Return the gradients, zero where none came, and forget them."""
+        self.make_places(dtype)
+        for parameter in self.empty:
+            self.places[parameter].zero_()
+        taken = self.gradients
+        self.forget_gradients()
+        return taken
+
+    def forget_gradients(self) -> None:
+        """Drop what has not been reduced."""
+        self.gradients, self.places = {}, {}
+
+
+def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
+    """Return the units as (name, module, parameters), in the order of the modules, and last the root's.
+
+    A parameter that several units use is the root's, whose parameters are there all the time.
+
+    Raises
+    ------
+    ValueError
+        If the policy chooses nothing, a module inside another that it chose, or one that is never called.
+    """
+    blocks = set(_blocks(model, isinstance(model, nn.Sequential))) or set(model.children())
+    chosen = [
+        (name, module)
+        for name, module in model.named_modules()
+        if name and (module in blocks if policy is None else policy(module)) and any(True for _ in module.parameters())
+    ]
+    if policy is not None:
+        _check(model, chosen)
+    users = Counter(parameter for _, module in chosen for parameter in set(module.parameters()))
+    units = [(name, module, [p for p in module.parameters() if users[p] == 1]) for name, module in chosen]
+    within = {parameter for _, _, parameters in units for parameter in parameters}
+    return [*units, ("", model, [parameter for parameter in model.parameters() if parameter not in within])]
+
+
+def _blocks(module: nn.Module, in_list: bool) -> Iterator[nn.Module]:
+    """Yield the elements of lists of modules, and of a `Sequential` that is no such element itself."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and not in_list):
+            yield from _blocks(child, in_list=True)
+        elif in_list:
+            yield child
+        else:
+            yield from _blocks(child, in_list=False)
+
+
+def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
+    if not chosen:
+        raise ValueError(
+            f"the policy chooses no module with parameters of this {type(model).__name__}, so all of them would be "
+            "gathered at once: choose its blocks, for instance, or leave the policy out"
+        )
+    for name, module in chosen:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            raise ValueError(
+                f"the policy chooses {name}, a {type(module).__name__}, which is never called itself, so nobody would "
+                "gather it: choose its elements"
+            )
+        for outer, around in chosen:
+            if around is not module and any(below is module for below in around.modules()):
+                parameter = next(parameter for parameter, _ in module.named_parameters(prefix=name))
+                raise ValueError(
+                    f"the policy wraps {parameter} twice: in {name}, and in {outer}, which contains it: choose one"
+                )
+
+
+def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Deal parameters into lists of one dtype and device, all trained or all frozen."""
+    kinds: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
+    return list(kinds.values())
