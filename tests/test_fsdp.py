@@ -14,7 +14,7 @@ import minidist
 from minidist.comm import Communicator
 from minidist.memory.recompute import recompute
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, MixedPrecision, clip_by_global_norm
+from minidist.parallel import DDP, FSDP, clip_by_global_norm
 from minidist.parallel.sharded import MOST
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 5, "tied": False}))

@@ -18,8 +18,7 @@ Gradients are *summed* by default: a loss divided by the global number of tokens
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -29,6 +28,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.parallel.backward import BackwardEnd
 from minidist.parallel.buckets import Bucket, FlatBucket, partition
 from minidist.parallel.replicas import copy_from_root, make_equal
 
@@ -189,7 +189,7 @@ class DDP(DataParallel):
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.stream = comm.stream()
         self.next_to_launch = 0
-        self.ending: weakref.ref[Callable[[], None]] | None = None  # what autograd will call when backward has ended
+        self.end = BackwardEnd(self._backward_ended, comm)
         self.accumulators = [get_gradient_edge(parameter).node for parameter in self.parameters_to_reduce]
         self.hooks: list[Any] = [node.register_prehook(self._gradient_comes) for node in self.accumulators]
         for parameter in self.parameters_to_reduce:
@@ -238,7 +238,7 @@ class DDP(DataParallel):
                 for parameter in self.parameters_to_reduce:
                     if parameter.grad is not None:
                         parameter.grad.zero_()
-        if self.synchronising and (self.ending is None or self.ending() is None):
+        if self.synchronising and self.end.expect():
             self._backward_begins()
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
@@ -259,22 +259,10 @@ class DDP(DataParallel):
             self._launch_ready()
 
     def _backward_begins(self) -> None:
-        if self.ending is not None and self.comm.size > 1:
-            raise RuntimeError(
-                f"an earlier backward of rank {self.comm.rank} raised before all gradients were reduced, and the other "
-                "ranks wait for the rest: end the job, or have all ranks build model and DDP anew"
-            )
         self.next_to_launch = 0
         for bucket in self.buckets:
             bucket.state = "filling"
             bucket.arrived.clear()
-
-        def ending() -> None:
-            self._backward_ended()
-
-        # Autograd alone keeps this callback, and drops it also if backward raises: a dead reference tells.
-        self.ending = weakref.ref(ending)
-        torch.autograd.Variable._execution_engine.queue_callback(ending)
 
     def _launch_ready(self, all_of_them: bool = False) -> None:
         """Launch the complete buckets at the head of the line."""
@@ -288,7 +276,7 @@ class DDP(DataParallel):
 
     def _backward_ended(self) -> None:
         """Launch what is left (buckets with unused parameters), and wait for all."""
-        self.ending, self.summed = None, True
+        self.summed = True
         used = [self.bucket_of[parameter].has_gradient(parameter) for parameter in self.parameters_to_reduce]
         for bucket in self.buckets:
             for parameter in bucket.parameters:

@@ -88,7 +88,7 @@ class FSDP(ShardedModel):
         self.in_backward: Unit | None = None
         self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
         self.reducing: Any = None
-        self.end = BackwardEnd(self._backward_ended)
+        self.end = BackwardEnd(self._backward_ended, comm)
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
             unit.module.register_forward_hook(partial(self._after_forward, unit))
@@ -180,11 +180,6 @@ class FSDP(ShardedModel):
             raise RuntimeError("FSDP reduces numbers, not graphs: call backward() without create_graph=True")
         if not self.end.expect():
             return
-        if self.end.broken and self.comm.size > 1:
-            raise RuntimeError(
-                f"an earlier backward of rank {self.comm.rank} raised before all gradients were reduced, and the other "
-                "ranks wait for the rest: end the job, or have all ranks build model and FSDP anew"
-            )
         called = [unit for unit in dict.fromkeys(reversed(self.order)) if unit is not self.root]
         self.line = [unit for unit in [*called, self.root] if unit.parameters]
         for unit in self.units:
