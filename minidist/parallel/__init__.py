@@ -7,6 +7,7 @@ from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.sampler import DistributedSampler
 from minidist.parallel.units import MixedPrecision
 from minidist.parallel.zero import ZeRO1, ZeRO2
+from minidist.parallel.zero_plus_plus import ZeROPlusPlus
 
 __all__ = [
     "DDP",
@@ -19,6 +20,7 @@ __all__ = [
     "Placement",
     "ZeRO1",
     "ZeRO2",
+    "ZeROPlusPlus",
     "clip_by_global_norm",
     "placement_of",
 ]

@@ -198,9 +198,10 @@ class FSDP(ShardedModel):
     def _reduce(self, gradients: list[tuple[Flat, Tensor]]) -> None:
         """Add this rank's shard of the sum of all ranks' gradients to what is there. Runs on the stream."""
         for flat, gradient in gradients:
-            flat.add_gradient(self._scattered(gradient))
+            flat.add_gradient(self._scattered(flat, gradient))
 
-    def _scattered(self, gradient: Tensor) -> Tensor:
+    def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
+        """Return this rank's shard of the sum of all ranks' gradients."""
         shard = reduce_scatter(gradient, self.stream.comm, self.op)
         assert isinstance(shard, Tensor)
         if self.across is not None:
