@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from minidist.comm import Cluster, Communicator
 from minidist.draw.memory import draw_memory, sketch
 from minidist.memory.account import CATEGORIES, Account, Holder, Timeline, total
 from minidist.memory.equation import layer_activations_of
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.memory.recompute import measure_block, recompute
+from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel import DDP
 from minidist.trace import Trace
 
@@ -157,6 +159,48 @@ def test_what_is_recomputed_counts_while_it_is_there(recomputed: bool) -> None:
     seen = account.peaks["activations"]
     assert (a_layer < seen < 2 * a_layer) if recomputed else (seen > everything)
     assert account.now["activations"] == 0
+
+
+TWELVE = GPTConfig(vocabulary=8, layers=12, hidden=64, heads=4, sequence=64)
+
+
+def recomputed_peak(policy: str, sizes: tuple[int, int] | None = None) -> int:
+    """The most activations of a step in which blocks are recomputed: as `policy` says, or each one by torch."""
+    account, model = Account(), GPT(TWELVE)
+    account.watch(model)
+    if policy == "torch":
+        for layer in model.layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+    else:
+        recompute(model, policy, sizes=sizes)
+    with account.recording():
+        model(torch.zeros(8, 64, dtype=torch.int64)).sum().backward()
+    assert account.now["activations"] == 0
+    return account.peaks["activations"]
+
+
+def test_hooks_of_a_checkpoint_do_not_hide_what_it_recomputes(without_collector: None) -> None:
+    """k * A + ceil(L/k) * c, less what the account does not see: c is the gradient that comes in.
+
+    Where k does not divide L, the last segment is shorter, and its input gone when the peak comes.
+    """
+    model, x = GPT(TWELVE), torch.randn(8, 64, 64)
+    c, a_block = measure_block(model.layers[0], x, model.rotary(torch.arange(64), x.dtype), Where())
+    found = {k: recomputed_peak(f"every {k}") for k in range(1, 13)}
+    for k, seen in found.items():
+        assert seen == pytest.approx(k * a_block + (12 // k - 1) * c, rel=0.005)
+    assert recomputed_peak("sqrt", (c, a_block)) == min(found.values())
+    assert recomputed_peak("torch") == pytest.approx(found[1], rel=0.001)
+
+
+def test_what_a_forward_within_backward_only_looks_at_is_not_its_own(without_collector: None) -> None:
+    """Here: views of tensors that somebody else keeps."""
+    account, kept = Account(), torch.ones(1000)
+    with account.recording():
+        x = torch.ones(10, requires_grad=True)
+        loss = checkpoint(lambda x: (kept[:10] + x).exp(), x, use_reentrant=False).sum()
+        loss.backward()
+    assert 80 <= account.peaks["activations"] < 200
 
 
 class Vault(nn.Linear):

@@ -46,6 +46,7 @@ def test_everything_at_once() -> None:
     assert all(competitors[name] >= {"auto", "native", "gloo"} for name in COLLECTIVES)
     assert competitors["p2p"] == {"send", "native", "gloo"}
     assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
+    assert competitors["recompute"] == {"stored", "full", "torch full"}
     assert {name for name, _, _ in names(found, "tuned")} == set(COLLECTIVES)
     assert not {row["competitor"] for row in found["results"] if row["launch"] == "tuned"} & {"gloo", "torch DDP"}
 
@@ -56,6 +57,8 @@ def test_everything_at_once() -> None:
     assert auto["bus_bandwidth"] == pytest.approx(4096 / auto["median"])  # 2 (P - 1)/P = 1 for two ranks
     assert set(auto["ratios"]) == {"native", "gloo"} and min(auto["ratios"].values()) > 0
     assert set(rows["ddp", "D=16, 1 x 64", "DDP", "shipped"]["ratios"]) == {"local", "torch DDP"}
+    activations = rows["recompute", "D=16, 12 layers, activations", "full", "shipped"]
+    assert activations["ratios"]["torch full"] <= 1 and activations["ratios"]["stored"] < 0.25
     error = rows["threads", "64 ranks, ring", "virtual time / formula - 1", "here"]
     assert max(error["values"]) <= 1e-12
 

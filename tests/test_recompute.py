@@ -24,6 +24,7 @@ from minidist.comm import Communicator
 from minidist.memory.recompute import best_interval, checkpoint, measure_block, recompute
 from minidist.memory.spill import spill_to_cpu, spill_to_disk
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.model.gpt import Layer
 from minidist.parallel import DDP
 
 SMALL = GPTConfig(vocabulary=19, layers=5, hidden=16, heads=4, key_value_heads=2, sequence=8, tied=True, dropout=0.3)
@@ -336,6 +337,115 @@ def test_nothing_outlives_backward() -> None:
     assert reference() is None
 
 
+def test_what_nobody_will_ask_for_is_not_kept() -> None:
+    """The graph of an output that was dropped is gone: its tensors are counted in the second run, not kept."""
+    made: list[StorageWeakRef] = []
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        used, unused = x.exp(), x.sin().exp()
+        made[:] = [StorageWeakRef(tensor.untyped_storage()) for tensor in (used, unused)]
+        return used.tanh(), unused.tanh()
+
+    x = torch.ones(8, requires_grad=True)
+    loss = checkpoint(function, x)[0].sum()
+    loss.backward(retain_graph=True)
+    assert all(reference.expired() for reference in made)
+    assert torch.equal(x.grad, torch.autograd.grad(x.exp().tanh().sum(), x)[0])
+
+
+def test_a_function_that_catches_everything_gets_the_same_gradient() -> None:
+    """It catches what ends the second run, too."""
+
+    def function(x: Tensor) -> Tensor:
+        try:
+            return x.exp().sin()
+        except BaseException:
+            return x.cos()
+
+    x = torch.ones(3, requires_grad=True)
+    checkpoint(function, x).sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(function(x).sum(), x)[0])
+
+
+def test_an_exception_in_the_second_run_leaves_everything_as_it_was() -> None:
+    outcomes = iter([False, True, False])
+
+    def function(x: Tensor) -> Tensor:
+        y = nn.functional.dropout(x).exp()
+        if next(outcomes):
+            raise ZeroDivisionError
+        return y.sin()
+
+    x = torch.ones(30, requires_grad=True)
+    loss = checkpoint(function, x).sum()
+    state = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        loss.backward(retain_graph=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert x.sin().grad_fn._saved_self is not None, "no hook is left"  # type: ignore[union-attr]
+    loss.backward()
+    assert x.grad is not None
+
+
+def test_nothing_of_a_second_run_that_failed_is_used() -> None:
+    turns = iter([(1, 3), (5, 2), (1, 3)])
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        factor, size = next(turns)
+        return (x * factor).exp(), x[:size].tanh()
+
+    x = torch.ones(3, requires_grad=True)
+    outputs = checkpoint(function, x)
+    with pytest.raises(RuntimeError, match="when run again"):
+        outputs[0].sum().backward(retain_graph=True)
+    outputs[0].sum().backward()
+    assert torch.equal(x.grad, x.detach().exp())
+
+
+def test_backward_inside_the_function() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.exp().sin()
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y * slope.tanh()
+
+    found = []
+    for run in (function, partial(checkpoint, function), partial(checkpoint, partial(checkpoint, function))):
+        x = torch.linspace(0, 1, 5, requires_grad=True)
+        run(x).sum().backward()
+        found.append(x.grad)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_inference_mode_just_calls() -> None:
+    with torch.inference_mode():
+        assert checkpoint(torch.exp, torch.zeros(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_policy_replaces_the_one_before(policy: Any) -> None:
+    """Else attention would be recomputed within what is recomputed."""
+    model = GPT(SMALL)
+    recompute(model, "selective")
+    recompute(model, policy)
+    calls = []
+    core = model.layers[0].attention.attend
+    while isinstance(core, partial):
+        calls.append(core.func)
+        core = core.args[0]
+    assert calls == [checkpoint] * (policy == "selective")
+    recompute(model, "selective")
+    assert all(isinstance(part, Layer) for part in model.layers)
+
+
+def test_a_loop_over_a_slice_of_all_blocks_recomputes_and_one_over_some_is_refused() -> None:
+    """Hugging Face's Llama loops over `self.layers[: config.num_hidden_layers]`."""
+    model = TorchDropout()
+    recompute(model, "every 2")
+    assert len(list(model.layers[:5])) == len(list(model.layers)) == 3 and model.layers[1] is model.layers._modules["1"]
+    with pytest.raises(ValueError, match=r"blocks \[0, 1\] of the plan .*\(4,\)\): take a slice before recompute"):
+        model.layers[:2]
+
+
 # ---- mistakes ----
 
 
@@ -369,6 +479,12 @@ def test_a_function_that_does_something_else_the_second_time_is_found_out() -> N
         match=r"lambda> saved torch.float32 \[3\] for backward as tensor 2 of 2, but nothing when run again",
     ):
         loss.sum().backward()
+    model = TorchDropout()
+    recompute(model, "every 2")
+    loss = model(torch.ones(2, 6)).sum()
+    model._modules["layers"]._modules["4"][2] = nn.Identity()
+    with pytest.raises(RuntimeError, match="the checkpointed segment saved"):
+        loss.backward()
     sizes = iter([3, 2])
     loss = checkpoint(lambda x: x[: next(sizes)].exp(), torch.ones(3, requires_grad=True))
     with pytest.raises(RuntimeError, match=r"\[3\] for backward as tensor 1 of 1.*\[2\] when run again"):
@@ -426,6 +542,11 @@ def test_storages_at_the_address_of_a_dead_one_are_not_taken_for_it(tmp_path: Pa
     ours.backward()
     sum((y * n).sum() for n in range(8)).backward()
     assert torch.equal(x.grad, y.grad)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot spill activations to .*no: there is no such folder"):
+        spill_to_disk(tmp_path / "no").__enter__()
 
 
 def test_an_exception_leaves_no_folder(tmp_path: Path) -> None:

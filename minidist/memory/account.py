@@ -18,29 +18,31 @@ account too. Each storage counts *once*, in the first category that claims it: w
 model's buffers), gradients, optimizer, communication, activations. A piece of registered memory is one storage: DDP's
 bucket counts as gradients while a gradient lives in it, and as communication while none does.
 
-What is not seen: an operation's own temporaries, and what saved-tensor hooks inside ours keep for themselves. So
-torch's `checkpoint(use_reentrant=False)` hides what it recomputes. Code of that kind can show it: by `held`, or by
-saving it with an autograd Function of its own once its hooks are off.
+What a checkpoint, ours or torch's, computes again counts as activations while it is there. What is not seen: an
+operation's own temporaries, gradients on their way, and what saved-tensor hooks inside ours keep from forward.
 
 Cost: a sample walks all tensors, about a microsecond each, and there are two for each tensor that autograd saves: 0.3 s
-a step for 4 layers, and four times as much for twice the layers.
+a step for 4 layers, and four times as much for twice the layers. Every operation passes through Python.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from minidist.comm import Communicator
-from minidist.comm.buffers import address, device_name
+from minidist.comm.buffers import address
 from minidist.trace.table import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Account:
         self.holders: list[Holder] = []
         self.comms: list[Communicator] = [] if comm is None else [comm]
         self.saved: weakref.WeakSet[Saved] = weakref.WeakSet()
+        self.recomputed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def watch(
         self,
@@ -117,6 +120,7 @@ class Account:
             for optimizer in self.optimizers:
                 hooks.callback(optimizer.register_step_post_hook(self._boundary).remove)
             hooks.enter_context(saved_tensors_hooks(self._pack, self._unpack))
+            hooks.enter_context(SecondForward(self.recomputed, self.sample))
             yield
         self.sample()
 
@@ -134,8 +138,8 @@ class Account:
         for category, buffer in self._claims():
             if category not in held:
                 raise ValueError(f"held() names the category {category!r}: there are {', '.join(CATEGORIES)}")
-            start, bytes = _storage(buffer, windows)
-            if start not in counted and self.device in (None, device_name(buffer)):
+            start, bytes, device = _storage(buffer, windows)
+            if start not in counted and self.device in (None, device):
                 counted.add(start)
                 held[category] += bytes
         if not self.timeline or held != self.timeline[-1][1]:
@@ -169,7 +173,7 @@ class Account:
 
     # ---------------------------------------------------------------- what is held
 
-    def _claims(self) -> Iterator[tuple[str, Buffer]]:
+    def _claims(self) -> Iterator[tuple[str, Buffer | torch.UntypedStorage]]:
         """Yield everything there is with its category; of two that claim a storage, the first counts."""
         for holder in self.holders:
             for category, buffers in holder.held().items():
@@ -185,6 +189,7 @@ class Account:
         yield from (("optimizer", value) for state in states for value in state.values() if isinstance(value, Tensor))
         yield from (("communication", buffer) for comm in self.comms for buffer in _kept_by(comm))
         yield from (("activations", saved.tensor) for saved in self.saved)
+        yield from (("activations", storage) for storage in self.recomputed)
 
     def _note(self, held: dict[str, int]) -> None:
         now = time.perf_counter() if self.comm is None else self.comm.clock()
@@ -218,20 +223,45 @@ class Saved:
         self.tensor = tensor.detach()
 
 
+class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Puts what a forward within backward makes into `made`, which shall not keep it, and calls `ended` after it.
+
+    Hooks on saved tensors cannot do this: a checkpoint's own hooks hide what it recomputes from those around them.
+    """
+
+    def __init__(self, made: weakref.WeakSet[torch.UntypedStorage], ended: Callable[[], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made, self.ended, self.inside = made, ended, False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation. In backward, it is a forward's if gradients are enabled."""
+        before, self.inside = self.inside, torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+        if before and not self.inside:
+            self.ended()
+        result = function(*args, **(kwargs or {}))
+        if self.inside:
+            self.made.update(_storages(result) - _storages((args, kwargs)))
+        return result
+
+
+def _storages(values: object) -> set[torch.UntypedStorage]:
+    return {leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+
+
 def total(held: Mapping[str, int]) -> int:
     """Return the bytes of all categories together."""
     return sum(held.values())
 
 
-def _storage(buffer: Buffer, windows: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return where the memory behind a buffer begins, and its bytes. Meta storages have a number in place of that."""
-    if isinstance(buffer, Tensor):
-        storage = buffer.untyped_storage()
-        start, bytes = storage.data_ptr() or storage._cdata, storage.nbytes()
+def _storage(buffer: Buffer | torch.UntypedStorage, windows: list[tuple[int, int]]) -> tuple[int, int, str]:
+    """Return where the memory behind a buffer begins (a number, if it is meta), its bytes, and its device."""
+    if isinstance(buffer, np.ndarray):
+        start, bytes, device = address(buffer), buffer.nbytes, "cpu"
     else:
-        start, bytes = address(buffer), buffer.nbytes
+        storage = buffer.untyped_storage() if isinstance(buffer, Tensor) else buffer
+        start, bytes, device = storage.data_ptr() or storage._cdata, storage.nbytes(), storage.device.type
     inside = (window for window in windows if window[0] <= start < window[0] + window[1])
-    return next(inside, (start, bytes))
+    return *next(inside, (start, bytes)), device
 
 
 def _kept_by(comm: Communicator) -> Iterator[Any]:

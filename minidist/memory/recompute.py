@@ -1,7 +1,7 @@
 """Recomputation: backward runs the forward again instead of having kept what it saved ("gradient checkpointing").
 
-    forward     x ──▶ function ──▶ y     autograd saves numbers 0, 1, 2, ... in place of tensors; x is kept
-    backward    number n is wanted ──▶ function(x) once more, up to the last tensor saved ──▶ the n-th of them
+    forward     x ──▶ function ──▶ y     autograd saves an empty object in place of each tensor; x is kept
+    backward    tensor n is wanted ──▶ function(x) once more, up to the last tensor saved ──▶ the n-th of them
 
 In segments of k of the L blocks the peak is k * A + (ceil(L/k) - 1) * c bytes, and c for the gradient that comes in: c
 is a block's input, and A all that a block saves, its input among it. Cost in time: one more forward, less what follows
@@ -18,8 +18,9 @@ the forward hooks of modules again, but stops early: those it stops in are enter
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,8 +41,9 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     Parameters
     ----------
     function
-        Does the same whenever it is called: the state of random numbers (of the CPU, and of the GPUs where the inputs
-        are) and autocast are set as they were. It may use `checkpoint` itself.
+        Does the same whenever it is called: autocast and torch's default generators (of the CPU, and of the GPUs where
+        the inputs are) are set as they were; another generator would draw other numbers, and statistics of batch norm
+        are updated twice. It may use `checkpoint` itself.
     args, kwargs
         Its inputs, tensors or not, also in tuples, lists and dictionaries. They are all that is kept.
 
@@ -60,12 +62,13 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
 def recompute(
     model: nn.Module, policy: str | Plan, layers: str = "layers", sizes: tuple[int, int] | None = None
 ) -> None:
-    """Have `model` recompute from now on. Parameters and their names stay. Apply it after the other strategies.
+    """Have `model` recompute from now on, by this policy alone. Apply it after the other strategies.
 
     Parameters
     ----------
     model : nn.Module
-        Calls the blocks in `layers` one after the other, as `x = block(x, ...)` in a loop over them.
+        Calls the blocks in `layers` one after the other, as `x = block(x, ...)` in a loop over them. Parameters stay,
+        and so do their names.
     policy : {"none", "full", "selective", "every K", "sqrt"} or Plan
         "full" recomputes each block from its input, "every 3" segments of three. "sqrt" takes the length that needs
         the least memory. "selective" recomputes only the core of attention (Korthikanti et al. 2022, section 5). A plan
@@ -88,14 +91,12 @@ def recompute(
             f"{type(model).__name__} has no nn.ModuleList named {layers!r} with blocks in it: name it with layers="
         )
     blocks = [found[index] for index in range(len(found))]
-    if policy == "selective":
-        _recompute_attention(blocks)
-        return
     plan = _plan(policy, len(blocks), sizes) if isinstance(policy, str) else policy
     if stages_of(plan) != list(range(len(blocks))):
         raise ValueError(
             f"the plan {plan} names blocks {stages_of(plan)}, not 0 to {len(blocks) - 1} in order: plan for this model"
         )
+    _recompute_attention(blocks, policy == "selective")
     setattr(owner, name, Segments(blocks, plan))
 
 
@@ -110,8 +111,20 @@ class Segments(nn.ModuleList):
         """Yield functions to be called in turn, each with what the one before returned."""
         return iter(self._parts(self.plan))
 
+    def __getitem__(self, index: Any) -> Any:
+        """Return a block; or, for the slice of all blocks, what a loop over them gets."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        chosen = list(range(len(self))[index])
+        if chosen != stages_of(self.plan):
+            raise ValueError(f"blocks {chosen} of the plan {self.plan}: take a slice before recompute, not after it")
+        return self
+
     def _parts(self, plan: Plan) -> list[Callable[..., Any]]:
-        return [self[part] if isinstance(part, int) else partial(_segment, self._parts(part)) for part in plan]
+        return [self[part] if isinstance(part, int) else self._segment(part) for part in plan]
+
+    def _segment(self, plan: Plan) -> Callable[..., Any]:
+        return partial(checkpoint, partial(segment, self._parts(plan)))
 
 
 def best_interval(layers: int, block_input_bytes: int, block_activation_bytes: int) -> int:
@@ -155,6 +168,10 @@ class Enough(BaseException):
     """Ends a second run: all that was asked for is there. Not an `Exception`, which a function might catch."""
 
 
+class Missing:
+    """Autograd keeps one in place of each tensor, and drops it when it would drop the tensor."""
+
+
 class Call:
     """A function and its inputs, how the first run went, and what a second one has brought back."""
 
@@ -165,66 +182,75 @@ class Call:
         tensors = [leaves[place] for place in self.places]
         self.inputs: Any = Inputs.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn  # type: ignore[no-untyped-call]
         gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
-        self.random_state = {device: _random_state(device) for device in (torch.device("cpu"), *gpus)}
-        self.autocast = [_autocast_as_now(kind) for kind in {device.type for device in self.random_state}]
-        self.saved: list[tuple[torch.Size, torch.dtype]] = []
-        self.again: dict[int, Tensor] = {}
+        self.random_state = torch.get_rng_state()
+        self.random_states = {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}
+        self.autocast = [_autocast_as_now(kind) for kind in {"cpu", *(gpu.type for gpu in gpus)}]
+        self.saved: list[tuple[weakref.ref[Missing], torch.Size, torch.dtype]] = []
+        self.again: MutableMapping[Missing, Tensor] = weakref.WeakKeyDictionary()
 
-    def leave_out(self, tensor: Tensor) -> int:
-        """Let autograd save a number."""
-        self.saved.append((tensor.shape, tensor.dtype))
-        return len(self.saved) - 1
+    def leave_out(self, tensor: Tensor) -> Missing:
+        """Let autograd save something else."""
+        missing = Missing()
+        self.saved.append((weakref.ref(missing), tensor.shape, tensor.dtype))
+        return missing
 
-    def bring_back(self, number: int) -> Tensor:
+    def bring_back(self, missing: Missing) -> Tensor:
         """Give the tensor to autograd, which asks for each once; if it asks again, it keeps its graph."""
-        if number not in self.again:
-            self.again = dict(enumerate(self.run_again()))
-        return self.again.pop(number)
+        if missing not in self.again:
+            self.again = self.run_again()
+        return self.again.pop(missing)
 
-    def run_again(self) -> list[Tensor]:
-        """Return all that the function saves."""
-        found: list[Tensor] = []
+    def run_again(self) -> MutableMapping[Missing, Tensor]:
+        """Return all that the function saves, but for what autograd has dropped meanwhile."""
+        again: MutableMapping[Missing, Tensor] = weakref.WeakKeyDictionary()
+        found = 0
 
         def keep(tensor: Tensor) -> Tensor:
-            found.append(tensor.detach())
-            if (tensor.shape, tensor.dtype) != self.saved[len(found) - 1]:
-                raise self.other_than(f"{tensor.dtype} {list(tensor.shape)}", len(found))
-            if len(found) == len(self.saved):
+            nonlocal found
+            if found < len(self.saved):  # else the function has caught Enough, and goes on
+                reference, shape, dtype = self.saved[found]
+                found += 1
+                if (tensor.shape, tensor.dtype) != (shape, dtype):
+                    raise self.other_than(f"{tensor.dtype} {list(tensor.shape)}", found)
+                if missing := reference():
+                    again[missing] = tensor.detach()
+            if found == len(self.saved):
                 raise Enough
-            return found[-1]
+            return tensor.detach()  # an operation that saved its own output would keep itself alive
 
         leaves = list(self.others)
+        # Detached: what the function does to its inputs, such as hooking them, is not done to the graph twice.
         for place, tensor in zip(self.places, self.inputs.saved_tensors, strict=True):
-            # Detached: what the function does to its inputs, such as hooking them, is not done to the graph twice.
             leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
         args, kwargs = tree_unflatten(leaves, self.structure)
         with ExitStack() as stack:
-            stack.enter_context(_random_states(self.random_state))
+            stack.enter_context(suppress(Enough))
+            stack.enter_context(torch.random.fork_rng(self.random_states))
+            torch.set_rng_state(self.random_state)
+            for gpu, state in self.random_states.items():
+                torch.cuda.set_rng_state(state, gpu)
             for autocast in self.autocast:
                 stack.enter_context(autocast)
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
-            try:
-                self.function(*args, **kwargs)
-            except Enough:
-                return found
-        raise self.other_than("nothing", len(found) + 1)
+            self.function(*args, **kwargs)
+        if found < len(self.saved):
+            raise self.other_than("nothing", found + 1)
+        return again
 
     def other_than(self, found: str, number: int) -> RuntimeError:
         """Say that the runs differ."""
-        name = getattr(self.function, "__name__", type(self.function).__name__)
-        (shape, dtype), count = self.saved[number - 1], len(self.saved)
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        name = getattr(function, "__name__", type(function).__name__)
+        (_, shape, dtype), count = self.saved[number - 1], len(self.saved)
         return RuntimeError(
             f"the checkpointed {name} saved {dtype} {list(shape)} for backward as tensor {number} of {count}, "
             f"but {found} when run again: make it do the same both times"
         )
 
 
-def _segment(parts: list[Callable[..., Any]], *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(_in_turn, parts, *args, **kwargs)
-
-
-def _in_turn(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
+def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what the last of `parts` makes of what the one before made of ... `x`."""
     for part in parts:
         x = part(x, *args, **kwargs)
     return x
@@ -233,7 +259,7 @@ def _in_turn(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any)
 def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
     """Turn the name of a policy into a plan."""
     every = re.fullmatch(r"every (\d+)", policy)
-    if policy == "none":
+    if policy in ("none", "selective"):
         return tuple(range(layers))
     if policy == "full":
         length = 1
@@ -248,39 +274,20 @@ def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
     return in_segments([min(length, layers - start) for start in range(0, layers, length)])
 
 
-def _recompute_attention(blocks: list[nn.Module]) -> None:
+def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:
+    """Recompute the core of attention in each block, or, as before any policy, do not."""
     for number, block in enumerate(blocks):
         attention: Any = getattr(block, "attention", None)
-        if not callable(getattr(attention, "attend", None)):
+        attend: Any = getattr(attention, "attend", None)
+        if isinstance(attend, partial) and attend.func is checkpoint:
+            attention.attend = attend = attend.args[0]
+        if wanted and not callable(attend):
             raise ValueError(
                 f"'selective' recomputes the function attention.attend of each block, and block {number}, a "
                 f"{type(block).__name__}, has none: use 'full' or 'every K'"
             )
-        attention.attend = partial(checkpoint, attention.attend)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
-
-
-@contextmanager
-def _random_states(states: dict[torch.device, Tensor]) -> Iterator[None]:
-    """Set the generators of some devices, and then back."""
-    before = {device: _random_state(device) for device in states}
-    try:
-        for device, state in states.items():
-            _set_random_state(device, state)
-        yield
-    finally:
-        for device, state in before.items():
-            _set_random_state(device, state)
+        if wanted:
+            attention.attend = partial(checkpoint, attend)
 
 
 def _autocast_as_now(kind: str) -> torch.autocast:

@@ -35,8 +35,9 @@ Take = Callable[[], Tensor]
 
 @contextmanager
 def spill_to_cpu(smallest: int = 1 << 16) -> Iterator[None]:
-    """Keep what a GPU's forward pass in this context saves in pinned memory; copies overlap with computing.
+    """Keep what a GPU's forward pass in this context saves in pinned memory.
 
+    Copies take turns with the kernels of their stream: Python does not wait for them, but the GPU does.
     Tensors of less than `smallest` bytes stay, and so do those that are in the CPU's memory already.
     """
     with saved_tensors_hooks(Spiller(_to_pinned_memory, smallest, stays="cpu").pack, _unpack):
@@ -52,6 +53,8 @@ def spill_to_disk(folder: str | Path, smallest: int = 1 << 16) -> Iterator[None]
 
     Raises
     ------
+    ValueError
+        If there is no such folder.
     RuntimeError
         If the disk is full.
     """
@@ -122,6 +125,8 @@ class Files:
     """A temporary folder, removed when nobody refers to it, at the latest when Python ends."""
 
     def __init__(self, folder: str | Path) -> None:
+        if not Path(folder).is_dir():
+            raise ValueError(f"cannot spill activations to {folder}: there is no such folder, so make it first")
         self.folder = folder
         path = tempfile.mkdtemp(prefix="spilled-", dir=folder)
         self.path, self.count = Path(path), 0

@@ -29,6 +29,7 @@ def _by_size(bench: str, competitor: str, peer: str, limits: dict[str, float]) -
 ORDINARY = {"4 KiB": 1.5, "64 KiB": 1.2, "1 MiB": 1.1, "16 MiB": 0.9, "64 MiB": 0.4}
 REGISTERED = {"64 KiB": 0.6, "1 MiB": 0.8, "16 MiB": 0.5, "64 MiB": 0.3}
 OVER_GLOO = {"4 KiB": 0.02, "64 KiB": 0.1, "1 MiB": 0.5, "16 MiB": 0.3, "64 MiB": 0.25}
+RECOMPUTED = "D=256, 12 layers"
 STEPS = ("D=256, 8 x 128", "D=512, 8 x 128")
 
 BOUNDS: tuple[Bound, ...] = (
@@ -42,6 +43,9 @@ BOUNDS: tuple[Bound, ...] = (
     *[Bound("ddp", case, "DDP", "torch DDP", 0.96) for case in STEPS],
     *[Bound("ddp", case, "DDP", "local", 1.02) for case in STEPS],
     Bound("ddp", "D=512, 1 x 64", "DDP", "torch DDP", 0.75),
+    Bound("recompute", RECOMPUTED, "full", "stored", 1.36),
+    Bound("recompute", RECOMPUTED, "full", "torch full", 1.03),
+    Bound("recompute", f"{RECOMPUTED}, activations", "full", "torch full", 1.0),
     Bound("threads", "64 ranks, ring", "wall time", "", 2.0),
     Bound("threads", "64 ranks, ring", "virtual time / formula - 1", "", 1e-12),
 )

@@ -17,7 +17,7 @@ COLLECTIVES = (
     "scatter",
     "all_to_all",
 )
-NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "threads")
+NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "recompute", "threads")
 PEERS = ("native", "tuned", "gloo")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, default=2, help="MPI processes (default 2, for which the bounds are)")
     parser.add_argument("--sizes", type=_sizes, default=_sizes(SIZES), help=f"of the whole buffer (default {SIZES})")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
-    parser.add_argument("--rounds", type=int, default=0, help="turns of every competitor (default: 15, or 8 for ddp)")
+    parser.add_argument("--rounds", type=int, default=0, help="turns of every competitor (default: 15, or 8 for steps)")
     parser.add_argument(
         "--algorithms",
         type=_words,
@@ -93,7 +93,12 @@ def build_parser() -> argparse.ArgumentParser:
         default=PEERS,
         help="native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; or none",
     )
-    parser.add_argument("--hidden", type=_numbers, default=(256, 512), help="channels of ddp's GPT (default 256,512)")
+    parser.add_argument(
+        "--hidden",
+        type=_numbers,
+        default=(256, 512),
+        help="channels of the GPT of ddp, and of recompute the least (default 256,512)",
+    )
     parser.add_argument("--json", metavar="FILE", default="", help="write all values there; - for standard output")
     return parser
 

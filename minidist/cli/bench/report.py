@@ -14,6 +14,7 @@ from minidist.cli.bench.probe import state
 PEERS = {
     "p2p": ("native", "gloo"),
     "ddp": ("local", "torch DDP"),
+    "recompute": ("stored", "torch full"),
     **dict.fromkeys(COLLECTIVES, ("native", "native tuned", "gloo")),
 }
 

@@ -52,15 +52,15 @@ def steps(comm: Communicator, hidden: int, batch: int, time: int, torch_too: boo
         return GPT(GPTConfig(vocabulary=256, layers=LAYERS, hidden=hidden, heads=4, sequence=time))
 
     everyones = comm.size * tokens[:, 1:].numel()  # minidist sums gradients of losses divided by all ranks' tokens
-    runs: dict[str, Run] = {"local": _step(build(), tokens)}
-    runs["DDP"] = _step(DDP(build(), comm), tokens, everyones)
-    runs["naive"] = _step(NaiveDataParallel(build(), comm), tokens, everyones)
+    runs: dict[str, Run] = {"local": training_step(build(), tokens)}
+    runs["DDP"] = training_step(DDP(build(), comm), tokens, everyones)
+    runs["naive"] = training_step(NaiveDataParallel(build(), comm), tokens, everyones)
     if torch_too:
-        runs["torch DDP"] = _step(torch.nn.parallel.DistributedDataParallel(build()), tokens)
+        runs["torch DDP"] = training_step(torch.nn.parallel.DistributedDataParallel(build()), tokens)
     return runs
 
 
-def _step(model: torch.nn.Module, tokens: torch.Tensor, divisor: int = 0) -> Run:
+def training_step(model: torch.nn.Module, tokens: torch.Tensor, divisor: int = 0) -> Run:
     """Return a step whose loss is divided by `divisor`, or by this rank's tokens: then gradients are to be averaged."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]

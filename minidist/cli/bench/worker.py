@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def main(launch: str, file: str, argv: list[str]) -> None:
     """Measure, with a line of progress on standard error for each case."""
     options, comm = parse(argv), init()
-    wanted = "gloo" in options.peers and launch == "shipped" and options.names != ("copy",)
+    wanted = "gloo" in options.peers and launch == "shipped" and options.names not in (("copy",), ("recompute",))
     gloo = start_gloo(comm) if wanted else None
     measurements, last = [], ("", "")
     for measurement in measure(options, launch, comm, gloo):
@@ -55,6 +55,10 @@ def measure(options: Options, launch: str, comm: Communicator, gloo: Any) -> Ite
         from minidist.cli.bench.training import bench_training
 
         yield from bench_training(options, launch, comm, gloo)
+    if "recompute" in options.names and launch == "shipped":
+        from minidist.cli.bench.recompute import bench_recompute
+
+        yield from bench_recompute(options, launch, comm)
     if options.names != ("copy",):
         yield from bench_copy("after", launch, comm)
 
