@@ -21,7 +21,7 @@ from minidist.model import GPT
 from minidist.trainer import checkpoint
 from minidist.trainer.checkpoint import complete, newest
 from minidist.trainer.flags import parse
-from minidist.trainer.loop import build_optimizer
+from minidist.trainer.optimizer import build_optimizer
 
 KILLS = Path(__file__).with_name("kills.py")
 ENDLESS = [*TINY, "--steps", "1000000", "--save-every", "5", "--keep", "3", "--strategy"]

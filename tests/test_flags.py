@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import string
 from dataclasses import fields
 from pathlib import Path
@@ -22,6 +23,7 @@ FROZEN = """
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
     --dp --strategy --zero --accumulate --bucket-mib
+    --recompute --offload --offload-folder
     --steps --seed --precision --verify --save --save-every --keep --resume --metrics --trace --sample --peak-tflops
     --debug
 """
@@ -146,7 +148,16 @@ def test_words_that_belong_to_nothing() -> None:
         ("--bucket-mib inf", "--bucket-mib inf cannot be: it must be above 0"),
         ("--seed 9223372036854775808", "--seed 9223372036854775808 cannot be: it must be from 0 to 2**63 - 1"),
         ("--strategy zero", "--strategy zero cannot be: it must be one of ddp, naive, server"),
-        ("--precision float16", "--precision float16 cannot be: it must be one of float32, float64"),
+        ("--precision int8", "--precision int8 cannot be: it must be one of float32, float64, bfloat16, float16"),
+        ("--recompute half", '--recompute half cannot be: it must be one of none, full, selective, sqrt, "every K" '
+         "(blocks)"),
+        ("--recompute 'every 0'", '--recompute every 0 cannot be: it must be one of none, full, selective, sqrt, '
+         '"every K" (blocks)'),
+        ("--recompute 'every 3' --layers 2", '--recompute "every 3" makes segments of more blocks than --layers 2: use '
+         'at most "every 2"'),
+        ("--offload gpu", "--offload gpu cannot be: it must be one of none, memory, disk"),
+        ("--offload disk", "--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER"),
+        ("--offload-folder a", "--offload-folder a is for --offload disk, not none: leave it out"),
         ("--accumulate 9 --batch 8", "--accumulate 9 cuts --batch 8 into more parts than it has sequences: use at most "
          "--accumulate 8"),
         ("--resume", "--resume needs the folder of the checkpoints: add --save FOLDER"),
@@ -156,7 +167,7 @@ def test_words_that_belong_to_nothing() -> None:
     ],
 )  # fmt: skip
 def test_values_that_cannot_be(words: str, complaint: str) -> None:
-    assert refused(*words.split()) == complaint
+    assert refused(*shlex.split(words)) == complaint
 
 
 @pytest.mark.parametrize(
@@ -184,6 +195,16 @@ def test_precision_is_float32_unless_the_run_is_verified() -> None:
     assert precisions == ["float32", "float64", "float32"]
 
 
+def test_the_optimizers_state_goes_to_its_folder_or_that_of_the_checkpoints() -> None:
+    for words, place in (
+        ("", None),
+        ("--offload memory", "cpu"),
+        ("--offload disk --save a", Path("a")),
+        ("--offload disk --save a --offload-folder cpu", Path("cpu")),
+    ):
+        assert parse(words.split()).offload_to == place
+
+
 def test_the_model_gets_the_vocabulary_of_the_tokenizer() -> None:
     expected = GPTConfig(vocabulary=300, layers=2, hidden=64, heads=2, sequence=32, dropout=0.5, tied=True)
     words = "--layers 2 --hidden 64 --heads 2 --sequence 32 --dropout 0.5 --tied"
@@ -207,7 +228,10 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     [
         ("lr 3", "is not TOML: "),
         ("\xff\xfe", "is not TOML: "),
-        ("lr = 3", "lr = 3 stands outside the sections [model], [data], [optimizer], [parallel], [run]: move it"),
+        (
+            "lr = 3",
+            "lr = 3 stands outside the sections [model], [data], [optimizer], [parallel], [memory], [run]: move it",
+        ),
         ("[modle]\nlayers = 1", "[modle] is not one of the sections [model], "),
         ("[model]\nlayer = 1", "[model] has no layer: did you mean layers?"),
         ("[run]\nxyzzy = 1", "[run] has no xyzzy: it has steps, seed, "),

@@ -18,8 +18,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import minidist
+from minidist.comm import Communicator
 from minidist.memory.adamw import FusedAdamW
+from minidist.memory.masters import MasterWeights
 from minidist.memory.offload import OffloadedOptimizer, mapped
+from minidist.parallel import ZeRO1
 
 Place = Callable[[Path], Any]
 PLACES = pytest.mark.parametrize("place", (lambda path: "cpu", lambda path: path), ids=("cpu", "folder"))
@@ -129,6 +133,43 @@ def test_the_state_can_be_handed_over(place: Place, hand_back: bool, tmp_path: P
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     train(second, ours, 2, 3)
     assert same_bits(ours, theirs)
+
+
+@PLACES
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_state_of_shards_goes_elsewhere_and_is_whole_in_a_checkpoint(
+    place: Place, dtype: torch.dtype, ranks: int, tmp_path: Path
+) -> None:
+    """Cut by ZeRO's hooks when it is loaded, gathered when it is saved: the bits of masters that stay."""
+
+    def program(comm: Communicator, given: Any, to: Any) -> tuple[dict[int, dict[str, Tensor]], int]:
+        layers = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(dtype)
+        draws = torch.Generator().manual_seed(0)
+        for weight in layers.parameters():
+            nn.init.normal_(weight, generator=draws)
+        model = ZeRO1(layers, comm)
+        kind = {"kind": MasterWeights} if to is None else {"kind": OffloadedOptimizer, "to": to}
+        optimizer: Any = model.optimizer(**kind, lr=0.05)
+        if given:
+            optimizer.load_state_dict({"state": given, "param_groups": optimizer.state_dict()["param_groups"]})
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 5, dtype=dtype)).sum().backward()
+            optimizer.step(factor=0.5)
+        held = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.dim())
+        return copy.deepcopy(optimizer.state_dict()["state"]), held
+
+    before = minidist.run(lambda comm: program(comm, None, None), 3)[0][0]
+    stayed = minidist.run(lambda comm: program(comm, before, None), ranks)
+    went = minidist.run(lambda comm: program(comm, before, place(tmp_path)), ranks)
+    for ours, theirs in zip(went, stayed, strict=True):
+        assert ours[0].keys() == theirs[0].keys() == {0, 1, 2, 3}
+        for number, state in ours[0].items():
+            assert state.keys() == theirs[0][number].keys()
+            assert same_bits([*state.values()], [*theirs[0][number].values()])
+    total = 66 * (8 if dtype == torch.float32 else 12)
+    assert sum(held for _, held in went) == total and max(held for _, held in went) <= total / ranks + 12 * 4
 
 
 # ---------------------------------------------------------------- memory

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Cluster, Communicator
-from minidist.memory.precision import LossScaler, MasterWeights, check_dtype
+from minidist.memory.masters import MasterWeights
+from minidist.memory.precision import LossScaler, check_dtype
 from minidist.memory.rounding import stochastic_round
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.parallel import DDP, ZeRO1
 from minidist.parallel.clip import clip_by_global_norm
 
 CONFIG = GPTConfig(vocabulary=32, layers=2, hidden=32, heads=4, sequence=16, tied=True)
@@ -135,10 +136,11 @@ def test_masters_follow_a_float32_optimizer_that_gets_the_same_gradients(kind: C
             optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
             optimizer.step()
     frozen = narrow.layers[0].mlp.up.weight
-    assert frozen not in ours.masters and narrow.head.weight is narrow.embedding.weight
-    assert len(ours.masters) == len(list(narrow.parameters())) - 1
+    assert frozen not in ours.state and narrow.head.weight is narrow.embedding.weight
+    assert len(ours.state) == len(list(narrow.parameters())) - 1
     for low, high in zip(narrow.parameters(), wide.parameters(), strict=True):
-        assert torch.equal(ours.masters.get(low, low).float(), high) and torch.equal(low, high.bfloat16())
+        master = low if low is frozen else ours.state[low]["master"]
+        assert torch.equal(master.float(), high) and torch.equal(low, high.bfloat16())
 
 
 def test_masters_serve_torch_schedulers_groups_hooks_and_closures() -> None:
@@ -160,7 +162,7 @@ def test_masters_serve_torch_schedulers_groups_hooks_and_closures() -> None:
 
     assert optimizer.step(closure) == 6.0 and hooked == ["stepped"]
     assert [float(weight[0].detach()) for weight in (*weights, wide)] == [1.0, 0.5, 0.875, 0.75]
-    assert set(optimizer.masters) == set(weights[1:])
+    assert set(optimizer.state) == set(weights[1:])
     assert optimizer.param_groups[0]["params"] == weights[:2]
     optimizer.zero_grad()
     assert all(weight.grad is None for weight in (*weights, wide))
@@ -177,20 +179,65 @@ def test_masters_are_read_at_the_first_step_so_that_a_strategy_may_change_the_mo
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_an_upcast_gives_float32_gradients_to_clip_and_leaves_none_behind() -> None:
-    weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
+@pytest.mark.parametrize("dtype", (torch.float16, torch.float32))
+def test_a_factor_is_applied_once_the_gradients_are_wide(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=dtype))
     optimizer = MasterWeights([weight], torch.optim.SGD, lr=1.0)
-    weight.grad = torch.full_like(weight, 2.0)
-    with optimizer.upcast() as masters:
-        assert masters[0].grad is not None and masters[0].grad.dtype == torch.float32
-        assert float(clip_by_global_norm(masters, 1.0)) == pytest.approx(math.sqrt(12))
-        with pytest.raises(RuntimeError, match="inside"), optimizer.upcast():
-            pass
-    assert masters[0].grad is None and torch.equal(weight, torch.ones_like(weight))  # skipped: nothing moved
-    with optimizer.upcast() as masters:
-        clip_by_global_norm(masters, 1.0)
+    weight.grad = torch.full_like(weight, 2.0**15)
+    optimizer.step(factor=2.0**-40)  # 0 in float16
+    weight.grad = torch.full_like(weight, 2.0**15)
+    optimizer.step(factor=-(2.0**-16))
+    master = optimizer.state[weight]["master"] if dtype == torch.float16 else weight.detach()
+    assert torch.equal(master, torch.full((3,), 1.5 - 2.0**-25).float())
+    assert (weight.grad == (2.0**15 if dtype == torch.float16 else -0.5)).all()
+
+
+def test_who_overwrites_a_parameter_overwrites_its_master() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-13, rounding=seeded())
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
         optimizer.step()
-    assert float(weight[0].detach()) == pytest.approx(1 - 1 / math.sqrt(3), abs=1e-3)
+    with torch.no_grad():
+        weight.copy_(weight.clone())  # the same value, as gathering ZeRO's shards writes it
+    optimizer.step()
+    assert torch.equal(optimizer.state[weight]["master"], torch.full((3,), 1 - 2.0**-11))
+    with torch.no_grad():
+        weight.fill_(2.0)
+    optimizer.step()
+    assert torch.equal(optimizer.state[weight]["master"], torch.full((3,), 2 - 2.0**-13))
+
+
+def test_masters_continue_as_wide_parameters_and_are_not_kept_twice() -> None:
+    narrow, wide = nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), nn.Parameter(torch.ones(3))
+    first, second = MasterWeights([narrow], lr=0.1), MasterWeights([wide], lr=0.1)
+    narrow.grad = torch.ones_like(narrow)
+    first.step()
+    second.load_state_dict(first.state_dict())
+    assert second.state[wide].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_state_of_shards_is_that_of_an_unsharded_optimizer() -> None:
+    """The hooks by which ZeRO gathers and cuts the state see masters, too, and in float32."""
+
+    def program(comm: Communicator, given: Any = None) -> tuple[Any, list[Tensor]]:
+        model = gpt(torch.bfloat16, seed=3)
+        sharded = ZeRO1(model, comm)
+        optimizer = sharded.optimizer(MasterWeights, lr=0.01)
+        if given:
+            optimizer.load_state_dict(given)
+        train(sharded, optimizer, range(2))
+        return optimizer.state_dict(), [weight.detach() for weight in model.parameters()]
+
+    first = minidist.run(program, 3)[0][0]
+    for index, weight in enumerate(gpt(torch.bfloat16).parameters()):
+        held = first["state"][index]
+        assert held["master"].shape == held["exp_avg"].shape == weight.shape and held["master"].dtype == torch.float32
+    weights = [run[1] for run in minidist.run(lambda comm: program(comm, first), 2)]
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    alone = MasterWeights(gpt(torch.bfloat16).parameters(), lr=0.5)
+    alone.load_state_dict(first)
+    assert float(alone.state_dict()["state"][0]["step"]) == 2
 
 
 @pytest.mark.parametrize("stochastic", (False, True))
@@ -251,23 +298,20 @@ def test_training_a_gpt_with_masters_stays_near_float32_and_nearer_than_without(
 # ---- loss scaling ----
 
 
-def float16_gradient(scaler: LossScaler | None) -> Tensor:
-    """Gradient of a mean over many tokens, computed in float16."""
+def float16_update(scaler: LossScaler | None) -> Tensor:
+    """Return what a step of 1 times the gradient of a mean over many tokens, computed in float16, takes away."""
     weight = nn.Parameter(torch.ones(8, dtype=torch.float16))
     loss = (weight * weight).float().sum() * 1e-8  # float16's smallest number is 6e-8
     (loss if scaler is None else scaler.scale_loss(loss)).backward()
-    optimizer = MasterWeights([weight], torch.optim.SGD, lr=1.0)
-    with optimizer.upcast() as masters:
-        gradient = masters[0].grad
-        assert gradient is not None
-        if scaler is not None:
-            assert not scaler.unscale([gradient])
-        return gradient
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=1e6)  # which shows beside a weight of 1
+    assert scaler is None or not scaler.overflowed(clip_by_global_norm([weight], 0))
+    optimizer.step(factor=1.0 if scaler is None else 1 / scaler.scale)
+    return (1 - optimizer.state[weight]["master"]) / 1e6
 
 
 def test_small_float16_gradients_are_zero_without_a_loss_scale_and_right_with_one() -> None:
-    assert torch.equal(float16_gradient(None), torch.zeros(8))
-    assert float16_gradient(LossScaler()) == pytest.approx(torch.full((8,), 2e-8), rel=2.0**-10)
+    assert torch.equal(float16_update(None), torch.zeros(8))
+    assert float16_update(LossScaler()) == pytest.approx(torch.full((8,), 2e-8), rel=2.0**-10)
 
 
 def test_the_scale_backs_off_and_grows_again() -> None:
@@ -294,7 +338,7 @@ def test_an_overflow_at_the_smallest_scale_is_an_error_in_words() -> None:
     scaler.update(True)
     scaler.update(True)
     assert scaler.scale == 1.0
-    with pytest.raises(RuntimeError, match=r"even at loss scale 1, .* lower the learning rate"):
+    with pytest.raises(FloatingPointError, match=r"even at loss scale 1, .* lower the learning rate"):
         scaler.update(True)
 
 
@@ -307,16 +351,12 @@ def test_a_scaler_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("bad", (math.inf, -math.inf, math.nan))
-def test_unscale_finds_one_bad_element_and_divides_the_others(bad: float) -> None:
-    scaler = LossScaler(scale=4.0)
-    gradients = [torch.ones(5), torch.empty(0), torch.full((2, 3), torch.finfo(torch.float32).max)]
-    assert not scaler.unscale(gradients)
-    assert torch.equal(gradients[0], torch.full((5,), 0.25))
-    gradients[0][3] = bad
-    assert scaler.unscale(iter(gradients))
-    assert not scaler.unscale([]) and not scaler.unscale([None])
-    with pytest.raises(ValueError, match="float16"):
-        scaler.unscale([torch.ones(2, dtype=torch.float16)])
+def test_one_bad_element_among_the_largest_is_found_by_the_norm(bad: float) -> None:
+    weight = nn.Parameter(torch.empty(1000, dtype=torch.float16))
+    weight.grad = torch.full_like(weight, 65504.0)
+    assert not LossScaler().overflowed(clip_by_global_norm([weight], 0))
+    weight.grad[3] = bad
+    assert LossScaler().overflowed(clip_by_global_norm([weight], 0))
 
 
 @pytest.mark.parametrize("ranks", (2, 3))
@@ -331,16 +371,15 @@ def test_an_overflow_on_one_rank_makes_all_ranks_skip(ranks: int) -> None:
             optimizer.zero_grad()
             scaler.scale_loss(loss_of(model, step)).backward()
             before = [weight.detach().clone() for weight in model.parameters()]
-            with optimizer.upcast() as masters:
-                gradient = masters[1].grad
-                assert gradient is not None
-                if step == 1 and comm.rank == ranks - 1:
-                    gradient[0] = math.inf
-                sent = comm.traffic.messages_sent
-                overflow = scaler.unscale(master.grad for master in masters)
-                assert comm.traffic.messages_sent - sent <= 2 * (ranks - 1)  # those of one all-reduce
-                if not overflow:
-                    optimizer.step()
+            gradient = model.norm.weight.grad
+            assert gradient is not None
+            if step == 1 and comm.rank == ranks - 1:
+                gradient[0] = math.inf
+            sent = comm.traffic.messages_sent
+            overflow = scaler.overflowed(clip_by_global_norm(model.parameters(), 0))
+            assert comm.traffic.messages_sent - sent <= 2 * (ranks - 1)  # those of one all-reduce
+            if not overflow:
+                optimizer.step(factor=1 / scaler.scale)
             scaler.update(overflow)
             overflows.append(overflow)
             moved.append(any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)))
@@ -368,11 +407,10 @@ def test_float16_data_parallel_training_finds_its_scale_and_keeps_ranks_equal() 
             loss = cross_entropy_sum(wrapped(batch[:, :-1]), batch[:, 1:]) / 48
             scaler.scale_loss(loss).backward()
             wrapped.synchronize()
-            with optimizer.upcast() as masters:
-                overflow = scaler.unscale(master.grad for master in masters)
-                if not overflow:
-                    clip_by_global_norm(masters, 1.0)
-                    optimizer.step()
+            norm = clip_by_global_norm(model.parameters(), 0)
+            overflow = scaler.overflowed(norm)
+            if not overflow:
+                optimizer.step(factor=min(1.0, float(scaler.scale / norm)) / scaler.scale)
             scaler.update(overflow)
             losses.append(loss.item())
         return [weight.detach() for weight in model.parameters()], scaler.scale, losses
@@ -386,7 +424,7 @@ def test_float16_data_parallel_training_finds_its_scale_and_keeps_ranks_equal() 
 def test_without_values_nothing_overflows() -> None:
     def program(comm: Communicator) -> bool:
         scaler = LossScaler(comm)
-        return scaler.unscale([torch.ones(1000, device="meta")])
+        return scaler.overflowed(torch.ones((), device="meta"))
 
     assert minidist.run(program, 4, cluster=Cluster.h100(nodes=1)) == [False] * 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import minidist
@@ -23,11 +24,8 @@ sys.exit(main())
 
 
 def train_on(ranks: int, *words: str) -> int:
-    """Train on threads, with the words of these strings after `TINY`; return the status that the job would have.
-
-    A path with a space in it does not survive; pytest makes none.
-    """
-    argv = [*TINY, *" ".join(words).split()]
+    """Train on threads, with the words of these strings after `TINY`; return the status that the job would have."""
+    argv = [*TINY, *shlex.split(" ".join(words))]
     return max(minidist.run(lambda comm: train(argv, comm), ranks))
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from minidist.cli.train_checks import check_files, check_memory, check_precision, fitting_layout, metrics_file
 from minidist.comm import Communicator, LaunchError, init
 from minidist.comm.gather_trace import gather_trace
-from minidist.mesh import Layout, Mesh
+from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace
-from minidist.trainer import checkpoint
 from minidist.trainer.checkpoint import CheckpointError
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.flags import HelpAsked, parse
-from minidist.trainer.loop import Outcome, Trainer
+from minidist.trainer.loop import Outcome, Trainer, device_of
 from minidist.trainer.metrics import Reporter
 from minidist.trainer.text import (
     Samples,
@@ -38,7 +38,12 @@ from minidist.trainer.text import (
 from minidist.trainer.verify import Verdict, compare, fingerprint
 
 Ready = TypeVar("Ready")
-USER_ERRORS = (ConfigError, TextError, CheckpointError)  # whatever else is raised is a bug, and keeps its traceback
+USER_ERRORS = (
+    ConfigError,
+    TextError,
+    CheckpointError,
+    FloatingPointError,
+)  # whatever else is raised is a bug, and keeps its traceback
 INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
 
 
@@ -84,9 +89,10 @@ def train_and_report(config: Config, comm: Communicator) -> int:
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
     layout = together(comm, lambda: fitting_layout(config, comm.size))
+    together(comm, lambda: check_precision(config, device_of(comm)))
     tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
     together(comm, lambda: check_memory(config, tokenizer.vocabulary, len(comm.node)))
-    together(comm, lambda: check_files(config) if comm.rank == 0 else None)
+    together(comm, lambda: check_files(config, comm.rank))
     mesh = Mesh(comm, layout)
     trainer = together(comm, lambda: Trainer(config, samples, tokenizer.vocabulary, mesh))
     reporter = None
@@ -123,16 +129,6 @@ def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:
     return result  # type: ignore[return-value]
 
 
-def fitting_layout(config: Config, ranks: int) -> Layout:
-    """Return the layout that was asked for, if it has as many ranks as were started."""
-    layout = Layout(dp=config.parallel.dp or ranks)
-    try:
-        layout.check(ranks)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return layout
-
-
 def read_corpus(config: Config) -> tuple[Tokenizer, Samples, Tokens]:
     """Return the tokenizer, the samples to train on, and an opening from the held-out text, or else from the text."""
     options = config.data
@@ -155,43 +151,6 @@ def opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
     return (tokenizer.encode(found[1].encode()) if found else tokens)[:32]
 
 
-def check_files(config: Config) -> None:
-    """Find out before the run whether its files can be written, and that no other run's checkpoints are in the way."""
-    run, folder = config.run, Path(config.run.save)
-    if run.resume:
-        checkpoint.newest(folder)
-    elif run.save and (there := checkpoint.complete(folder)):
-        raise ConfigError(
-            f"--save {folder} holds the checkpoints of a run, up to {there[-1].name}: add --resume to continue it, or "
-            f"save to another folder"
-        )
-    if run.save:
-        _try_to_write("save", folder, lambda path: tempfile.TemporaryFile(dir=path).close(), folder)
-    for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
-        if file is not None:
-            _try_to_write(name, file, lambda path: path.open("a").close(), file.parent)
-
-
-def _try_to_write(name: str, path: Path, write: Callable[[Path], None], folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write(path)
-    except OSError as error:
-        raise ConfigError(f"--{name} {path} cannot be written ({error.strerror}): give another path") from None
-
-
-def check_memory(config: Config, vocabulary: int, ranks_here: int) -> None:
-    """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job."""
-    count, bytes = config.gpt(vocabulary).parameter_count, getattr(torch, config.precision).itemsize
-    needed = 4 * count * bytes * ranks_here  # parameters, gradients, and AdamW's two moments
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
-    if needed > there:
-        raise ConfigError(
-            f"{count:,} parameters, with gradients and AdamW's moments, need {needed / 1e9:,.0f} GB for the ranks of "
-            f"this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a smaller --hidden"
-        )
-
-
 def headline(trainer: Trainer, samples: Samples) -> str:
     """Say what is about to be trained, on what."""
     comm, config = trainer.comm, trainer.config
@@ -201,18 +160,16 @@ def headline(trainer: Trainer, samples: Samples) -> str:
         f"{config.data.sequence} tokens; {ranks} on the {comm.wire} wire, dp={trainer.mesh.dp.size} "
         f"({f'ZeRO-{config.parallel.zero}' if config.parallel.zero else config.parallel.strategy})"
     )
+    memory = config.memory
+    if memory.recompute != "none":
+        line += f", recompute {memory.recompute}"
+    if memory.offload != "none":
+        line += f", the optimizer's state in {'memory' if memory.offload == 'memory' else config.offload_to}"
     if trainer.first_step:
         line += f"\nresumed after step {trainer.first_step}"
         line += f", with options that are not what they were: {', '.join(trainer.changed)}" if trainer.changed else ""
         line += "; nothing is left to train" if trainer.first_step == config.run.steps else ""
     return line
-
-
-def metrics_file(config: Config) -> Path | None:
-    """Return where the metrics go."""
-    if config.run.metrics:
-        return Path(config.run.metrics)
-    return Path(config.run.save) / "metrics.jsonl" if config.run.save else None
 
 
 def write_trace(comm: Communicator, path: Path) -> None:
@@ -253,6 +210,9 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         )
         rows.append(("    the criterion", verdict.criterion))
     rows.append(("same bits on every rank", "yes" if alike else "NO"))
+    if outcome.scaler is not None:
+        skipped = sum(not math.isfinite(metrics.gradient_norm) for metrics in history)
+        rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
     if ranks > 1 and trainer.config.parallel.strategy == "ddp":
         gradients = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
         formula = 2 * (ranks - 1) / ranks * gradients * len(history)

@@ -22,23 +22,18 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.parallel.buckets import partition
-
-MIB = 1 << 20
-State: TypeAlias = dict[str, Any]
-"""What is kept of one parameter: the optimizer's tensors and numbers by their names, and `master`."""
+from minidist.memory.masters import MIB, Chunk, MasterWeights, State, Visit, wide
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path, name: str = "tensor") -> Tensor:
@@ -67,31 +62,15 @@ def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path, name: str =
         os.unlink(path)
 
 
-@dataclass
-class Visit:
-    """A chunk in memory: parameters of one group, and what the optimizer is given in their place."""
-
-    group: dict[str, Any]
-    parameters: list[nn.Parameter]
-    masters: list[nn.Parameter]
-    states: list[State]
-
-
-class OffloadedOptimizer(torch.optim.Optimizer):
+class OffloadedOptimizer(MasterWeights):
     """Any optimizer that treats each parameter for itself, with its state elsewhere.
 
     Parameters
     ----------
-    params : iterable of parameters, or of groups
-        On any device.
-    optimizer : type
-        `torch.optim.AdamW` or any other class; it is given tensors on the CPU.
+    params, optimizer, chunk_bytes, **options
+        As for `MasterWeights`. Parameters may be on any device; the optimizer is given tensors on the CPU.
     to : "cpu" or Path
         Where the state lives: in host memory, or in files in a folder.
-    chunk_bytes : int
-        Parameters are updated in chunks that are closed once they hold so many bytes.
-    **defaults
-        The optimizer's own options.
 
     Raises
     ------
@@ -99,34 +78,32 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         If the folder has no room for the state of all trained parameters; a later `step` claims the room for those that
         were unfrozen since. No parameter and no state has been changed then.
 
-    The numbers are those of the optimizer itself, bit for bit. A parameter of 16 bits, or on a GPU, is updated as a
-    float32 master on the CPU; who overwrites the parameter in place, say from a checkpoint, overwrites the master too.
-    Tensors without dimensions, such as `step`, stay in memory.
+    The numbers are those of `MasterWeights`, bit for bit. A parameter on a GPU, too, is updated as a float32 master on
+    the CPU. Tensors without dimensions, such as `step`, stay in memory.
     """
 
     def __init__(
         self,
         params: ParamsT,
-        optimizer: Callable[..., torch.optim.Optimizer],
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
         to: Literal["cpu"] | Path = "cpu",
         chunk_bytes: int = 16 * MIB,
-        **defaults: Any,
+        **options: Any,
     ) -> None:
-        self.optimizer, self.options, self.chunk_bytes = optimizer, defaults, chunk_bytes
         self.folder = None if to == "cpu" else Path(to)
         self.files: dict[Tensor, dict[str, Tensor]] = {}
-        self.versions: dict[Tensor, int] = {}  # of parameters with a master, when they last were its rounded copies
         self.worker = Worker()
-        super().__init__(params, optimizer([nn.Parameter(torch.zeros(1, 1))], **defaults).defaults)
+        super().__init__(params, optimizer, chunk_bytes=chunk_bytes, **options)
         self._claim_files(lambda parameter: parameter.requires_grad)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; return what `closure`, called first, returned."""
-        with torch.enable_grad():
-            loss = closure() if closure else None
+    def close(self) -> None:
+        """Forget the state, and give its memory and files back."""
+        self.state.clear()
+        self.files.clear()
+
+    def _update(self, chunks: list[Chunk]) -> None:
+        """Fetch, advance and keep; while one chunk advances, the worker keeps the last and fetches the next."""
         self._claim_files(lambda parameter: parameter.grad is not None)
-        chunks = list(self._chunks())
         for device in {parameters[0].device for _, parameters in chunks if parameters[0].is_cuda}:
             torch.cuda.synchronize(device)  # the worker copies on another stream than the one that made the gradients
         kept: list[Future[None]] = []
@@ -135,79 +112,43 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             for number in range(len(chunks)):
                 visit = coming.pop().result()
                 coming += [self.worker.submit(self._fetch, *chunk) for chunk in chunks[number + 1 : number + 2]]
-                visit.states = self._advance(visit.group, visit.masters, visit.states)
+                self._advance(visit)
                 kept.append(self.worker.submit(self._keep, visit))
         finally:
             self.worker.submit(lambda: None).result()  # all before it is done then, and forgotten
         for job in kept:
             job.result()
-        return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of this class or of the bare optimizer, and move it to its place."""
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        mine = [parameter for group in self.param_groups for parameter in group["params"]]
-        loaded = {p: state_dict["state"][n] for n, p in zip(numbers, mine, strict=False) if n in state_dict["state"]}
-        self._claim_files(lambda parameter: parameter in loaded)
-        super().load_state_dict({**state_dict, "state": {}})  # which checks and takes the groups
-        self.versions.clear()
-        for parameter, state in loaded.items():
-            self._store(parameter, {name: _copy(value, _wide(parameter)) for name, value in state.items()})
+    def _is_own_master(self, parameter: Tensor) -> bool:
+        return parameter.device.type == "cpu" and super()._is_own_master(parameter)
 
-    def close(self) -> None:
-        """Forget the state, and give its memory and files back."""
-        self.state.clear()
-        self.files.clear()
-
-    def _chunks(self) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
-        for group in self.param_groups:
-            present = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for chunk in partition(present, self.chunk_bytes, self.chunk_bytes):
-                yield group, chunk
-
-    def _fetch(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> Visit:
-        """Bring a chunk into memory; on the worker."""
-        states = []
-        for parameter in parameters:
-            files, state = self.files.get(parameter, {}), self.state.get(parameter, {})
-            states.append({name: value.clone() if name in files else value for name, value in state.items()})
-        masters = [self._master(p, state.pop("master", None)) for p, state in zip(parameters, states, strict=True)]
-        return Visit(group, parameters, masters, states)
+    def _widened(self, tensor: Tensor) -> Tensor:
+        """Copy to the CPU, and widen there. A GPU writes fast only to memory that is pinned."""
+        if not tensor.is_cuda:
+            return tensor.to("cpu", wide(tensor), copy=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor).to(wide(tensor))
 
     def _master(self, parameter: nn.Parameter, master: Tensor | None) -> nn.Parameter:
-        """Return what is to be updated, with its gradient: the parameter itself, if that can be."""
-        if not _has_master(parameter):
-            return parameter
-        written = self.versions.get(parameter) != parameter._version  # by somebody else; the same value, perhaps
-        if master is None or (written and not torch.equal(master.to(parameter), parameter)):
-            master = _down(parameter.detach())
-        twin = nn.Parameter(master.pin_memory() if parameter.is_cuda else master)  # no copy if it is pinned already
-        assert parameter.grad is not None
-        twin.grad = _down(parameter.grad)
+        twin = super()._master(parameter, master)
+        if parameter.is_cuda:
+            twin.data = twin.data.pin_memory()  # no copy if it is pinned already
         return twin
 
-    def _advance(self, group: dict[str, Any], masters: list[nn.Parameter], states: list[State]) -> list[State]:
-        """Have the optimizer do its step on a chunk; return the new state."""
-        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-        optimizer = self.optimizer([{**options, "params": masters}], **self.options)
-        optimizer.state.update({master: state for master, state in zip(masters, states, strict=True) if state})
-        optimizer.step()
-        return [dict(optimizer.state[master]) for master in masters]
+    def _place(self, parameter: Tensor) -> torch.device:
+        return torch.device("cpu")
 
-    def _keep(self, visit: Visit) -> None:
-        """Bring a chunk's state, and parameters that are copies of a master, to where they live; on the worker."""
-        for parameter, master, state in zip(visit.parameters, visit.masters, visit.states, strict=True):
-            if master is not parameter:
-                parameter.copy_(master)
-                self.versions[parameter] = parameter._version
-                state["master"] = master.detach()
-            self._store(parameter, state)
+    def _expect(self, parameters: dict[nn.Parameter, State]) -> None:
+        self._claim_files(lambda parameter: parameter in parameters)
+
+    def _state_of(self, parameter: Tensor) -> State:
+        files = self.files.get(parameter, {})
+        state = super()._state_of(parameter)
+        return {name: value.clone() if name in files else value for name, value in state.items()}
 
     def _store(self, parameter: Tensor, state: State) -> None:
-        if state:
-            files = self.files.get(parameter, {})
-            kept = {name: files[name].copy_(value) if name in files else value for name, value in state.items()}
-            self.state[parameter] = kept
+        files = self.files.get(parameter, {})
+        kept = {name: files[name].copy_(value) if name in files else value for name, value in state.items()}
+        super()._store(parameter, kept)
 
     def _claim_files(self, wanted: Callable[[Tensor], bool]) -> None:
         """Make the files for parameters that have none, of the sizes that a trial step on zeros shows."""
@@ -234,10 +175,12 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def _trial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         """Return the state that the optimizer will have for a parameter, as shapes without memory."""
-        twin = nn.Parameter(torch.zeros(parameter.shape, dtype=_wide(parameter)))
+        twin = nn.Parameter(torch.zeros(parameter.shape, dtype=wide(parameter)))
         twin.grad = torch.zeros_like(twin)
-        (state,) = self._advance(group, [twin], [{}])
-        if _has_master(parameter):
+        visit = Visit(group, [twin], [twin], [{}])
+        self._advance(visit)
+        (state,) = visit.states
+        if not self._is_own_master(parameter):
             state["master"] = twin.detach()
         return {name: value.to("meta") for name, value in state.items() if isinstance(value, Tensor) and value.dim()}
 
@@ -268,25 +211,3 @@ class Worker:
 def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
-
-
-def _has_master(parameter: Tensor) -> bool:
-    return parameter.device.type != "cpu" or parameter.dtype != _wide(parameter)
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _down(tensor: Tensor) -> Tensor:
-    """Copy to the CPU, and widen there. A GPU writes fast only to memory that is pinned."""
-    if tensor.is_cuda:
-        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
-    return tensor.to("cpu", _wide(tensor))
-
-
-def _copy(value: Any, dtype: torch.dtype) -> Any:
-    """Copy a piece of loaded state to the CPU, widened; but not what has no dimensions, or holds integers."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.to("cpu", dtype if value.dim() and value.is_floating_point() else value.dtype, copy=True)

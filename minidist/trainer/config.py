@@ -1,4 +1,4 @@
-"""What a training run is told: five frozen dataclasses, checked once, before any work starts.
+"""What a training run is told: six frozen dataclasses, checked once, before any work starts.
 
 Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_value_heads = 2` under `[model]`).
 """
@@ -6,14 +6,18 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from minidist.model import GPTConfig
 
-PRECISIONS = ("float32", "float64")
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 STRATEGIES = ("ddp", "naive", "server")
+OFFLOADS = ("none", "memory", "disk")
+RECOMPUTES = 'none, full, selective, sqrt, "every K" (blocks)'
 
 Sections = dict[str, dict[str, Any]]
 """The options of a run as plain data: by section, then by name."""
@@ -102,13 +106,31 @@ class ParallelOptions:
 
 
 @dataclass(frozen=True)
+class MemoryOptions:
+    """What saves memory: computing twice, or a slower place."""
+
+    recompute: str = option(
+        "none",
+        f"what backward computes again: {RECOMPUTES}",
+        Limit(
+            f"one of {RECOMPUTES}",
+            lambda policy: bool(re.fullmatch(r"none|full|selective|sqrt|every [1-9]\d*", policy)),
+        ),
+    )
+    offload: str = option(
+        "none", f"where the optimizer's state lives instead: {', '.join(OFFLOADS)}", one_of(*OFFLOADS)
+    )
+    offload_folder: str = option("", "folder on the disk for --offload disk; none: --save")
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """How long, what is written, what is checked."""
 
     steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
     seed: int = option(0, "what weights, order of samples and dropout are drawn from", SEED)
     precision: str = option(
-        "", f"{' or '.join(PRECISIONS)}; none: float32, but float64 with --verify", one_of("", *PRECISIONS)
+        "", f"{', '.join(PRECISIONS)}; none: float32, but float64 with --verify", one_of("", *PRECISIONS)
     )
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
     save: str = option("", "folder for checkpoints; none: save nothing")
@@ -138,6 +160,7 @@ class Config:
     data: DataOptions = field(default_factory=DataOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
@@ -158,7 +181,30 @@ class Config:
         for name in ("resume", "save_every"):
             if getattr(self.run, name) and not self.run.save:
                 raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
+        self._check_memory_options()
         self.gpt(vocabulary=1)
+
+    def _check_memory_options(self) -> None:
+        memory, layers = self.memory, self.model.layers
+        kind, _, blocks = memory.recompute.partition(" ")
+        if kind == "every" and int(blocks) > layers:
+            raise ConfigError(
+                f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}: use at most '
+                f'"every {layers}"'
+            )
+        if memory.offload == "disk" and not (memory.offload_folder or self.run.save):
+            raise ConfigError("--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER")
+        if memory.offload_folder and memory.offload != "disk":
+            raise ConfigError(
+                f"--offload-folder {memory.offload_folder} is for --offload disk, not {memory.offload}: leave it out"
+            )
+
+    @property
+    def offload_to(self) -> Path | Literal["cpu"] | None:
+        """Where the optimizer's state lives; None: beside the parameters."""
+        if self.memory.offload == "disk":
+            return Path(self.memory.offload_folder or self.run.save)
+        return "cpu" if self.memory.offload == "memory" else None
 
     @property
     def precision(self) -> str:

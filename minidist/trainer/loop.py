@@ -3,22 +3,28 @@
     batch ─▶ microbatches ─▶ forward, backward, ... ─▶ gradients made equal ─▶ clip ─▶ AdamW ─▶ next batch
 
 Each rank takes its rows of the global batch and divides its loss by the tokens of the *global* batch: summed gradients
-are then those of the serial run, whatever the number of ranks and microbatches.
+are then those of the serial run, whatever the number of ranks and microbatches. In 16 bits AdamW updates float32
+masters; in float16 the loss is scaled, and a step in which a gradient overflows on any rank is left out on all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.memory.precision import LossScaler
+from minidist.memory.recompute import recompute
 from minidist.mesh import Mesh
 from minidist.model import GPT, Where, cross_entropy_sum
 from minidist.parallel import (
@@ -31,11 +37,13 @@ from minidist.parallel import (
     clip_by_global_norm,
 )
 from minidist.parallel.sampler import State
+from minidist.parallel.shard import Sharded
 from minidist.trainer import checkpoint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checkpoint import CheckpointError
-from minidist.trainer.config import Config, OptimizerOptions, Sections
+from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
+from minidist.trainer.optimizer import build_optimizer
 from minidist.trainer.schedule import learning_rate, linear_scaling
 from minidist.trainer.text import Samples
 
@@ -49,6 +57,7 @@ class Outcome:
     model: GPT
     history: list[StepMetrics]
     gradient_bytes_sent: int
+    scaler: LossScaler | None = None
 
 
 class Trainer:
@@ -68,7 +77,8 @@ class Trainer:
         generator = torch.Generator().manual_seed(config.run.seed)
         dtype = getattr(torch, config.precision)
         self.model = GPT(config.gpt(vocabulary), generator, dtype=dtype, device=self.device)
-        self.optimizer = build_optimizer(self.model, config)
+        self.optimizer = build_optimizer(self.model, config)  # a checkpoint is loaded into it; `run` places its state
+        self.scaler = LossScaler(self.comm) if dtype == torch.float16 else None
         self.replica: DataParallel | None = None  # from `run` on, if there are several ranks
         dp, by_length = mesh.dp, config.data.by_length
         self.batches = Batches(samples, config.data.batch, dp.size, dp.rank, config.run.seed, by_length=by_length)
@@ -84,13 +94,16 @@ class Trainer:
         ------
         CheckpointError
             On every rank, if one cannot be written.
+        ConfigError
+            On every rank, if the folder of the offloaded state has no room.
+        FloatingPointError
+            On every rank, if gradients overflow at every loss scale.
         """
         run, dp = self.config.run, self.mesh.dp
-        if dp.size > 1:
-            self._replicate(dp)
+        self._apply_strategies(dp)
         sent = 0
         history: list[StepMetrics] = []
-        with ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
+        with self._overflow_expected(), ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 sent -= dp.traffic.bytes_sent
                 history.append(self._measured_step(step, batch.to(self.device)))
@@ -100,7 +113,7 @@ class Trainer:
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
                 if run.save and due:
                     self._save(step + 1, batches.state_dict())
-        return Outcome(self.model, history, sent)
+        return Outcome(self.model, history, sent, self.scaler)
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
         """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
@@ -116,19 +129,32 @@ class Trainer:
             self.replica.synchronize()
         all_reduce(loss, self.comm)
         with self.comm.span("optimizer"):
-            updated = self.replica.slices if isinstance(self.replica, ZeRO1) else self.model.parameters()
-            norm = clip_by_global_norm(updated, self.config.optimizer.clip)
+            norm = self._update(rate)
+        return float(loss), norm
+
+    def _update(self, rate: float) -> float:
+        """Clip and step, unless a gradient overflowed on some rank; return the norm of the gradients, unscaled."""
+        updated = self.replica.slices if isinstance(self.replica, Sharded) else self.model.parameters()
+        measured = clip_by_global_norm(updated, 0)  # of gradients in 16 bits: the step widens them before it clips
+        overflow, scale = False, 1.0
+        if self.scaler is not None:
+            overflow, scale = self.scaler.overflowed(measured), self.scaler.scale
+            self.scaler.update(overflow)
+        norm, limit = float(measured) / scale, self.config.optimizer.clip
+        clipping = min(1.0, limit / (norm + 1e-6)) if limit and math.isfinite(norm) else 1.0
+        if not overflow:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
-        return float(loss), float(norm)
+            self.optimizer.step(factor=clipping / scale)
+        return norm
 
     def _forward_backward(self, model: nn.Module, step: int, part: Batch) -> Tensor:
         where = Where(self.config.run.seed, step, part.first_row)
         with self.comm.span("forward"):
             loss = cross_entropy_sum(model(part.inputs, where), part.targets) / part.tokens
         with self.comm.span("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            scaled = self.scaler.scale_loss(loss) if self.scaler else loss
+            scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach().double()
 
     def _measured_step(self, step: int, batch: Batch) -> StepMetrics:
@@ -150,31 +176,53 @@ class Trainer:
 
     def _save(self, step: int, position: State) -> None:
         """Have rank 0 write a checkpoint. If it cannot, every rank raises what it says."""
-        problem, run = "", self.config.run
+        run = self.config.run
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
+        state["scaler"] = self.scaler.state_dict() if self.scaler else None
         moments = checkpoint.flat_state(self.optimizer)
-        if self.comm.rank == 0:
-            try:
-                checkpoint.save(Path(run.save), step, self.model, moments, state, run.keep)
-            except CheckpointError as error:
-                problem = str(error)
-        problem = self.comm.roll_call(problem)[0]
-        if problem:
-            raise CheckpointError(problem)
 
-    def _replicate(self, comm: Communicator) -> None:
-        """Apply the strategy. If it shards, an optimizer that does takes over what this one has loaded."""
+        def write() -> None:
+            if self.comm.rank == 0:
+                checkpoint.save(Path(run.save), step, self.model, moments, state, run.keep)
+
+        self._all_or_none(write, CheckpointError)
+
+    def _apply_strategies(self, dp: Communicator) -> None:
+        """Replicate or shard the model, have it recompute, and bring the optimizer's state to where it lives."""
         loaded = self.optimizer.state_dict()
-        if self.config.parallel.zero:
-            del self.optimizer  # an optimizer over whole parameters cannot go on
-        self.replica = replicate(self.model, comm, self.config)
-        if isinstance(self.replica, ZeRO1):
-            options = self.config.optimizer
-            self.optimizer = self.replica.optimizer(
-                torch.optim.AdamW, decay_groups(self.model, options.weight_decay), **adamw_options(options)
-            )
-            if loaded["state"]:
-                self.optimizer.load_state_dict(loaded)
+        del self.optimizer  # an optimizer over whole parameters must not outlive their being sharded
+        if dp.size > 1:
+            self.replica = replicate(self.model, dp, self.config)
+        recompute(self.model, self.config.memory.recompute)
+
+        def place() -> None:
+            try:
+                self.optimizer = build_optimizer(self.model, self.config, self.replica, self.config.offload_to)
+                if loaded["state"]:
+                    self.optimizer.load_state_dict(loaded)
+            except OSError as error:
+                raise ConfigError(f"--offload disk: {error.strerror}") from None
+
+        self._all_or_none(place, ConfigError)
+
+    def _overflow_expected(self) -> contextlib.AbstractContextManager[Any]:
+        """Keep numpy from warning of an overflow in reducing, if there is a scaler to deal with it."""
+        if self.scaler is None:
+            return contextlib.nullcontext()
+        stream = getattr(self.replica, "stream", None)
+        if stream is not None:
+            stream.launch(_ignore_overflow).wait()  # each thread has settings of its own
+        return np.errstate(over="ignore", invalid="ignore")
+
+    def _all_or_none(self, work: Callable[[], None], refused: type[ValueError]) -> None:
+        """Do `work`, which sends nothing; if it is refused on one rank, every rank raises what that one was told."""
+        problem = ""
+        try:
+            work()
+        except refused as error:
+            problem = str(error)
+        if problem := next(filter(None, self.comm.roll_call(problem)), ""):
+            raise refused(problem)
 
     def _resume(self) -> int:
         """Load the newest checkpoint; return the number of steps it has behind it."""
@@ -196,8 +244,14 @@ class Trainer:
                 f"{path} has {step} steps behind it, more than --steps {self.config.run.steps}: use --steps {step} to "
                 f"look at it, or more to train on"
             )
+        if self.scaler is not None and state.get("scaler"):
+            self.scaler.load_state_dict(state["scaler"])
         self.changed = changed_options(state["config"], self.config.sections())
         return step
+
+
+def _ignore_overflow() -> None:
+    np.seterr(over="ignore", invalid="ignore")
 
 
 def changed_options(before: Sections, now: Sections) -> list[str]:
@@ -216,24 +270,6 @@ def replicate(model: nn.Module, comm: Communicator, config: Config) -> DataParal
         return ParameterServer(model, comm)
     kind = (DDP, ZeRO1, ZeRO2)[config.parallel.zero]
     return kind(model, comm, bucket_bytes=int(config.parallel.bucket_mib * MIB))
-
-
-def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Return AdamW that decays matrices and leaves norms alone."""
-    options = config.optimizer
-    return torch.optim.AdamW(decay_groups(model, options.weight_decay), **adamw_options(options))
-
-
-def adamw_options(options: OptimizerOptions) -> dict[str, Any]:
-    """Return what all groups of parameters have in common."""
-    return {"lr": options.lr, "betas": (options.beta1, options.beta2)}
-
-
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the matrices, which are decayed, and the other parameters."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def device_of(comm: Communicator) -> torch.device:

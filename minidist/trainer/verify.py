@@ -1,15 +1,18 @@
 """`--verify`: the same run again, on one rank and with no strategy at all. Are the parameters the same?
 
 float64    for each parameter max|a - b| <= 1e-9 max|b|: the order of a sum may differ, nothing else
-float32    distance to the float64 serial run at most twice that of the float32 serial run: rounding is all there is
+others     distance to the float64 serial run at most twice that of the serial run of the same precision
 
 Adam divides a gradient by its own size, so parameters hardly tell whether all gradients are wrong by a factor (a mean
-where a sum was meant). The norm of the first gradients does: it has to be the serial one, too.
+where a sum was meant). The norm of the first gradients does: it has to be the serial one, too. In 16 bits, up to four
+times the error of one rounding (2^-8 and 2^-11): roundings of many elements average out in their norm, which is off by
+a fifth of one at most in models of 1 to 12 layers, while the mean instead of the sum is off by a half.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,13 +20,13 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator, run
 from minidist.mesh import Layout, Mesh
-from minidist.trainer.config import Config
+from minidist.trainer.config import Config, MemoryOptions
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
 from minidist.trainer.text import Samples
 
 TOLERANCE = 1e-9  # of parameters in float64
-NORM_TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+NORM_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
     alone = replace(
         config,
         parallel=replace(config.parallel, dp=1, accumulate=1),
+        memory=MemoryOptions(),
         run=replace(config.run, save="", save_every=0, resume=False, metrics="", trace="", debug=False),
     )
     reporter = Reporter(config.run.steps, None, 0, label="serial ", every=max(1, config.run.steps // 5))
@@ -53,16 +57,17 @@ def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
 def compare(config: Config, samples: Samples, vocabulary: int, ours: Outcome) -> Verdict:
     """Repeat the run serially and compare. One rank calls this."""
     exact = serial_run(replace(config, run=replace(config.run, precision="float64")), samples, vocabulary)
+    reference = exact
     if config.precision == "float64":
         pairs = zip(ours.model.parameters(), exact.model.parameters(), strict=True)
         difference, limit = max(_relative(a, b) for a, b in pairs), TOLERANCE
         criterion = f"at most {TOLERANCE:g} for each parameter, in float64"
     else:
-        rounded = serial_run(config, samples, vocabulary)
-        difference, limit = _distance(ours.model, exact.model), 2 * _distance(rounded.model, exact.model)
+        reference = serial_run(config, samples, vocabulary)
+        difference, limit = _distance(ours.model, exact.model), 2 * _distance(reference.model, exact.model)
         criterion = f"at most twice that of the serial {config.precision} run, {limit / 2:.2e}, both to the float64 one"
     tolerance = NORM_TOLERANCE[config.precision]
-    same_norm = _first_norms_agree(ours, exact, tolerance)
+    same_norm = _first_norms_agree(ours, reference, tolerance)
     criterion += f"; norm of the first gradients equal to {tolerance:g}{'' if same_norm else ', WHICH IT IS NOT'}"
     return Verdict(difference <= limit and same_norm, difference, criterion)
 
@@ -81,10 +86,15 @@ def _relative(ours: Tensor, serial: Tensor) -> float:
     return difference if difference == difference else float("inf")
 
 
-def _first_norms_agree(ours: Outcome, exact: Outcome, tolerance: float) -> bool:
-    """Compare the first step, if this run took it: a resumed one did not."""
-    pairs = zip((m.gradient_norm for m in ours.history if m.step == 1), exact.history, strict=False)
-    return all(abs(norm - serial.gradient_norm) <= tolerance * serial.gradient_norm for norm, serial in pairs)
+def _first_norms_agree(ours: Outcome, serial: Outcome, tolerance: float) -> bool:
+    """Compare the first step that no overflow left out, unless this run was resumed after it."""
+    if not ours.history or ours.history[0].step > 1:
+        return True
+    for step, same in zip(ours.history, serial.history, strict=True):
+        left_out = not (math.isfinite(step.gradient_norm) or math.isfinite(same.gradient_norm))
+        if ours.scaler is None or not left_out:
+            return abs(step.gradient_norm - same.gradient_norm) <= tolerance * same.gradient_norm
+    return True
 
 
 def _distance(model: nn.Module, exact: nn.Module) -> float:

@@ -1,0 +1,89 @@
+"""What `train` finds out before any work starts: a mistake of the user is one sentence, and the same on every rank."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from minidist.memory.precision import check_dtype
+from minidist.mesh import Layout
+from minidist.trainer import checkpoint
+from minidist.trainer.config import Config, ConfigError
+
+
+def fitting_layout(config: Config, ranks: int) -> Layout:
+    """Return the layout that was asked for, if it has as many ranks as were started."""
+    layout = Layout(dp=config.parallel.dp or ranks)
+    try:
+        layout.check(ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return layout
+
+
+def check_precision(config: Config, device: torch.device) -> None:
+    """Refuse a precision that this rank's device cannot compute in."""
+    try:
+        check_dtype(getattr(torch, config.precision), device)
+    except ValueError as error:
+        raise ConfigError(f"--precision {config.precision}: {error}") from None
+
+
+def check_files(config: Config, rank: int) -> None:
+    """Find out before the run whether its files can be written, and that no other run's checkpoints are in the way."""
+    run, folder = config.run, Path(config.run.save)
+    if isinstance(config.offload_to, Path):  # on each machine's own disk, perhaps
+        name = "offload-folder" if config.memory.offload_folder else "save"
+        _try_to_write(name, config.offload_to, _make_file, config.offload_to)
+    if rank > 0:
+        return
+    if run.resume:
+        checkpoint.newest(folder)
+    elif run.save and (there := checkpoint.complete(folder)):
+        raise ConfigError(
+            f"--save {folder} holds the checkpoints of a run, up to {there[-1].name}: add --resume to continue it, or "
+            f"save to another folder"
+        )
+    if run.save:
+        _try_to_write("save", folder, _make_file, folder)
+    for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
+        if file is not None:
+            _try_to_write(name, file, lambda path: path.open("a").close(), file.parent)
+
+
+def _make_file(folder: Path) -> None:
+    tempfile.TemporaryFile(dir=folder).close()
+
+
+def _try_to_write(name: str, path: Path, write: Callable[[Path], None], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(path)
+    except OSError as error:
+        raise ConfigError(f"--{name} {path} cannot be written ({error.strerror}): give another path") from None
+
+
+def check_memory(config: Config, vocabulary: int, ranks_here: int) -> None:
+    """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job."""
+    count, bytes = config.gpt(vocabulary).parameter_count, getattr(torch, config.precision).itemsize
+    state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
+    if config.memory.offload == "disk":
+        state = 0
+    needed = count * (2 * bytes + state) * ranks_here  # parameters, gradients, state
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    if needed > there:
+        raise ConfigError(
+            f"{count:,} parameters, with gradients and AdamW's state, need {needed / 1e9:,.0f} GB for the ranks of "
+            f"this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a smaller --hidden"
+        )
+
+
+def metrics_file(config: Config) -> Path | None:
+    """Return where the metrics go."""
+    if config.run.metrics:
+        return Path(config.run.metrics)
+    return Path(config.run.save) / "metrics.jsonl" if config.run.save else None
