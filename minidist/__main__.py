@@ -7,6 +7,7 @@ import sys
 
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
+    "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
     "bench": "measure against MPI, gloo and torch, in one run",
     "launch": "start a program on several ranks, with the right mpirun",
     "doctor": "find out what this machine can run, and what to mend",

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from data_parallel import CONFIG, Case, build, check_parity, largest_difference, parallel
+from data_parallel import CONFIG, build, largest_difference
 from ranks import mpirun, torchrun
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist
-from minidist.comm import Communicator, MismatchError
+from minidist.comm import Communicator
 from minidist.memory.lora import add_lora
 from minidist.memory.offload import mapped
-from minidist.parallel import DDP, FSDP, MixedPrecision
+from minidist.parallel import FSDP, MixedPrecision
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 DOUBLE: dict[str, Any] = {"dtype": torch.float64}
@@ -77,7 +75,8 @@ def check(make: Callable[[], nn.Module], loss: Loss = squares, ranks: int = 2, *
     train(serial, torch.optim.AdamW(trained, lr=0.05), range(ranks))
     expected = {name: value for name, value in serial.state_dict().items() if value.is_floating_point()}
     for state in minidist.run(program, ranks):
-        assert largest_difference({name: state[name] for name in expected}, expected) <= 1e-9
+        found = {name: state[name] for name in expected}
+        assert largest_difference(found, expected) <= (1e-9 if make is not Odd else 1e-6)  # some are float32
 
 
 # ---- shapes of models ----
@@ -163,31 +162,16 @@ def sequence() -> nn.Module:
 @pytest.mark.parametrize("ranks", (1, 2, 5))
 @pytest.mark.parametrize(
     "make, loss",
-    ((lambda: nn.Linear(4, 1, **DOUBLE), squares), (sequence, squares), (Pairs, squares), (Odd, squares))
-    + (
-        (image, on_images),
-        (lambda: Hidden(5), all_hidden),
-        (Layers, lambda m, x: squares(m, x[:0]) if 0 else squares(m, x)),
+    (
+        *((lambda: nn.Linear(4, 1, **DOUBLE), squares), (sequence, squares), (Pairs, squares), (Odd, squares)),
+        *((image, on_images), (lambda: Hidden(5), all_hidden)),
+        (Layers, lambda model, x: squares(model, x[: int(x[0, 0] > 0)])),  # some ranks have no rows
     ),
-    ids=("linear", "sequential", "inputs and outputs", "odd", "convolution", "hidden states", "layers"),
+    ids=("linear", "sequential", "inputs and outputs", "odd", "convolution", "hidden states", "empty"),
 )
 @pytest.mark.parametrize("reshard", (True, False))
 def test_parity_of_models(make: Callable[[], nn.Module], loss: Loss, ranks: int, reshard: bool) -> None:
     check(make, loss, ranks, reshard_after_forward=reshard)
-
-
-def test_batch_norm_statistics_are_those_of_rank_0() -> None:
-    def program(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        model, serial = seeded(image(), 0).train(), seeded(image(), 0).train()
-        wrapped = FSDP(model, comm)
-        for step in range(2):
-            on_images(wrapped, rows(comm.rank + step)).backward(), on_images(serial, rows(step))
-        wrapped(rows(0).view(-1, 1, 2, 2))  # the statistics of rank 0 arrive before this forward
-        serial(rows(0).view(-1, 1, 2, 2))
-        return wrapped.full_state_dict(), serial.state_dict()
-
-    for ours, serial in minidist.run(program, 2)[:1]:
-        assert all(torch.allclose(ours[name], value) for name, value in serial.items() if "running" in name)
 
 
 def test_adapters_in_a_frozen_model() -> None:
@@ -204,17 +188,11 @@ def test_adapters_in_a_frozen_model() -> None:
 
 
 class Recomputed(Layers):
-    reentrant = False
-
     def forward(self, x: Tensor, *used: int) -> Any:
         x = x.clone().requires_grad_()
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=self.reentrant).tanh()
+            x = checkpoint(layer, x, use_reentrant=True).tanh()
         return self.norm(x)
-
-
-class Reentrant(Recomputed):
-    reentrant = True
 
 
 def two_backwards(model: nn.Module, x: Tensor) -> Tensor:
@@ -260,6 +238,62 @@ def test_parity_of_calls(name: str, reshard: bool) -> None:
     check(lambda: Layers(4), CALLS[name], unused=True, reshard_after_forward=reshard)
 
 
-@pytest.mark.parametrize("kind", (Recomputed, Reentrant))
-def test_parity_of_units_in_torch_checkpoints(kind: type[nn.Module]) -> None:
-    check(kind)
+def test_parity_of_units_in_reentrant_checkpoints() -> None:
+    check(Recomputed)
+
+
+# ---- precision, memory, wires ----
+
+
+def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
+    def program(comm: Communicator) -> tuple[dict[str, Tensor], set[Any]]:
+        precision = MixedPrecision(torch.bfloat16, torch.float32, torch.float32)
+        model, seen = seeded(sequence().float(), 0), set()
+        for layer in model.children():
+            layer.register_forward_hook(lambda m, x, y: seen.update([x[0].dtype, *(p.dtype for p in m.parameters())]))
+        wrapped = FSDP(model, comm, precision=precision)
+        optimizer = wrapped.optimizer(torch.optim.SGD, lr=0.05)
+        for step in range(3):
+            optimizer.zero_grad()
+            y = wrapped(rows(comm.rank + step).float())
+            y.square().sum().backward()
+            optimizer.step()
+        seen |= {("out", y.dtype)} | {("master", flat.values.dtype, flat.values.grad_fn) for flat in wrapped.flats}
+        return wrapped.full_state_dict(), seen
+
+    masters, ranks = seeded(sequence().float(), 0), 2
+    for step in range(3):
+        for parameter in masters.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for rank in range(ranks):
+            low = copy.deepcopy(masters).bfloat16()
+            low(rows(rank + step).bfloat16()).float().square().sum().backward()
+            for master, parameter in zip(masters.parameters(), low.parameters(), strict=True):
+                master.grad += parameter.grad.float()
+        torch.optim.SGD(masters.parameters(), lr=0.05).step()
+    for state, seen in minidist.run(program, ranks):
+        assert seen == {torch.bfloat16, ("out", torch.float32), ("master", torch.float32, None)}
+        assert all(torch.equal(state[name], value) for name, value in masters.state_dict().items())
+
+
+def test_parameters_streamed_from_files(tmp_path: Path) -> None:
+    check(Layers, ranks=3, allocate=lambda count, dtype: mapped((count,), dtype, tmp_path))
+
+
+PARITY = """
+    import minidist
+    from data_parallel import CONFIG, DROPPING, Case, check_parity, parallel
+    from minidist.parallel import FSDP
+
+    comm = minidist.init(limit=60)
+    for config, options in ((CONFIG, {}), (DROPPING, {"reshard_after_forward": False}), (CONFIG, {"shard_ranks": 1})):
+        check_parity([parallel(comm, Case(FSDP, config, microbatches=2), **options)], config)
+    print("parity")
+"""
+
+
+@pytest.mark.parametrize("start, ranks", ((mpirun, 2), (mpirun, 3), (torchrun, 2)))
+def test_parity_between_processes(start: Any, ranks: int) -> None:
+    job = start(ranks, PARITY, timeout=100)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("parity") == ranks

@@ -60,6 +60,8 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         (1, "--precision bfloat16 --recompute full --offload disk", 3),
         (2, "--precision bfloat16 --zero 1 --accumulate 2 --recompute sqrt --offload memory", 3),
         (3, "--precision bfloat16 --zero 2 --offload disk", 1),
+        (3, "--precision bfloat16 --zero 3 --offload disk --recompute full", 2),
+        (4, "--precision float16 --zero 3 --hsdp 2 --accumulate 2 --offload memory", 2),
         (4, "--precision bfloat16 --strategy naive --recompute 'every 2'", 2),
         (2, "--precision float16 --recompute selective --offload disk --accumulate 3", 4),
         (3, "--precision float16 --zero 1 --bucket-mib 0.001", 1),
@@ -85,7 +87,7 @@ def test_combined_they_are_verified_and_resumed(
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "step-00000003", "step-00000006"]
 
 
-@pytest.mark.parametrize("zero", (0, 1, 2))
+@pytest.mark.parametrize("zero", (0, 1, 2, 3))
 @pytest.mark.parametrize("precision", ("float64", "bfloat16"))
 def test_recomputing_and_offloading_change_no_bit(zero: int, precision: str, tmp_path: Path) -> None:
     ways = ("", "--recompute full", "--recompute selective --offload memory", "--recompute 'every 2' --offload disk")
@@ -120,7 +122,7 @@ def test_backward_computes_again_what_the_policy_says(
     assert calls == {"forward": blocks, "causal_attention": attentions}
 
 
-@pytest.mark.parametrize("zero", (0, 1, 2))
+@pytest.mark.parametrize("zero", (0, 1, 2, 3))
 @pytest.mark.parametrize("precision", ("float32", "bfloat16"))
 def test_state_lives_where_it_is_told_to_and_only_a_ranks_part(
     zero: int, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,26 +6,25 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
+from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, check_precision, fitting_layout, metrics_file
-from minidist.comm import Communicator, LaunchError, init
+from minidist.comm import Communicator
 from minidist.comm.gather_trace import gather_trace
 from minidist.mesh import Mesh
 from minidist.model import generate
+from minidist.parallel import FSDP
 from minidist.trace import Trace
-from minidist.trainer.checkpoint import CheckpointError
-from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.flags import HelpAsked, parse
+from minidist.trainer.config import Config
+from minidist.trainer.flags import parse
 from minidist.trainer.loop import Outcome, Trainer, device_of
 from minidist.trainer.metrics import Reporter
 from minidist.trainer.text import (
     Samples,
-    TextError,
     Tokenizer,
     Tokens,
     documents,
@@ -37,50 +36,15 @@ from minidist.trainer.text import (
 )
 from minidist.trainer.verify import Verdict, compare, fingerprint
 
-Ready = TypeVar("Ready")
-USER_ERRORS = (
-    ConfigError,
-    TextError,
-    CheckpointError,
-    FloatingPointError,
-)  # whatever else is raised is a bug, and keeps its traceback
-INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
-
 
 def main(argv: Sequence[str]) -> int:
     """Train; return the exit status: 0, 1 if `--verify` finds a difference, 2 for input that cannot be used."""
-    try:
-        comm = init()
-    except LaunchError as error:
-        print(f"minidist train: {error}", file=sys.stderr)
-        return 2
-    try:
-        return train(argv, comm)
-    except (KeyboardInterrupt, BrokenPipeError) as error:
-        if comm.size > 1:
-            raise  # the other ranks have to end as well
-        if isinstance(error, BrokenPipeError):  # `| head` has seen enough; Python would complain at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return NOBODY_READS
-        print("minidist train: interrupted", file=sys.stderr)
-        return INTERRUPTED
-
-
-class StopAll(Exception):
-    """Every rank stops, and rank 0 says why."""
-
-    def __init__(self, text: str, status: int) -> None:
-        self.text, self.status = text, status
+    return on_all_ranks("train", lambda comm: train(argv, comm))
 
 
 def train(argv: Sequence[str], comm: Communicator) -> int:
     """Train as one of the ranks of `comm`; return the exit status, as `main`."""
-    try:
-        return train_and_report(together(comm, lambda: parse(argv)), comm)
-    except StopAll as stop:
-        if comm.rank == 0:
-            print(stop.text, file=sys.stdout if stop.status == 0 else sys.stderr, flush=True)
-        return stop.status
+    return stopping_together("train", comm, lambda: train_and_report(together(comm, lambda: parse(argv)), comm))
 
 
 def train_and_report(config: Config, comm: Communicator) -> int:
@@ -112,21 +76,6 @@ def train_and_report(config: Config, comm: Communicator) -> int:
         verdict = compare(config, samples, tokenizer.vocabulary, outcome)
     print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
     return 0 if alike and (verdict is None or verdict.same) else 1
-
-
-def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:
-    """Do `work` on every rank; if it fails on any with a user's mistake, stop all ranks with that one sentence."""
-    problem, result = None, None
-    try:
-        result = work()
-    except HelpAsked as asked:
-        problem = (str(asked), 0)
-    except USER_ERRORS as error:
-        problem = (f"minidist train: {error}", 2)
-    first = next((other for other in comm.roll_call(problem) if other), None)
-    if first:
-        raise StopAll(*first)
-    return result  # type: ignore[return-value]
 
 
 def read_corpus(config: Config) -> tuple[Tokenizer, Samples, Tokens]:
@@ -214,11 +163,10 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         skipped = sum(not math.isfinite(metrics.gradient_norm) for metrics in history)
         rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
     if ranks > 1 and trainer.config.parallel.strategy == "ddp":
-        gradients = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
-        formula = 2 * (ranks - 1) / ranks * gradients * len(history)
+        label, formula = volume(trainer)
         what = "gradients and parameters" if trainer.config.parallel.zero else "gradients"
         rows.append((f"bytes of {what} sent by rank 0", f"{outcome.gradient_bytes_sent:,}"))
-        rows.append(("    2 (P - 1)/P x bytes x steps", f"{formula:,.0f}"))
+        rows.append((f"    {label} x steps", f"{formula * len(history):,.0f}"))
     if history:
         tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
         waiting = sum(metrics.communication * metrics.seconds for metrics in history)
@@ -226,3 +174,19 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         rows.append(("share of time in communication", f"{waiting / seconds:.1%}"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
+
+
+def volume(trainer: Trainer) -> tuple[str, float]:
+    """Return in words and in bytes what a rank sends in a step."""
+    ranks, bytes = trainer.mesh.dp.size, sum(p.nbytes for p in trainer.model.parameters())
+    if not isinstance(trainer.replica, FSDP):
+        return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * bytes
+    parallel = trainer.config.parallel
+    group, microbatches = parallel.hsdp or ranks, parallel.accumulate
+    root = sum(parameter.nbytes for flat in trainer.replica.root.flats for parameter in flat.parameters)
+    gathered = (2 * microbatches + 1) * bytes - microbatches * root
+    inside = (group - 1) / group * gathered
+    across = 2 * (1 - group / ranks) * bytes / group
+    if group == ranks:
+        return f"(P - 1)/P x ({2 * microbatches + 1} x bytes - {microbatches} x root's)", inside
+    return f"the formula for groups of {group}", inside + across

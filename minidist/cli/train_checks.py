@@ -22,6 +22,10 @@ def fitting_layout(config: Config, ranks: int) -> Layout:
         layout.check(ranks)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if layout.dp % (config.parallel.hsdp or 1):
+        raise ConfigError(
+            f"--hsdp {config.parallel.hsdp} must divide the {layout.dp} ranks of the data axis into groups of one size"
+        )
     return layout
 
 

@@ -97,4 +97,5 @@ class ThreadStream:
             job = self.jobs.popleft()
             self.comm.advance(max(0.0, job.launched - self.comm.clock()))
             job.run()
+            del job  # and all that its arguments hold
             self.caller.wake()

@@ -62,6 +62,7 @@ class DataParallel(nn.Module):
             raise ValueError(f"op={op!r}: gradients are reduced by 'sum' or 'mean'")
         self.module, self.comm, self.op, self.unused = model, comm, op, unused
         self._find_parameters()
+        self._check_unwrapped()
         self.synchronising = True
         self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
         make_equal(model, comm)
@@ -69,6 +70,17 @@ class DataParallel(nn.Module):
     def _find_parameters(self) -> None:
         self.names = {parameter: name for name, parameter in self.module.named_parameters()}
         self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
+
+    def _check_unwrapped(self) -> None:
+        for parameter, name in self.names.items():
+            if parameter.untyped_storage().nbytes() < parameter.nbytes:
+                raise ValueError(f"{name} has no memory of its own, as if sharded already: wrap the model once")
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+                if isinstance(getattr(hook, "__self__", None), DDP):
+                    raise ValueError(
+                        f"parameter {name} belongs to another DDP already, and two would sum its gradient twice: call "
+                        "unwrap() on the other first"
+                    )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. In training its buffers first become rank 0's, as running averages drift apart.
@@ -183,7 +195,6 @@ class DDP(DataParallel):
         first_bucket_bytes: int = MIB,
     ) -> None:
         super().__init__(model, comm, op, unused)
-        self._check_unwrapped()
         parts = partition(self.parameters_to_reduce[::-1], bucket_bytes, first_bucket_bytes)
         self.buckets = [self._bucket(parameters) for parameters in parts]
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
@@ -203,15 +214,6 @@ class DDP(DataParallel):
         assert isinstance(bucket, FlatBucket)
         return self.stream.launch(all_reduce, bucket.flat, self.stream.comm, self.op)
 
-    def _check_unwrapped(self) -> None:
-        for parameter in self.parameters_to_reduce:
-            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-                if isinstance(getattr(hook, "__self__", None), DDP):
-                    raise ValueError(
-                        f"parameter {self.names[parameter]} belongs to another DDP already, and two would sum its "
-                        "gradient twice: call unwrap() on the other first"
-                    )
-
     def unwrap(self) -> nn.Module:
         """Return the model without hooks, to be changed and wrapped again."""
         for hook in self.hooks:
@@ -229,6 +231,10 @@ class DDP(DataParallel):
 
     def synchronize(self) -> None:
         """Nothing is left to do: `backward()` returns with all gradients reduced."""
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of this rank, by category of the account: the buckets, whatever lies in them now."""
+        return {"gradients": [bucket.flat for bucket in self.buckets if isinstance(bucket, FlatBucket)]}
 
     def _gradient_comes(self, *_: object) -> None:
         """Autograd is about to add to some `parameter.grad`."""

@@ -18,6 +18,7 @@ inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -85,15 +86,18 @@ class FSDP(ShardedModel):
         self.order: list[Unit] = []  # in which the last forward called them
         self.next: dict[Unit, Unit] = {}  # what to gather next in forward
         self.previous: dict[Unit, Unit] = {}  # and in backward
+        self.in_forward: Unit | None = None
         self.in_backward: Unit | None = None
         self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
         self.reducing: Any = None
         self.end = BackwardEnd(self._backward_ended, comm)
         for unit in self.units:
-            unit.module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
-            unit.module.register_forward_hook(partial(self._after_forward, unit))
+            before, after = partial(self._before_forward, unit), partial(self._after_forward, unit)
+            self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True))
+            self.hooks.append(unit.module.register_forward_hook(after))
+        arrived: Any = weakref.WeakMethod(self._gradient_arrived)  # Python does not see who else such a hook keeps
         for parameter in self.parameters_to_reduce:
-            parameter.register_post_accumulate_grad_hook(self._gradient_arrived)  # type: ignore[no-untyped-call]
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(lambda it: arrived()(it)))  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """Nothing is left to do: `backward()` returns with all gradients reduced."""
@@ -101,30 +105,37 @@ class FSDP(ShardedModel):
     # ---------------------------------------------------------------- forward
 
     def _before_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.precision.parameters is not None:
+            args, kwargs = cast((args, kwargs), self.precision.parameters)
         if recomputing():  # a part of forward again, in backward
             self._start(unit, self.in_backward)
             self._finish(unit)
-            return None
-        if unit is self.root:
-            self.order, self.in_backward = [], None
-            if self.precision.parameters is not None:
-                args, kwargs = cast((args, kwargs), self.precision.parameters)
-        self.order.append(unit)
-        self._start(unit)
-        self._finish(unit)
-        if unit in self.next:
-            self._start(self.next[unit], unit)
+        else:
+            self._enter(unit)
         if unit is self.root or not torch.is_grad_enabled():
             return args, kwargs
         return followed((args, kwargs), partial(self._after_backward, unit))
 
+    def _enter(self, unit: Unit) -> None:
+        if unit is self.root:
+            self.order, self.in_backward = [], None
+        elif self.in_forward is not None:
+            raise RuntimeError(
+                f"{self.in_forward.name} calls {unit.name}: let a policy choose only one of them as unit"
+            )
+        self.in_forward = unit if unit is not self.root else None
+        self.order.append(unit)
+        self.called[unit] = None
+        self._start(unit)
+        self._finish(unit)
+        if unit in self.next:
+            self._start(self.next[unit], unit)
+
     def _after_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
-        if recomputing():
-            if unit is not self.in_backward:
-                self._release(unit)
-            return None
+        self.in_forward = None
+        output = unit.apart(output)
         tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
-        if not tensors:
+        if not tensors and torch.is_grad_enabled():
             raise TypeError(
                 f"{unit.name or 'the model'} returns a {type(output).__name__} in which no tensors can be seen, so "
                 "FSDP cannot know when its backward begins: return tensors, or tuples, lists or dictionaries of them"
@@ -137,7 +148,7 @@ class FSDP(ShardedModel):
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
         for tensor in differentiable:
             tensor.register_hook(partial(self._before_backward, unit))  # type: ignore[no-untyped-call]
-        if not differentiable or (self.reshard_after_forward and unit is not self.root):
+        if not differentiable or (self.reshard_after_forward and unit not in (self.root, self.in_backward)):
             self._release(unit)
         return output
 
@@ -146,8 +157,8 @@ class FSDP(ShardedModel):
     def _before_backward(self, unit: Unit, _: Tensor) -> None:
         """The gradient of a unit's output is there: its parameters are needed now."""
         self._backward_runs()
-        if self.in_backward is not unit:
-            self.in_backward = unit if unit is not self.root else None
+        if unit not in (self.root, self.in_backward):
+            self.in_backward = unit
             self._start(unit)
             self._finish(unit)
             if unit in self.previous:
@@ -164,6 +175,11 @@ class FSDP(ShardedModel):
         assert isinstance(parameter, nn.Parameter)
         self._backward_runs()
         unit = self.unit_of[parameter]
+        if unit not in (self.root, self.in_backward):
+            raise RuntimeError(
+                f"{self.names[parameter]} was used outside the forward of its unit {unit.name}, or for what that does "
+                "not return: return all that the loss needs, or pass a policy that does not choose this unit"
+            )
         if self.synchronising and parameter in unit.arrived:
             raise RuntimeError(
                 f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
@@ -180,7 +196,11 @@ class FSDP(ShardedModel):
             raise RuntimeError("FSDP reduces numbers, not graphs: call backward() without create_graph=True")
         if not self.end.expect():
             return
-        called = [unit for unit in dict.fromkeys(reversed(self.order)) if unit is not self.root]
+        self._start(self.root)
+        self._finish(self.root)
+        if self.root in self.previous:
+            self._start(self.previous[self.root], self.root)
+        called = [unit for unit in dict.fromkeys([*reversed(self.order), *self.called]) if unit is not self.root]
         self.line = [unit for unit in [*called, self.root] if unit.parameters]
         for unit in self.units:
             unit.arrived.clear()
@@ -209,6 +229,7 @@ class FSDP(ShardedModel):
         return shard
 
     def _backward_ended(self) -> None:
+        self.refuse_optimizers()
         self.in_backward = None
         if self.synchronising and any(unit.arrived for unit in self.units):
             self._reduce_line(all_of_them=True)

@@ -8,16 +8,14 @@ weight [4, 6]     0 1 2 3 4 5 6 7 8 9 │ 10 11 12 13 14 15 16 │ 17 ... 23
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-
-ONE_AT_A_TIME = threading.Lock()  # who looks at all objects keeps them alive, those of ranks in other threads too
 
 
 @dataclass(frozen=True)
@@ -53,31 +51,35 @@ def placement_of(parameter: Tensor) -> Placement | None:
     return getattr(parameter, "placement", None)
 
 
-def refuse_old_optimizers(parameters: Iterable[nn.Parameter], strategy: str) -> None:
-    """Raise if an optimizer has been built over parameters that are about to be sharded: it would update nothing.
+def refuse_optimizers(parameters: Iterable[nn.Parameter], strategy: str) -> None:
+    """Raise if an optimizer has been built over parameters that a strategy shards: it would update them in vain.
 
     Raises
     ------
     ValueError
         Naming the optimizer.
     """
-    ours = {id(parameter) for parameter in parameters}
-    with ONE_AT_A_TIME:
-        if _optimizers_over(ours):
-            gc.collect()  # it may be garbage that nobody has collected yet
-        found = _optimizers_over(ours)
-    for kind in found:
+    ours = list(parameters)
+    if _optimizers_over(ours):
+        gc.collect()  # it may be garbage that nobody has collected yet
+    for kind in _optimizers_over(ours):
         raise ValueError(
-            f"a {kind} was built over these parameters before {strategy} sharded them, and would hold the state of all "
-            f"of them: apply {strategy} first, then build the optimizer"
+            f"a {kind} was built over parameters that {strategy} shards, and would update them in vain: first wrap the "
+            f"model, then build the optimizer with its method, model.optimizer({kind}, ...)"
         )
 
 
-def _optimizers_over(ids: set[int]) -> list[str]:
-    """Return the kinds of all optimizers that exist over parameters of these ids."""
-    optimizers = [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
-    return [
-        type(optimizer).__name__
-        for optimizer in optimizers
-        if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
-    ]
+def _optimizers_over(parameters: list[nn.Parameter]) -> list[str]:
+    """Return the kinds of all optimizers over some of these: who refers to a list of groups with such parameters.
+
+    Only what leads there is looked at: to hold all objects that exist, if only for a moment, disturbs other threads.
+    """
+    lists = _referring(parameters, list)
+    groups = [group for group in _referring(lists, dict) if "params" in group]
+    holders = _referring(_referring(groups, list), object)
+    holders += _referring([holder for holder in holders if isinstance(holder, dict)], object)  # of their attributes
+    return [type(holder).__name__ for holder in holders if isinstance(holder, torch.optim.Optimizer)]
+
+
+def _referring(objects: list[Any], kind: type) -> list[Any]:
+    return [referrer for referrer in gc.get_referrers(*objects) if isinstance(referrer, kind)] if objects else []

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
+from minidist.comm.agree import agree
 from minidist.memory.precision import check_dtype
 from minidist.parallel.buckets import views_into
 from minidist.parallel.data import DataParallel
 from minidist.parallel.meta import on_device
-from minidist.parallel.placement import refuse_old_optimizers
+from minidist.parallel.placement import refuse_optimizers
 from minidist.parallel.shard import Sharded
 from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit, of_one_kind, split
 
@@ -39,7 +42,7 @@ class ShardedModel(Sharded, DataParallel):
         device: torch.device | str | None,
         allocate: Callable[[int, torch.dtype], Tensor] | None,
     ) -> None:
-        refuse_old_optimizers(model.parameters(), type(self).__name__)
+        refuse_optimizers(model.parameters(), type(self).__name__)
         split(model, policy)  # complains before anything is sent
         if comm.size % (shard_ranks or 1):
             raise ValueError(f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one size")
@@ -64,6 +67,12 @@ class ShardedModel(Sharded, DataParallel):
         self.flats = [flat for unit in self.units for flat in unit.flats]
         self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
+        self.called: dict[Unit, None] = {}  # in order, by any forward of this step
+        self.hooks: list[Any] = [
+            model.register_state_dict_pre_hook(self._refuse_reading),  # type: ignore[no-untyped-call]
+            model.register_load_state_dict_pre_hook(self._refuse_writing),  # type: ignore[no-untyped-call]
+        ]
+        self.readable = False
         self.most_whole = MOST
         self.whole: list[Unit] = []  # and those that are being gathered; the root aside
 
@@ -81,6 +90,7 @@ class ShardedModel(Sharded, DataParallel):
 
     def stepped(self) -> None:
         """Have the next gathering bring the new values: what ends an optimizer's step."""
+        self.called.clear()
         for flat in self.flats:
             flat.publish()
         self._release_all()
@@ -88,16 +98,23 @@ class ShardedModel(Sharded, DataParallel):
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Have all parameters whole in this context, to look at; changes are lost. Collective."""
-        self._release_all()
         limit, self.most_whole = self.most_whole, len(self.units)
-        for unit in self.units:
-            self._start(unit)
-            self._finish(unit)
+        self._gather_all()
+        self.readable = True
         try:
             yield
         finally:
+            self.readable = False
             self._release_all()
             self.most_whole = limit
+
+    def unwrap(self) -> nn.Module:
+        """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
+        for hook in self.hooks:
+            hook.remove()
+        self.most_whole = len(self.units)
+        self._gather_all()
+        return self.module
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a time. Collective."""
@@ -111,7 +128,9 @@ class ShardedModel(Sharded, DataParallel):
         """Return what the serial model's `state_dict` would be, on the CPU of every rank. Collective."""
         whole = {name: value.to("cpu", copy=True) for name, value in self.full_tensors()}
         aliases = {name: self.names.get(p) for name, p in self.module.named_parameters(remove_duplicate=False)}
-        state = self.module.state_dict()
+        self.readable = True
+        state = self.module.state_dict()  # for its names, their order, and the buffers
+        self.readable = False
         return {name: whole[aliases[name]] if name in aliases else value.cpu() for name, value in state.items()}  # type: ignore[index]
 
     def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
@@ -120,26 +139,47 @@ class ShardedModel(Sharded, DataParallel):
         Raises
         ------
         ValueError
-            If names or shapes are not this model's. Nothing has been sent then.
+            If names or shapes are not this model's. A `Mapping` has changed nothing then.
         """
         names = dict(self.module.named_parameters(remove_duplicate=False))
         buffers = dict(self.module.named_buffers())
         missing, wrong = set(self.names.values()), []
+        writes: list[Callable[[], object]] = []
         for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
             target = names.get(name, buffers.get(name))
             if target is None or target.shape != value.shape:
                 here = "nothing" if target is None else list(target.shape)
                 wrong.append(f"{name} is {list(value.shape)} there and {here} here")
             elif name in names:
-                self.flat_of[names[name]].write(names[name], value)
+                writes.append(partial(self.flat_of[names[name]].write, names[name], value))
                 missing.discard(self.names[names[name]])
             else:
-                buffers[name].copy_(value)
+                writes.append(partial(buffers[name].copy_, value))
+            while writes and not isinstance(tensors, Mapping):  # what is drawn one by one must not pile up
+                writes.pop()()
         wrong += [f"{name} is missing" for name in self.names.values() if name in missing]
         if wrong:
             more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
+        for write in writes:
+            write()
         self.stepped()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> NoReturn:
+        """Refuse to be moved or converted."""
+        raise TypeError(
+            f"a model that {type(self).__name__} has sharded cannot be moved or converted: do that before, or pass "
+            "precision=MixedPrecision(...)"
+        )
+
+    def _refuse_reading(self, *_: Any) -> None:
+        if not self.readable:
+            raise TypeError(
+                f"a rank has a part of what {type(self).__name__} sharded: use its full_state_dict() instead"
+            )
+
+    def _refuse_writing(self, *_: Any) -> None:
+        raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead")
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
         """Return the tensors of this rank, by category of the account."""
@@ -161,11 +201,12 @@ class ShardedModel(Sharded, DataParallel):
                 self._release(next(other for other in self.whole if other not in beside))
             self.whole.append(unit)
         unit.whole = True
-        unit.gathering = self.stream.launch(self._fetch, [(flat, flat.make_room()) for flat in unit.flats])
+        unit.gathering = self.stream.launch(self._fetch, unit, [flat.make_room() for flat in unit.flats])
 
-    def _fetch(self, wholes: list[tuple[Flat, Tensor]]) -> None:
+    def _fetch(self, unit: Unit, wholes: list[Tensor]) -> None:
         """Gather a unit. Runs on the stream."""
-        for flat, whole in wholes:
+        agree(self.stream.comm, "gather", unit.name or "the root unit")
+        for flat, whole in zip(unit.flats, wholes, strict=True):
             flat.fetch(whole, self.stream.comm)
 
     def _finish(self, unit: Unit) -> None:
@@ -188,6 +229,13 @@ class ShardedModel(Sharded, DataParallel):
         unit.whole = False
         if unit is not self.root:
             self.whole.remove(unit)
+
+    def _gather_all(self) -> None:
+        """Gather every unit anew."""
+        self._release_all()
+        for unit in self.units:
+            self._start(unit)
+            self._finish(unit)
 
     def _release_all(self) -> None:
         for unit in self.units:

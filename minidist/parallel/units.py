@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
@@ -21,6 +22,7 @@ from minidist.parallel.buckets import views_into
 from minidist.parallel.shard import Shard
 
 Policy: TypeAlias = Callable[[nn.Module], bool]
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called themselves
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Flat(Shard):
     ) -> None:
         super().__init__(parameters, names, comm)
         like = parameters[0]
-        dtype = precision.parameters or like.dtype
+        dtype = precision.parameters if precision.parameters and like.is_floating_point() else like.dtype
         self.device, self.trained = like.device, like.requires_grad
         allocate = allocate or self._allocate
         self.mine = allocate(self.counts[0], dtype)[: self.stop - self.start]
@@ -77,9 +79,11 @@ class Flat(Shard):
         self.publish()
         self.whole = torch.empty(sum(self.counts), dtype=dtype, device=self.device)
         self.views = views_into(self.whole, parameters)
-        self.nothing = torch.full((), torch.nan, dtype=dtype, device=self.device)  # seen by who looks at the wrong time
+        nothing = torch.nan if dtype.is_floating_point else 0
+        self.nothing = torch.full((), nothing, dtype=dtype, device=self.device)  # seen by who looks at the wrong time
         self.release()
-        self.make_slices(self.values)
+        if self.trained:
+            self.make_slices(self.values)
 
     def _allocate(self, count: int, dtype: torch.dtype) -> Tensor:
         """Return zeros; as many on every rank, as registered memory has to be."""
@@ -150,7 +154,11 @@ class Unit:
         self.gradients: dict[Flat, Tensor] = {}  # whole, but this rank's own, until they are reduced
         self.places: dict[nn.Parameter, Tensor] = {}  # views into these
         self.empty: set[nn.Parameter] = set()  # whose place nothing has been written to
-        self.reducing: Any = None
+
+    def apart(self, output: Any) -> Any:
+        """Return nested `output` with copies of what lies in the memory of parameters, which is about to be freed."""
+        ours = [flat.whole.data_ptr() for flat in self.flats if flat.whole.data_ptr()]
+        return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output)
 
     def add(self, parameter: nn.Parameter, dtype: torch.dtype | None) -> None:
         """Move a gradient from where autograd put it into its place among those of its unit."""
@@ -196,6 +204,7 @@ def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module,
         If the policy chooses nothing, a module inside another that it chose, or one that is never called.
     """
     blocks = set(_blocks(model, isinstance(model, nn.Sequential))) or set(model.children())
+    blocks = {block for block in blocks if not isinstance(block, CONTAINERS)}
     chosen = [
         (name, module)
         for name, module in model.named_modules()
@@ -227,7 +236,7 @@ def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
             "gathered at once: choose its blocks, for instance, or leave the policy out"
         )
     for name, module in chosen:
-        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        if isinstance(module, CONTAINERS):
             raise ValueError(
                 f"the policy chooses {name}, a {type(module).__name__}, which is never called itself, so nobody would "
                 "gather it: choose its elements"

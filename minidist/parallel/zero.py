@@ -25,7 +25,7 @@ from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.buckets import Bucket, FlatBucket, flat_buffer, views_into
 from minidist.parallel.data import DDP, MIB
-from minidist.parallel.placement import refuse_old_optimizers
+from minidist.parallel.placement import refuse_optimizers
 from minidist.parallel.shard import Shard, Sharded
 
 
@@ -96,7 +96,7 @@ class ZeRO1(Sharded, DDP):
         master: torch.dtype | None = None,
         overlap: bool = False,
     ) -> None:
-        refuse_old_optimizers(model.parameters(), type(self).__name__)
+        refuse_optimizers(model.parameters(), type(self).__name__)
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
         self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
         self.gathering: dict[BucketShard, Any] = {}
@@ -116,6 +116,11 @@ class ZeRO1(Sharded, DDP):
             shard.gradient.zero_()
             for piece in shard.slices.values():
                 piece.grad = None
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of this rank, by category of the account."""
+        held = super().held()
+        return held | {"gradients": [*held["gradients"], *(shard.gradient for shard in self.shards.values())]}
 
     def wait(self) -> None:
         """Return once all parameters are gathered."""
@@ -137,6 +142,7 @@ class ZeRO1(Sharded, DDP):
 
     def _backward_ended(self) -> None:
         super()._backward_ended()
+        self.refuse_optimizers()
         self.summed = False  # the buckets still hold this rank's own gradients: more can be added, and reduced again
         for shard in self.shards.values():
             shard.give_gradient(without=self.nowhere_used)

@@ -98,9 +98,10 @@ class ParallelOptions:
     strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES))
     zero: int = option(
         0,
-        "ZeRO: shard the optimizer's state (1), and the gradients (2)",
-        Limit("0, 1 or 2", lambda stage: 0 <= stage <= 2),
+        "ZeRO: shard the optimizer's state (1), and the gradients (2), and the parameters (3)",
+        Limit("0, 1, 2 or 3", lambda stage: 0 <= stage <= 3),
     )
+    hsdp: int = option(0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE)
     accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
     bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp)", POSITIVE)
 
@@ -177,6 +178,11 @@ class Config:
             raise ConfigError(
                 f"--zero {self.parallel.zero} shards what ddp reduces, not --strategy {self.parallel.strategy}: "
                 "leave --strategy out, or use --zero 0"
+            )
+        if self.parallel.hsdp and self.parallel.zero != 3:
+            raise ConfigError(
+                f"--hsdp {self.parallel.hsdp} says in which groups --zero 3 shares parameters out, but --zero is "
+                f"{self.parallel.zero}: add --zero 3, or leave --hsdp out"
             )
         for name in ("resume", "save_every"):
             if getattr(self.run, name) and not self.run.save:

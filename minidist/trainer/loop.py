@@ -23,19 +23,12 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.memory.account import Account
 from minidist.memory.precision import LossScaler
 from minidist.memory.recompute import recompute
 from minidist.mesh import Mesh
 from minidist.model import GPT, Where, cross_entropy_sum
-from minidist.parallel import (
-    DDP,
-    DataParallel,
-    NaiveDataParallel,
-    ParameterServer,
-    ZeRO1,
-    ZeRO2,
-    clip_by_global_norm,
-)
+from minidist.parallel import FSDP, DataParallel, clip_by_global_norm
 from minidist.parallel.sampler import State
 from minidist.parallel.shard import Sharded
 from minidist.trainer import checkpoint
@@ -44,10 +37,9 @@ from minidist.trainer.checkpoint import CheckpointError
 from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.optimizer import build_optimizer
+from minidist.trainer.replicate import check_room, replicate
 from minidist.trainer.schedule import learning_rate, linear_scaling
 from minidist.trainer.text import Samples
-
-MIB = 1 << 20
 
 
 @dataclass
@@ -87,8 +79,10 @@ class Trainer:
         base_batch = config.optimizer.base_batch or config.data.batch
         self.peak_rate = linear_scaling(config.optimizer.lr, base_batch, config.data.batch)
 
-    def run(self, reporter: Reporter | None = None) -> Outcome:
+    def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
         """Train to the last step, telling `reporter` of each; return what came of it. Collective.
+
+        An `account` watches the last step, which then is slow.
 
         Raises
         ------
@@ -106,13 +100,17 @@ class Trainer:
         with self._overflow_expected(), ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 sent -= dp.traffic.bytes_sent
-                history.append(self._measured_step(step, batch.to(self.device)))
+                watched = account if step + 1 == run.steps else None
+                with self._watching(watched) if watched else contextlib.nullcontext():
+                    history.append(self._measured_step(step, batch.to(self.device)))
                 sent += dp.traffic.bytes_sent
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
                 if run.save and due:
                     self._save(step + 1, batches.state_dict())
+        if isinstance(self.replica, FSDP):
+            self.replica.unwrap()  # the outcome is a whole model
         return Outcome(self.model, history, sent, self.scaler)
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
@@ -185,13 +183,21 @@ class Trainer:
             if self.comm.rank == 0:
                 checkpoint.save(Path(run.save), step, self.model, moments, state, run.keep)
 
-        self._all_or_none(write, CheckpointError)
+        with self.replica.gathered() if isinstance(self.replica, FSDP) else contextlib.nullcontext():
+            self._all_or_none(write, CheckpointError)
+
+    def _watching(self, account: Account) -> contextlib.AbstractContextManager[None]:
+        account.watch(self.replica or self.model, self.optimizer, self.comm)
+        if stream := getattr(self.replica, "stream", None):
+            account.watch(comm=stream.comm)
+        return account.recording()
 
     def _apply_strategies(self, dp: Communicator) -> None:
         """Replicate or shard the model, have it recompute, and bring the optimizer's state to where it lives."""
         loaded = self.optimizer.state_dict()
         del self.optimizer  # an optimizer over whole parameters must not outlive their being sharded
         if dp.size > 1:
+            self._all_or_none(lambda: check_room(self.model, dp, self.config), ConfigError)
             self.replica = replicate(self.model, dp, self.config)
         recompute(self.model, self.config.memory.recompute)
 
@@ -260,16 +266,6 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
     names += [("optimizer", name) for name in now["optimizer"]]
     old_and_new = [(name, before[section].get(name), now[section][name]) for section, name in names]
     return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]
-
-
-def replicate(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
-    """Apply the data-parallel variant that the configuration names."""
-    if config.parallel.strategy == "naive":
-        return NaiveDataParallel(model, comm)
-    if config.parallel.strategy == "server":
-        return ParameterServer(model, comm)
-    kind = (DDP, ZeRO1, ZeRO2)[config.parallel.zero]
-    return kind(model, comm, bucket_bytes=int(config.parallel.bucket_mib * MIB))
 
 
 def device_of(comm: Communicator) -> torch.device:

@@ -39,7 +39,7 @@ class Verdict:
 
 
 def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
-    """Train on one rank from the first step on; return what came of it."""
+    """Train on one rank from the first step on, without a strategy; return what came of it."""
     alone = replace(
         config,
         parallel=replace(config.parallel, dp=1, accumulate=1),
@@ -59,8 +59,7 @@ def compare(config: Config, samples: Samples, vocabulary: int, ours: Outcome) ->
     exact = serial_run(replace(config, run=replace(config.run, precision="float64")), samples, vocabulary)
     reference = exact
     if config.precision == "float64":
-        pairs = zip(ours.model.parameters(), exact.model.parameters(), strict=True)
-        difference, limit = max(_relative(a, b) for a, b in pairs), TOLERANCE
+        difference, limit = largest_difference(ours.model, exact.model), TOLERANCE
         criterion = f"at most {TOLERANCE:g} for each parameter, in float64"
     else:
         reference = serial_run(config, samples, vocabulary)
@@ -78,6 +77,11 @@ def fingerprint(model: nn.Module) -> str:
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def largest_difference(model: nn.Module, serial: nn.Module) -> float:
+    """Return the largest max|a - b| / max|b| of all parameters."""
+    return max(_relative(a, b) for a, b in zip(model.parameters(), serial.parameters(), strict=True))
 
 
 def _relative(ours: Tensor, serial: Tensor) -> float:

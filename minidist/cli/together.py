@@ -1,0 +1,75 @@
+"""What the commands that run on every rank share: they start together, and a user's mistake stops them together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from minidist.comm import Communicator, LaunchError, init
+from minidist.trainer.checkpoint import CheckpointError
+from minidist.trainer.config import ConfigError
+from minidist.trainer.flags import HelpAsked
+from minidist.trainer.text import TextError
+
+Ready = TypeVar("Ready")
+USER_ERRORS = (
+    ConfigError,
+    TextError,
+    CheckpointError,
+    FloatingPointError,
+)  # whatever else is a bug
+INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
+
+
+class StopAll(Exception):
+    """Every rank stops, and rank 0 says why."""
+
+    def __init__(self, text: str, status: int) -> None:
+        self.text, self.status = text, status
+
+
+def on_all_ranks(command: str, program: Callable[[Communicator], int]) -> int:
+    """Run `program` as one of the ranks that were started; return its exit status, or 2 if there are none."""
+    try:
+        comm = init()
+    except LaunchError as error:
+        print(f"minidist {command}: {error}", file=sys.stderr)
+        return 2
+    try:
+        return program(comm)
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        if comm.size > 1:
+            raise  # the other ranks have to end as well
+        if isinstance(error, BrokenPipeError):  # `| head` has seen enough; Python would complain at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return NOBODY_READS
+        print(f"minidist {command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def stopping_together(command: str, comm: Communicator, program: Callable[[], int]) -> int:
+    """Run `program`; where `together` stops it, have rank 0 say why, and return that exit status."""
+    try:
+        return program()
+    except StopAll as stop:
+        if comm.rank == 0:
+            text = stop.text if stop.status == 0 else f"minidist {command}: {stop.text}"
+            print(text, file=sys.stdout if stop.status == 0 else sys.stderr, flush=True)
+        return stop.status
+
+
+def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:
+    """Do `work` on every rank; if it fails on any with a user's mistake, stop all ranks with that one sentence."""
+    problem, result = None, None
+    try:
+        result = work()
+    except HelpAsked as asked:
+        problem = (str(asked), 0)
+    except USER_ERRORS as error:
+        problem = (str(error), 2)
+    first = next((other for other in comm.roll_call(problem) if other), None)
+    if first:
+        raise StopAll(*first)
+    return result  # type: ignore[return-value]

@@ -1,0 +1,135 @@
+"""What users of sharded parameters get wrong: one clear sentence each; never a hang, a crash or a wrong number."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_fsdp_traps import Layers, Pair, Pairs, check, rows, squares
+from torch import Tensor, nn
+
+import minidist
+from minidist.comm import Communicator, MismatchError
+from minidist.parallel import DDP, FSDP, MixedPrecision, ZeRO1
+
+
+class Aside(Layers):
+    def forward(self, x: Tensor, *used: int) -> Any:
+        """Use a unit's parameters outside the unit."""
+        return self.norm(x @ self.layers[0].weight)
+
+
+def backward(model: nn.Module, **options: Any) -> None:
+    model(rows(0)).square().sum().backward(**options)
+
+
+def twice(comm: Communicator, model: nn.Module, first: Any) -> None:
+    first(model, comm)
+    FSDP(model, comm)
+
+
+def old_optimizer(comm: Communicator) -> None:
+    model = Layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    FSDP(model, comm), optimizer.step()
+
+
+class Text(Layers):
+    def forward(self, x: Tensor, *used: int) -> Any:
+        return "text" if x.shape[0] else None
+
+
+def by_type(*kinds: type) -> Any:
+    return {"policy": lambda module: isinstance(module, kinds)}
+
+
+def new_optimizer(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(rows(0)).sum().backward()
+    optimizer.step()
+
+
+MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
+    (lambda comm: backward(FSDP(Layers(), comm), create_graph=True), "without create_graph"),
+    (lambda comm: backward(FSDP(Aside(), comm, unused=True)), r"layers.0.weight was used outside .* layers.0"),
+    (lambda comm: FSDP(Layers(), comm)(rows(0), 0, 2).sum().backward(), r"no gradient came for layers.1.weight"),
+    (lambda comm: FSDP(Text(), comm)(rows(0)), "the model returns a str in which no tensors can be seen"),
+    (lambda comm: twice(comm, Layers(), FSDP), "layers.0.weight has no memory of its own"),
+    (lambda comm: twice(comm, Layers(), DDP), "belongs to another DDP already"),
+    (lambda comm: DDP(FSDP(Layers(), comm).module, comm), "layers.0.weight has no memory of its own"),
+    (lambda comm: FSDP(FSDP(Layers(), comm), comm), "module.layers.0.weight has no memory of its own"),
+    (old_optimizer, "a AdamW was built over parameters that FSDP shards"),
+    (lambda comm: new_optimizer(FSDP(Layers(), comm)), "a SGD was built over parameters that FSDP shards"),
+    (lambda comm: new_optimizer(ZeRO1(Layers(), comm)), "a SGD was built over parameters that ZeRO1 shards"),
+    (lambda comm: FSDP(Layers(), comm).state_dict(), "use its full_state_dict"),
+    (lambda comm: FSDP(Layers(), comm).module.load_state_dict(Layers().state_dict()), "use its load"),
+    (lambda comm: FSDP(Layers(), comm).to(torch.bfloat16), "cannot be moved or converted"),
+    (lambda comm: FSDP(Layers(), comm, **by_type(nn.Conv2d)), "the policy chooses no module"),
+    (lambda comm: FSDP(Layers(), comm, **by_type(nn.ModuleList)), "layers, a ModuleList, which is never called"),
+    (lambda comm: FSDP(Pairs(), comm, **by_type(Pair, nn.Linear)), r"twice: in layers.0.a, and in layers.0"),
+    (lambda comm: FSDP(Layers(), comm, precision=MixedPrecision(torch.int8)), "cannot compute in int8: use one of"),
+    (lambda comm: FSDP(Layers(3 + comm.rank), comm), "built different models"),
+    (lambda comm: FSDP(Layers(), comm, unused=True)(rows(0), comm.rank), "calls gather.layers.1"),
+)
+
+
+@pytest.mark.parametrize("mistake, sentence", MISTAKES, ids=[sentence for _, sentence in MISTAKES])
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_mistakes_get_a_sentence(mistake: Callable[[Communicator], object], sentence: str) -> None:
+    with pytest.raises((MismatchError, RuntimeError, TypeError, ValueError), match=sentence):
+        minidist.run(mistake, 2, debug=True)
+
+
+def test_another_models_state_changes_nothing() -> None:
+    def program(comm: Communicator) -> bool:
+        model = FSDP(Layers(), comm)
+        before = model.full_state_dict()
+        other = {name: value + 1 for name, value in before.items() if name != "norm.bias"} | {"new": torch.ones(2)}
+        with pytest.raises(ValueError, match=r"new is \[2\] there and nothing here; norm.bias is missing"):
+            model.load(other)
+        return all(torch.equal(value, before[name]) for name, value in model.full_state_dict().items())
+
+    assert all(minidist.run(program, 2))
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_after_an_exception_in_forward_training_goes_on(ranks: int) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(x[:, :3])
+        return squares(model, x)
+
+    check(Layers, loss, ranks)
+
+
+def test_after_an_exception_in_backward_one_rank_goes_on_and_several_are_told() -> None:
+    def program(comm: Communicator) -> None:
+        model = FSDP(Layers(), comm)
+        model.module.layers[1].register_full_backward_hook(lambda *_: 1 / 0)
+        for error in (ZeroDivisionError, ZeroDivisionError if comm.size == 1 else RuntimeError):
+            with pytest.raises(error):
+                backward(model)
+            model.zero_grad()
+
+    minidist.run(program, 1), minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("precision", (None, MixedPrecision(torch.float32)))
+def test_nothing_outlives_the_model(precision: MixedPrecision | None) -> None:
+    def program(comm: Communicator) -> list[str]:
+        model = FSDP(Layers(), comm, precision=precision)
+        optimizer = model.optimizer(torch.optim.AdamW)
+        for _ in range(2):
+            model(rows(0)).sum().backward()
+            optimizer.step()
+        kept = {"model": model} | {f"{name} {i}": t for i, f in enumerate(model.flats) for name, t in vars(f).items()}
+        left = {name: weakref.ref(it) for name, it in kept.items() if isinstance(it, Tensor | nn.Module)}
+        del model, optimizer, kept
+        gc.collect()
+        return [name for name, it in left.items() if it() is not None]
+
+    assert minidist.run(program, 1) == [[]]
