@@ -46,6 +46,8 @@ def test_everything_at_once() -> None:
     assert all(competitors[name] >= {"auto", "native", "gloo"} for name in COLLECTIVES)
     assert competitors["p2p"] == {"send", "native", "gloo"}
     assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
+    assert competitors["zero"] == {"local", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "fully_shard"}
+    assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}
     assert {name for name, _, _ in names(found, "tuned")} == set(COLLECTIVES)
     assert not {row["competitor"] for row in found["results"] if row["launch"] == "tuned"} & {"gloo", "torch DDP"}

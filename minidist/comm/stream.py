@@ -42,7 +42,8 @@ class Job:
     """A piece of work and its outcome."""
 
     def __init__(self, stream: ThreadStream, work: Callable[..., Any], args: tuple[Any, ...]):
-        self.stream, self.work, self.args = stream, work, args
+        self.stream, self.work = stream, work
+        self.args: tuple[Any, ...] | None = args  # until the work is done: they may be large
         self.name = getattr(work, "__name__", type(work).__name__)
         self.launched = self.ended = stream.caller.clock()
         self.done = False
@@ -52,9 +53,10 @@ class Job:
     def run(self) -> None:
         """Do the work, on the stream's thread."""
         try:
-            self.result = self.work(*self.args)
+            self.result = self.work(*(self.args or ()))
         except BaseException as error:
             self.error = error
+        self.args = None
         self.ended = self.stream.comm.clock()
         self.done = True
         if self.error is not None:

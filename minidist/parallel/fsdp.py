@@ -108,8 +108,7 @@ class FSDP(ShardedModel):
         if self.precision.parameters is not None:
             args, kwargs = cast((args, kwargs), self.precision.parameters)
         if recomputing():  # a part of forward again, in backward
-            self._start(unit, self.in_backward)
-            self._finish(unit)
+            self._bring(unit, None, self.in_backward)
         else:
             self._enter(unit)
         if unit is self.root or not torch.is_grad_enabled():
@@ -126,10 +125,7 @@ class FSDP(ShardedModel):
         self.in_forward = unit if unit is not self.root else None
         self.order.append(unit)
         self.called[unit] = None
-        self._start(unit)
-        self._finish(unit)
-        if unit in self.next:
-            self._start(self.next[unit], unit)
+        self._bring(unit, self.next.get(unit))
 
     def _after_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
         self.in_forward = None
@@ -159,10 +155,7 @@ class FSDP(ShardedModel):
         self._backward_runs()
         if unit not in (self.root, self.in_backward):
             self.in_backward = unit
-            self._start(unit)
-            self._finish(unit)
-            if unit in self.previous:
-                self._start(self.previous[unit], unit)
+            self._bring(unit, None if unit.parameters else self.previous.get(unit))
 
     def _after_backward(self, unit: Unit) -> None:
         """The gradients of a unit's inputs are there: its parameters are needed no more."""
@@ -185,9 +178,12 @@ class FSDP(ShardedModel):
                 f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
                 "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
             )
-        unit.add(parameter, self.precision.reduction)
+        if not self.synchronising or unit.gradients:
+            unit.add(parameter, self.precision.reduction)
         unit.arrived.add(parameter)
         self.used.add(parameter)
+        if unit in self.previous and unit is self.in_backward and 2 * len(unit.arrived) >= len(unit.parameters):
+            self._start(self.previous[unit], unit)  # not before about half its activations are free
         if self.synchronising:
             self._reduce_line()
 
@@ -196,10 +192,7 @@ class FSDP(ShardedModel):
             raise RuntimeError("FSDP reduces numbers, not graphs: call backward() without create_graph=True")
         if not self.end.expect():
             return
-        self._start(self.root)
-        self._finish(self.root)
-        if self.root in self.previous:
-            self._start(self.previous[self.root], self.root)
+        self._bring(self.root, self.previous.get(self.root))
         called = [unit for unit in dict.fromkeys([*reversed(self.order), *self.called]) if unit is not self.root]
         self.line = [unit for unit in [*called, self.root] if unit.parameters]
         for unit in self.units:

@@ -46,6 +46,6 @@ def check_same(model: nn.Module, comm: Communicator) -> None:
 def copy_from_root(tensor: Tensor, comm: Communicator) -> None:
     """Overwrite a tensor with rank 0's, also one that is a transposed view or lies channels last. Collective."""
     flat = tensor.detach().contiguous()
-    broadcast(flat, comm)
+    broadcast(flat, comm, algorithm="tree")  # messages: what is done once shall not keep memory to stage it
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat)

@@ -192,6 +192,13 @@ class ShardedModel(Sharded, DataParallel):
     def _flat(self, parameters: list[nn.Parameter], allocate: Callable[[int, torch.dtype], Tensor] | None) -> Flat:
         return Flat(parameters, self.names, self.shard_comm, self.precision, allocate)
 
+    def _bring(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
+        """Have a unit whole, and the one that is needed `then` on its way."""
+        self._start(unit, beside)
+        if then is not None:
+            self._start(then, unit)
+        self._finish(unit)
+
     def _start(self, unit: Unit, *beside: Unit | None) -> None:
         """Begin to gather a unit, in place of one that is neither of those `beside`, if there are too many."""
         if unit.whole:

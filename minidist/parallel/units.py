@@ -163,7 +163,7 @@ class Unit:
     def add(self, parameter: nn.Parameter, dtype: torch.dtype | None) -> None:
         """Move a gradient from where autograd put it into its place among those of its unit."""
         assert parameter.grad is not None
-        self.make_places(dtype)
+        self._make_places(dtype)
         if parameter in self.empty:
             self.places[parameter].copy_(parameter.grad)
             self.empty.remove(parameter)
@@ -171,7 +171,7 @@ class Unit:
             self.places[parameter].add_(parameter.grad)
         parameter.grad = None
 
-    def make_places(self, dtype: torch.dtype | None) -> None:
+    def _make_places(self, dtype: torch.dtype | None) -> None:
         """Have room for all gradients."""
         if not self.gradients:
             self.gradients = {flat: torch.empty_like(flat.whole, dtype=dtype) for flat in self.trained}
@@ -181,7 +181,10 @@ class Unit:
 
     def take_gradients(self, dtype: torch.dtype | None) -> dict[Flat, Tensor]:
         """Return the gradients, zero where none came, and forget them."""
-        self.make_places(dtype)
+        self._make_places(dtype)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self.add(parameter, dtype)
         for parameter in self.empty:
             self.places[parameter].zero_()
         taken = self.gradients
@@ -190,6 +193,8 @@ class Unit:
 
     def forget_gradients(self) -> None:
         """Drop what has not been reduced."""
+        for parameter in self.parameters:
+            parameter.grad = None
         self.gradients, self.places = {}, {}
 
 

@@ -14,6 +14,8 @@ from minidist.cli.bench.probe import state
 PEERS = {
     "p2p": ("native", "gloo"),
     "ddp": ("local", "torch DDP"),
+    "zero": ("local", "DDP", "fully_shard"),
+    "adamw": ("torch fused", "torch foreach"),
     "recompute": ("stored", "torch full"),
     **dict.fromkeys(COLLECTIVES, ("native", "native tuned", "gloo")),
 }

@@ -21,6 +21,7 @@ from minidist.cli.bench.measure import Measurement, Run, alternate
 from minidist.cli.bench.options import Options
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import DDP, DataParallel, NaiveDataParallel
+from minidist.parallel.shard import Sharded
 
 if TYPE_CHECKING:
     from minidist.comm import Communicator
@@ -62,7 +63,10 @@ def steps(comm: Communicator, hidden: int, batch: int, time: int, torch_too: boo
 
 def training_step(model: torch.nn.Module, tokens: torch.Tensor, divisor: int = 0) -> Run:
     """Return a step whose loss is divided by `divisor`, or by this rank's tokens: then gradients are to be averaged."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if isinstance(model, Sharded):
+        optimizer = model.optimizer(torch.optim.AdamW, lr=1e-4)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def step() -> None:

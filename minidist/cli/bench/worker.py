@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 def main(launch: str, file: str, argv: list[str]) -> None:
     """Measure, with a line of progress on standard error for each case."""
     options, comm = parse(argv), init()
-    wanted = "gloo" in options.peers and launch == "shipped" and options.names not in (("copy",), ("recompute",))
+    wanted = (
+        "gloo" in options.peers and launch == "shipped" and options.names not in (("copy",), ("recompute",), ("adamw",))
+    )
     gloo = start_gloo(comm) if wanted else None
     measurements, last = [], ("", "")
     for measurement in measure(options, launch, comm, gloo):
@@ -55,10 +57,18 @@ def measure(options: Options, launch: str, comm: Communicator, gloo: Any) -> Ite
         from minidist.cli.bench.training import bench_training
 
         yield from bench_training(options, launch, comm, gloo)
+    if "zero" in options.names and launch == "shipped":
+        from minidist.cli.bench.zero import bench_zero
+
+        yield from bench_zero(options, launch, comm, gloo)
     if "recompute" in options.names and launch == "shipped":
         from minidist.cli.bench.recompute import bench_recompute
 
         yield from bench_recompute(options, launch, comm)
+    if "adamw" in options.names and launch == "shipped":
+        from minidist.cli.bench.adamw import bench_adamw
+
+        yield from bench_adamw(options, launch, comm)
     if options.names != ("copy",):
         yield from bench_copy("after", launch, comm)
 
