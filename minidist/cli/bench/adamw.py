@@ -17,6 +17,7 @@ from minidist.memory.adamw import FusedAdamW
 if TYPE_CHECKING:
     from minidist.comm import Communicator
 
+ROUNDS = 15
 ELEMENTS = 1 << 22  # of the shard: 16 MiB, far more than a cache holds
 
 
@@ -33,5 +34,5 @@ def bench_adamw(options: Options, launch: str, comm: Communicator) -> Iterator[M
         "torch fused": torch.optim.AdamW(shard(), fused=True).step,
         "torch foreach": torch.optim.AdamW(shard(), foreach=True).step,
     }
-    for name, seconds in alternate(runs, comm, options.rounds).items():
+    for name, seconds in alternate(runs, comm, options.rounds or ROUNDS).items():
         yield Measurement("adamw", f"{ELEMENTS >> 20} Mi elements", name, launch, seconds, ranks=comm.size)
