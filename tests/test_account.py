@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from minidist.collectives import all_reduce
 from minidist.comm import Cluster, Communicator
 from minidist.draw.memory import draw_memory, sketch
 from minidist.memory.account import CATEGORIES, Account, Holder, Timeline, total
-from minidist.memory.equation import layer_activations_of
+from minidist.memory.equation import layer_activations_of, model_states
+from minidist.memory.masters import MasterWeights
 from minidist.memory.recompute import measure_block, recompute
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.parallel.shard import Sharded
 from minidist.trace import Trace
 
 CONFIG = GPTConfig(vocabulary=61, layers=3, hidden=32, heads=4, key_value_heads=2, sequence=16)
@@ -227,7 +230,7 @@ def test_what_a_holder_says_comes_first() -> None:
 # ---------------------------------------------------------------- ranks
 
 
-def test_a_bucket_counts_once_as_gradients_and_as_communication_while_empty() -> None:
+def test_a_bucket_counts_once_and_as_gradients_while_empty_too() -> None:
     def program(comm: Communicator) -> tuple[list[dict[str, int]], int]:
         model = GPT(CONFIG)
         wrapped = DDP(model, comm, bucket_bytes=8192, first_bucket_bytes=1024)
@@ -246,7 +249,32 @@ def test_a_bucket_counts_once_as_gradients_and_as_communication_while_empty() ->
         full, empty = seen
         other = full["communication"]  # what collectives keep
         assert full == expected(parameters=PARAMETERS, gradients=PARAMETERS, communication=other)
-        assert empty["gradients"] + empty["communication"] == PARAMETERS + other
+        assert empty == full
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2, 3))
+def test_measured_states_of_every_stage_are_those_of_the_zero_paper(stage: int) -> None:
+    """Mixed-precision Adam: 2 + 2 + 12 bytes a parameter, and what of them is shared out among 4 ranks."""
+
+    def program(comm: Communicator) -> dict[str, int]:
+        model = GPT(replace(CONFIG, hidden=64), dtype=torch.bfloat16)
+        wrapped = (DDP, ZeRO1, ZeRO2, FSDP)[stage](model, comm)
+        if isinstance(wrapped, Sharded):
+            optimizer = wrapped.optimizer(MasterWeights, optimizer=torch.optim.AdamW)
+        else:
+            optimizer = MasterWeights(model.parameters(), optimizer=torch.optim.AdamW)
+        loss_of(wrapped).backward()
+        optimizer.step()
+        account = Account(comm)
+        account.watch(wrapped, optimizer)
+        return account.sample()
+
+    count = replace(CONFIG, hidden=64).parameter_count
+    states = model_states(count, ranks=4, stage=stage)
+    gradients = states.gradients + (2 * count / 4 if stage == 1 else 0)  # its shard of the sum, beside this rank's own
+    for held in minidist.run(program, 4):
+        measured = (held["parameters"], held["gradients"], held["optimizer"])
+        assert measured == pytest.approx((states.parameters, gradients, states.optimizer), rel=0.02)
 
 
 def test_a_piece_of_registered_memory_is_one_storage() -> None:

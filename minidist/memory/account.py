@@ -15,8 +15,7 @@
 Storages are counted, not tensors and not the process's pages, at the size they have now: views share theirs, and a
 storage resized to 0 holds nothing. On the device `meta` a storage has a size as well, so a modelled cluster has an
 account too. Each storage counts *once*, in the first category that claims it: what holders say, parameters (with the
-model's buffers), gradients, optimizer, communication, activations. A piece of registered memory is one storage: DDP's
-bucket counts as gradients while a gradient lives in it, and as communication while none does.
+model's buffers), gradients, optimizer, communication, activations. A piece of registered memory is one storage.
 
 What a checkpoint, ours or torch's, computes again counts as activations while it is there. What is not seen: an
 operation's own temporaries, gradients on their way, and what saved-tensor hooks inside ours keep from forward.
