@@ -1,0 +1,183 @@
+"""Collectives that autograd can differentiate: adjoint pairs, in which each one's backward is the other's forward.
+
+    forward                                    backward               Megatron's name
+    copy_to         every rank goes on with x  reduce_from            f: enter a tensor-parallel region
+    reduce_from     the sum of all ranks' x    copy_to                g: leave it
+    scatter_to      this rank's slice of x     gather_from            enter a region that splits a dim
+    gather_from     all ranks' slices          scatter_to             leave it
+    all_gather      all ranks' slices          reduce_scatter         ḡ of sequence parallelism
+    reduce_scatter  a slice of the sum         all_gather             its adjoint
+    all_to_all      chunk j goes to rank j     all_to_all, back
+    send            a message to one rank      the gradient comes     across pipeline stages
+    receive         the message                the gradient goes
+
+Why two ways to gather? A *replicated* tensor is one variable of which every rank keeps a copy, and every copy's
+gradient is the whole gradient. `gather_from` hands a replicated tensor on: each rank needs no more than its slice of
+the gradient. Behind `all_gather` each rank computes something else with its copy, so each holds one term of the
+gradient, and the terms must be summed. Taking one for the other gives gradients that are wrong by a factor of P, or
+lack all terms but one.
+
+All take the communicator, none changes its input, all ranks call the same ones in the same order, in backward too:
+that holds if every rank builds the same graph. Backward is written with the functions here and can be differentiated
+again. On one rank they return `x` itself. What cannot be (dtype, counts) raises as the collective does.
+
+Cost: of the collective whose name it bears; `copy_to` and `scatter_to` send nothing. A dim other than the first, or a
+tensor that is not contiguous, costs a copy.
+
+Sources: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from minidist import collectives
+from minidist.collectives.fast import cut
+from minidist.comm import Communicator
+
+Map: TypeAlias = Callable[[Tensor], Tensor]
+Counts: TypeAlias = Sequence[int] | None
+
+
+class Linear(torch.autograd.Function):
+    """A linear map and its adjoint. A collective is linear in what the ranks bring, so that is all there is to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Map, adjoint: Map) -> Tensor:
+        """Apply the map."""
+        ctx.adjoint = adjoint
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Apply the adjoint."""
+        return ctx.adjoint(gradient), None, None
+
+
+def copy_to(x: Tensor, comm: Communicator) -> Tensor:
+    """Return the replicated `x` for every rank to compute its own with; backward sums the gradients (Megatron's f)."""
+    if comm.size == 1:
+        return x
+    return _linear(x, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))
+
+
+def reduce_from(x: Tensor, comm: Communicator) -> Tensor:
+    """Return the sum of all ranks' `x`, replicated; backward hands the gradient to each term (Megatron's g)."""
+
+    def forward(x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        collectives.all_reduce(total, comm)
+        return total
+
+    return x if comm.size == 1 else _linear(x, forward, lambda gradient: copy_to(gradient, comm))
+
+
+def scatter_to(x: Tensor, comm: Communicator, dim: int) -> Tensor:
+    """Return this rank's slice of the replicated `x` [..., n, ...]: `numpy.array_split`'s, along `dim`. No message."""
+    size = x.shape[dim]
+
+    def forward(x: Tensor) -> Tensor:
+        slices: tuple[Tensor, ...] = torch.split(x, cut(size, comm.size), dim)
+        return slices[comm.rank].clone(memory_format=torch.contiguous_format)
+
+    return x if comm.size == 1 else _linear(x, forward, lambda gradient: gather_from(gradient, comm, dim, size))
+
+
+def gather_from(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
+    """Return all ranks' slices along `dim`, replicated. `size` is that of the whole dim, cut as by `scatter_to`."""
+    if comm.size == 1:
+        return x
+    return _linear(x, lambda x: _gathered(x, comm, dim, size), lambda gradient: scatter_to(gradient, comm, dim))
+
+
+def all_gather(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
+    """Return all ranks' slices along `dim`, of `size` together, for every rank to compute its own with."""
+    if comm.size == 1:
+        return x
+    return _linear(x, lambda x: _gathered(x, comm, dim, size), lambda gradient: reduce_scatter(gradient, comm, dim))
+
+
+def reduce_scatter(x: Tensor, comm: Communicator, dim: int) -> Tensor:
+    """Return this rank's slice, along `dim`, of the sum of all ranks' `x`."""
+    size = x.shape[dim]
+
+    def forward(x: Tensor) -> Tensor:
+        shard: Any = collectives.reduce_scatter(x.movedim(dim, 0).contiguous(), comm)
+        return shard.movedim(0, dim).contiguous()  # type: ignore[no-any-return]
+
+    return x if comm.size == 1 else _linear(x, forward, lambda gradient: all_gather(gradient, comm, dim, size))
+
+
+def all_to_all(x: Tensor, comm: Communicator, send_counts: Counts = None, receive_counts: Counts = None) -> Tensor:
+    """Send chunk j of the rows of `x` [n, ...] to rank j; return the chunks that came, by sender [m, ...].
+
+    Without counts the chunks are `numpy.array_split`'s and n is the same on all ranks; see `collectives.all_to_all`.
+    """
+    if comm.size == 1:
+        return x
+    leaving = cut(x.shape[0], comm.size) if send_counts is None else list(send_counts)
+    if send_counts is None:
+        receive_counts = [leaving[comm.rank]] * comm.size
+    elif receive_counts is None:
+        receive_counts = [counts[comm.rank] for counts in comm.roll_call(leaving)]
+    arriving = receive_counts
+
+    def forward(x: Tensor) -> Tensor:
+        return collectives.all_to_all(x.contiguous(), comm, "auto", leaving, arriving)  # type: ignore[return-value]
+
+    return _linear(x, forward, lambda gradient: all_to_all(gradient, comm, arriving, leaving))
+
+
+def send(x: Tensor, comm: Communicator, to: int, tag: int = 0) -> Tensor:
+    """Send `x` to one rank, and return a zero, a scalar, whose backward waits for the gradient of `x`.
+
+    Add the zero to this rank's loss, or call `backward` on it. The rank that receives must do its backward too.
+
+    Raises
+    ------
+    ValueError
+        If `x` needs no gradient: the other rank would send one, and nobody would take it.
+    """
+    if torch.is_grad_enabled() and not x.requires_grad:
+        raise ValueError(f"rank {comm.rank} sends a tensor that needs no gradient: use comm.send(x, to={to})")
+    shape = x.shape
+
+    def forward(x: Tensor) -> Tensor:
+        comm.send(x.contiguous(), to, tag)
+        return x.new_zeros(())
+
+    def adjoint(gradient: Tensor) -> Tensor:
+        arrived = gradient.new_empty(shape)
+        comm.recv(arrived, to, tag)
+        return arrived
+
+    return _linear(x, forward, adjoint)
+
+
+def receive(like: Tensor, comm: Communicator, source: int, tag: int = 0) -> Tensor:
+    """Return what `source` sent, of the shape and dtype of `like`; backward sends the gradient back."""
+
+    def forward(_: Tensor) -> Tensor:
+        arrived = like.new_empty(like.shape)
+        comm.recv(arrived, source, tag)
+        return arrived
+
+    def adjoint(gradient: Tensor) -> Tensor:
+        comm.send(gradient.contiguous(), source, tag)
+        return gradient.new_zeros(())
+
+    anchor = like.new_zeros((), requires_grad=torch.is_grad_enabled())  # autograd calls back only where an input is
+    return _linear(anchor, forward, adjoint)
+
+
+def _linear(x: Tensor, forward: Map, adjoint: Map) -> Tensor:
+    return Linear.apply(x, forward, adjoint)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _gathered(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
+    shards: Any = collectives.all_gather(x.movedim(dim, 0).contiguous(), comm, counts=cut(size, comm.size))
+    return shards.movedim(0, dim).contiguous()  # type: ignore[no-any-return]
