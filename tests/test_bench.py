@@ -47,6 +47,7 @@ def test_everything_at_once() -> None:
     assert competitors["p2p"] == {"send", "native", "gloo"}
     assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
     assert competitors["zero"] == {"local", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "fully_shard"}
+    assert competitors["pipeline"] == {"serial", "gpipe", "1f1b", "zb-h1", "torch gpipe", "torch 1f1b"}
     assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}
     assert {name for name, _, _ in names(found, "tuned")} == set(COLLECTIVES)

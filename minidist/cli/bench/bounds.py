@@ -30,6 +30,7 @@ ORDINARY = {"4 KiB": 1.5, "64 KiB": 1.2, "1 MiB": 1.1, "16 MiB": 0.9, "64 MiB": 
 REGISTERED = {"64 KiB": 0.6, "1 MiB": 0.8, "16 MiB": 0.5, "64 MiB": 0.3}
 OVER_GLOO = {"4 KiB": 0.02, "64 KiB": 0.1, "1 MiB": 0.5, "16 MiB": 0.3, "64 MiB": 0.25}
 RECOMPUTED = "D=256, 12 layers"
+PIPELINES = ("D=256, 8 microbatches", "D=512, 8 microbatches")  # (m + p - 1)/(m p) = 9/16 of the serial step
 STEPS = ("D=256, 8 x 128", "D=512, 8 x 128")
 
 BOUNDS: tuple[Bound, ...] = (
@@ -47,6 +48,9 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("zero", STEPS[1], "ZeRO-3", "fully_shard", 0.88),
     *[Bound("zero", case, "ZeRO-1", "DDP", 1.05) for case in STEPS],
     *[Bound("zero", f"{case}, peak", "ZeRO-3", "fully_shard", 1.0) for case in STEPS],
+    *[Bound("pipeline", case, name, f"torch {name}", 0.95) for case in PIPELINES for name in ("gpipe", "1f1b")],
+    *[Bound("pipeline", case, name, "serial", 1.04 * 9 / 16) for case in PIPELINES for name in ("gpipe", "1f1b")],
+    *[Bound("pipeline", case, "zb-h1", "torch 1f1b", 0.93) for case in PIPELINES],
     Bound("recompute", RECOMPUTED, "full", "stored", 1.36),
     Bound("recompute", RECOMPUTED, "full", "torch full", 1.03),
     Bound("recompute", f"{RECOMPUTED}, activations", "full", "torch full", 1.0),

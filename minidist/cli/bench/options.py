@@ -17,7 +17,7 @@ COLLECTIVES = (
     "scatter",
     "all_to_all",
 )
-NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "zero", "recompute", "adamw", "threads")
+NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "zero", "pipeline", "recompute", "adamw", "threads")
 PEERS = ("native", "tuned", "gloo")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
@@ -97,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--hidden",
         type=_numbers,
         default=(256, 512),
-        help="channels of the GPT of ddp and zero, and of recompute the least (default 256,512)",
+        help="channels of the GPT of ddp, zero and pipeline, and of recompute the least (default 256,512)",
     )
     parser.add_argument("--json", metavar="FILE", default="", help="write all values there; - for standard output")
     return parser

@@ -15,6 +15,7 @@ PEERS = {
     "p2p": ("native", "gloo"),
     "ddp": ("local", "torch DDP"),
     "zero": ("local", "DDP", "fully_shard"),
+    "pipeline": ("serial", "torch gpipe", "torch 1f1b"),
     "adamw": ("torch fused", "torch foreach"),
     "recompute": ("stored", "torch full"),
     **dict.fromkeys(COLLECTIVES, ("native", "native tuned", "gloo")),

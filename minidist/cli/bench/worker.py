@@ -61,6 +61,10 @@ def measure(options: Options, launch: str, comm: Communicator, gloo: Any) -> Ite
         from minidist.cli.bench.zero import bench_zero
 
         yield from bench_zero(options, launch, comm, gloo)
+    if "pipeline" in options.names and launch == "shipped":
+        from minidist.cli.bench.pipeline import bench_pipeline
+
+        yield from bench_pipeline(options, launch, comm, gloo)
     if "recompute" in options.names and launch == "shipped":
         from minidist.cli.bench.recompute import bench_recompute
 

@@ -1,0 +1,125 @@
+"""A pipeline as the papers draw it: a row for each rank, a box for each action, the microbatch's number in it.
+
+rank 0  F0 F1 F2 ............B0--- F3 B1--- ...B2--- ...B3---
+rank 1  ...F0 F1 ......B0--- F2 B1--- F3 B2--- ...B3--- ......     the dots are the bubble
+rank 2  ......F0 B0--- F1 B1--- F2 B2--- F3 B3--- ............
+
+(Huang et al. 2019, figure 2; Narayanan et al. 2021, figures 3 and 4; Qi et al. 2023, figures 2 and 3.)
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from minidist.parallel.pipeline.actions import Action
+from minidist.parallel.pipeline.simulate import Timeline
+
+# Okabe & Ito 2008: told apart by the colour-blind. Red, green, blue.
+KINDS = {
+    "F": ("forward", (0, 114, 178)),
+    "B": ("backward", (0, 158, 115)),
+    "I": ("backward for inputs", (204, 121, 167)),
+    "W": ("backward for weights", (230, 159, 0)),
+}
+MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # wide enough for any screen; what needs more is drawn without its labels
+ROW, STEP, LEFT, TOP, DIGIT = 26, 32, 62, 12, 7  # pixels: a row, from row to row, the margins, the width of a digit
+
+
+def draw_text(timeline: Timeline) -> str:
+    """Return a line of text for each rank, time from left to right, then what is idle.
+
+    An action is its kind and microbatch (`F0`), with its stage in front if a rank holds several (`4F0`); dashes fill
+    the time that it takes, dots are idle.
+    """
+    plan = timeline.plan
+    several = plan.stages > plan.ranks
+    labels = [[str(each) if several else f"{each.kind}{each.microbatch}" for each in row] for row in plan.actions]
+    room = 1 + max((len(label) for row in labels for label in row), default=0)
+    scale = min(room / _shortest(timeline), MOST_COLUMNS / (timeline.length or 1.0))
+    lines = []
+    for rank, row in enumerate(labels):
+        line = ["."] * round(timeline.length * scale)
+        for label, start, end in zip(row, timeline.start[rank], timeline.end[rank], strict=True):
+            first, last = round(start * scale), round(end * scale)
+            line[first:last] = label.ljust(last - first - 1, "-").ljust(last - first)[: last - first]
+        lines.append(f"{f'rank {rank}':<{len(f'rank {plan.ranks - 1}')}}  {''.join(line)}".rstrip())
+    return "\n".join([*lines, _summary(timeline)])
+
+
+def draw_svg(timeline: Timeline) -> str:
+    """Return the text of an SVG file, readable on light and on dark ground.
+
+    Colours tell the kind; a rank's later chunks are lighter than its first. A box's tooltip: its action, its times.
+    """
+    plan = timeline.plan
+    digits = len(str(plan.microbatches - 1))
+    scale = min((DIGIT * digits + 9) / _shortest(timeline), MOST_PIXELS / (timeline.length or 1.0))
+    right, bottom = LEFT + timeline.length * scale, TOP + plan.ranks * STEP
+    parts = [_HEAD.format(width=round(max(right + 12, 660)), height=bottom + 70, title=escape(plan.name))]
+    for rank, row in enumerate(plan.actions):
+        top, chunks = TOP + rank * STEP, plan.stages_of(rank)
+        parts.append(f'<text class="ink" x="8" y="{top + ROW / 2}">rank {rank}</text>')
+        parts.append(f'<rect class="idle" x="{LEFT}" y="{top}" width="{right - LEFT:.1f}" height="{ROW}"/>')
+        for action, start, end in zip(row, timeline.start[rank], timeline.end[rank], strict=True):
+            box = _box(action, LEFT + start * scale, LEFT + end * scale, top, chunks)
+            parts.append(f"<g><title>{action}: {start:g} to {end:g}</title>{box}</g>")
+    parts.append(f'<path class="line" fill="none" d="M{LEFT} {bottom + 4}H{right:.1f}m-6 -3l6 3l-6 3"/>')
+    parts.append(f'<text class="ink" x="8" y="{bottom + 4}">time</text>')
+    parts.append(_legend(timeline, bottom + 32))
+    parts.append(f'<text class="ink" x="{LEFT}" y="{bottom + 54}">{_summary(timeline)}</text>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
+_HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"
+ font-family="system-ui, sans-serif" font-size="12" dominant-baseline="central" role="img">
+<title>Pipeline schedule {title}</title>
+<style>
+  .ink {{ fill: #1f2328 }} .line {{ stroke: #1f2328 }} .idle {{ fill: #8c959f; fill-opacity: 0.16 }}
+  @media (prefers-color-scheme: dark) {{ .ink {{ fill: #e6edf3 }} .line {{ stroke: #e6edf3 }} }}
+</style>"""
+
+
+def _box(action: Action, left: float, right: float, top: int, chunks: list[int]) -> str:
+    """Return one action: a rectangle, the microbatch in its middle if there is room."""
+    fill, ink = _colours(action.kind, chunks.index(action.stage), len(chunks))
+    wide, number = right - left, str(action.microbatch)
+    box = f'<rect x="{left + 0.5:.1f}" y="{top}" width="{max(wide - 1, 0):.1f}" height="{ROW}" rx="2" fill="{fill}"/>'
+    if wide >= DIGIT * len(number):
+        middle = f'x="{left + wide / 2:.1f}" y="{top + ROW / 2}" text-anchor="middle"'
+        box += f'<text {middle} fill="{ink}">{number}</text>'
+    return box
+
+
+def _colours(kind: str, chunk: int, chunks: int) -> tuple[str, str]:
+    """Return the colours of a box and of its number: the more chunks come before it, the lighter."""
+    light = 0.65 * chunk / max(chunks - 1, 1)
+    red, green, blue = (round(shade + (255 - shade) * light) for shade in KINDS[kind][1])
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 100
+    return f"#{red:02x}{green:02x}{blue:02x}", "#ffffff" if dark else "#000000"
+
+
+def _legend(timeline: Timeline, y: int) -> str:
+    """Return the kinds in use, a square for each chunk."""
+    plan = timeline.plan
+    used = {action.kind for row in plan.actions for action in row}
+    chunks = max(len(plan.stages_of(rank)) for rank in range(plan.ranks))
+    x, parts = LEFT, []
+    for kind, (name, _) in KINDS.items():
+        if kind in used:
+            for fill in (_colours(kind, chunk, chunks)[0] for chunk in range(chunks)):
+                parts.append(f'<rect x="{x}" y="{y - 7}" width="14" height="14" rx="2" fill="{fill}"/>')
+                x += 16
+            parts.append(f'<text class="ink" x="{x + 3}" y="{y}">{name}</text>')
+            x += 22 + 7 * len(name)
+    return "".join(parts)
+
+
+def _summary(timeline: Timeline) -> str:
+    return f"bubble: {timeline.bubble:.1%} of the step, {timeline.ratio:.1%} of the ideal time"
+
+
+def _shortest(timeline: Timeline) -> float:
+    """Return what the shortest action takes that takes any time: it gets just the room that its label needs."""
+    rows = zip(timeline.start, timeline.end, strict=True)
+    spans = (end - start for starts, ends in rows for start, end in zip(starts, ends, strict=True))
+    return min((span for span in spans if span > 0), default=1.0)

@@ -1,0 +1,207 @@
+"""A pipeline: every rank carries out its part of a plan, one action after the other.
+
+    2F0        forward of microbatch 0 through stage 2; its output goes to stage 3, and is freed
+    2B0        backward, from the gradient that stage 3 sends; the gradient of the input goes to stage 1
+    2I0, 2W0   the same in two: for the input now, for the weights when there is time (Qi et al. 2023)
+
+The plan says everything else: this file knows no schedule. Each tensor that crosses a cut is sent once forward, and its
+gradient once backward: 2 m messages a cut for m microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.parallel.pipeline.actions import Action, Plan
+from minidist.parallel.replicas import copy_from_root
+from minidist.parallel.stage import WeightQueue, backward_weights, join
+
+Work = tuple[nn.Parameter, Tensor, Tensor]
+
+
+class Pipeline:
+    """One rank's stages of a model, and how they take a step together with the other ranks'.
+
+    Parameters
+    ----------
+    stages : mapping of int to nn.Module
+        This rank's, by number; see `take_stage`.
+    comm : Communicator
+        The ranks of the pipeline axis.
+    plan : Plan
+        With its sends and receives.
+    loss : callable
+        `loss(output, target)` of the last stage, a scalar; gradients of all microbatches are summed.
+    carried : callable
+        `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that crosses every cut for a
+        microbatch with these inputs.
+    tied : sequence of names
+        Groups of names of one parameter, see `tied_names`: where the first and the last stage both have it, they start
+        with the same values, and their gradients are summed.
+
+    Raises
+    ------
+    ValueError
+        If these are not the stages that the plan gives this rank.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        comm: Communicator,
+        plan: Plan,
+        loss: Callable[[Tensor, Any], Tensor],
+        carried: Callable[[Any], Tensor],
+        tied: Sequence[Sequence[str]] = (),
+    ) -> None:
+        mine = [stage for stage, rank in enumerate(plan.rank_of) if rank == comm.rank]
+        if sorted(stages) != mine:
+            raise ValueError(f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}")
+        self.stages, self.comm, self.plan = dict(stages), comm, plan
+        self.loss, self.carried = loss, carried
+        self.queue = WeightQueue()
+        if any(action.kind == "W" for actions in plan.actions for action in actions):
+            for module in self.stages.values():
+                self.queue.defer(module)
+        found = (join(self.stages.values(), names) for names in tied)
+        self.shared = [parameter for parameter in found if parameter is not None]
+        self.sharing = comm.split(int(bool(self.shared)))
+        for parameter in self.shared:
+            copy_from_root(parameter, self.sharing)
+
+    def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run the plan once; return the sum of the losses, on the ranks of the last stage, else zero.
+
+        Parameters
+        ----------
+        inputs, targets : sequences
+            One of each microbatch, on every rank: those that have no use for their content look at their shape.
+        arguments : sequences
+            What every stage's module is called with besides, one of each microbatch.
+
+        Gradients are added to `parameter.grad`; those of a parameter that the first and the last stage share, summed.
+        """
+        count = self.plan.microbatches
+        if not len(inputs) == len(targets) == count:
+            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets, but the plan has {count} microbatches")
+        run = Run(self, inputs, targets, arguments)
+        for action in self.plan.actions[self.comm.rank]:
+            run.do(action)
+        run.finish()
+        for parameter in self.shared:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            all_reduce(gradient, self.sharing)
+            parameter.grad = gradient
+        return run.total
+
+
+class Run:
+    """One step: what has arrived, what waits for its backward, what is on its way."""
+
+    def __init__(
+        self, pipeline: Pipeline, inputs: Sequence[Any], targets: Sequence[Any], arguments: tuple[Sequence[Any], ...]
+    ) -> None:
+        self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
+        self.total = torch.zeros(())
+        self.receiving: dict[tuple[str, int, int], tuple[Any, Tensor]] = {}
+        self.ready: dict[tuple[str, int, int], Tensor] = {}  # to be sent, or handed to a stage on this rank
+        self.entered: dict[tuple[int, int], Tensor] = {}  # the input of a stage, for its gradient
+        self.left: dict[tuple[int, int], Any] = {}  # where backward begins: the output itself may be freed
+        self.put_off: dict[tuple[int, int], list[Work]] = {}
+        self.sending: list[tuple[Any, Tensor]] = []
+
+    def do(self, action: Action) -> None:
+        """Carry out one action."""
+        stage, microbatch = action.stage, action.microbatch
+        with self.pipeline.comm.span(f"{stage}{action.kind}{microbatch}"):
+            if action.kind == "F":
+                self.forward(stage, microbatch)
+            elif action.kind in ("B", "I"):
+                self.backward(stage, microbatch)
+                if action.kind == "B":
+                    backward_weights(self.put_off.pop((stage, microbatch)))
+            elif action.kind == "W":
+                backward_weights(self.put_off.pop((stage, microbatch)))
+            elif action.kind.startswith("SEND"):
+                self.send(action)
+            else:
+                self.receive(action)
+
+    def forward(self, stage: int, microbatch: int) -> None:
+        """Run a stage on what came for it."""
+        pipeline, key = self.pipeline, (stage, microbatch)
+        x = self.inputs[microbatch] if stage == 0 else self.take("F", *key).requires_grad_()
+        y = pipeline.stages[stage](x, *(several[microbatch] for several in self.arguments))
+        if stage > 0:
+            self.entered[key] = x
+        if stage + 1 < pipeline.plan.stages:
+            self.ready["F", stage + 1, microbatch] = y.detach()
+        else:
+            y = pipeline.loss(y, self.targets[microbatch])
+            self.total = self.total + y.detach()
+        self.left[key] = (get_gradient_edge(y), y.shape, y.dtype)
+
+    def backward(self, stage: int, microbatch: int) -> None:
+        """Run backward through a stage, from the gradient that came for it."""
+        key = (stage, microbatch)
+        edge, shape, dtype = self.left.pop(key)
+        last = stage + 1 == self.pipeline.plan.stages
+        gradient = torch.ones(shape, dtype=dtype) if last else self.take("B", *key)
+        torch.autograd.backward([edge], [gradient])
+        self.put_off[key] = self.pipeline.queue.take()
+        if stage > 0:
+            x = self.entered.pop(key)
+            assert x.grad is not None
+            self.ready["B", stage - 1, microbatch] = x.grad
+
+    def take(self, way: str, stage: int, microbatch: int) -> Tensor:
+        """Return what a stage waits for, once it is there."""
+        key = (way, stage, microbatch)
+        if key in self.ready:  # it comes from a stage on this rank
+            return self.ready.pop(key)
+        request, tensor = self.receiving.pop(key)
+        request.wait()
+        return tensor
+
+    def send(self, action: Action) -> None:
+        """Begin to send what a stage made to the one that waits for it."""
+        way = action.kind[-1]
+        to = action.stage + (1 if way == "F" else -1)
+        tensor = self.ready.pop((way, to, action.microbatch)).contiguous()
+        self.sending = [
+            (request, tensor) for request, tensor in self.sending if not request.test()
+        ]  # free what is through
+        self.sending.append((self.pipeline.comm.isend(tensor, self.peer(action), self.tag(way, to)), tensor))
+
+    def receive(self, action: Action) -> None:
+        """Begin to receive what a stage will wait for."""
+        way = action.kind[-1]
+        tensor = torch.empty_like(self.pipeline.carried(self.inputs[action.microbatch]), device=self.device)
+        request = self.pipeline.comm.irecv(tensor, self.peer(action), self.tag(way, action.stage))
+        self.receiving[way, action.stage, action.microbatch] = (request, tensor)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return next(parameter.device for module in self.pipeline.stages.values() for parameter in module.parameters())
+
+    def peer(self, action: Action) -> int:
+        """Return the rank at the other end of a message."""
+        assert action.peer is not None
+        return action.peer
+
+    def tag(self, way: str, stage: int) -> int:
+        """Return what tells messages to a stage from others between the same ranks."""
+        return 2 * stage + (way == "B")
+
+    def finish(self) -> None:
+        """Wait until all that was sent has left."""
+        for request, _ in self.sending:
+            request.wait()

@@ -1,0 +1,151 @@
+"""A pipeline schedule is data: the list of actions of every rank, in the order in which the rank does them.
+
+    rank 0    0F0 0F1 0B0 0B1        2F0: stage 2, forward, microbatch 0
+    rank 1    1F0 1B0 1F1 1B1
+
+The executor, the checker, the simulator and the drawing all read this one list. It names computing only; a pass adds
+the sends and receives (`communicate.py`). Text in this form can be read as a plan, so a schedule of your own is a file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+
+from minidist.parallel.pipeline.errors import ScheduleError
+
+Kind: TypeAlias = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Key: TypeAlias = tuple[str, int, int]
+"""Kind, stage and microbatch of an action."""
+
+WORD = re.compile(rf"(\d{{1,9}})({'|'.join(get_args(Kind))})(\d{{1,9}})")
+NEIGHBOUR = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
+"""Which stage a message goes to or comes from, seen from the stage that sends or receives it."""
+
+
+class Action(NamedTuple):
+    """One thing that a rank does.
+
+    Attributes
+    ----------
+    kind : str
+        `F` forward; `B` whole backward, or its two halves: `I`, the gradient of the inputs, which the stage before
+        waits for, and `W`, the gradients of the weights, which nobody waits for. `SEND_F` and `RECV_F` move an output
+        to the next stage, `SEND_B` and `RECV_B` the gradient of an input to the stage before.
+    stage, microbatch : int
+        Of a message: the stage that sends or that receives, so `SEND_F` of stage 0 meets `RECV_F` of stage 1.
+    peer : int or None
+        The rank at the other end of a message.
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @property
+    def communicates(self) -> bool:
+        """Whether this is one end of a message."""
+        return self.kind in NEIGHBOUR
+
+    @property
+    def key(self) -> Key:
+        """What is there once it is done; `B` and `I` both give the gradient of the inputs."""
+        return ("B" if self.kind == "I" else self.kind, self.stage, self.microbatch)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The actions of every rank for one step.
+
+    Attributes
+    ----------
+    name : str
+        A label; plans that differ in it alone are equal.
+    ranks, stages, microbatches : int
+        How many of each.
+    rank_of : tuple of int
+        The rank that holds each stage.
+    actions : tuple of tuples of Action
+        For each rank, in its order.
+
+    Raises
+    ------
+    ValueError
+        If the lengths of `rank_of` and `actions` are not `stages` and `ranks`.
+    """
+
+    name: str = field(compare=False)
+    ranks: int
+    stages: int
+    microbatches: int
+    rank_of: tuple[int, ...]
+    actions: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.rank_of) != self.stages or len(self.actions) != self.ranks:
+            raise ValueError(
+                f"a plan of {self.stages} stages on {self.ranks} ranks was given the ranks of {len(self.rank_of)} "
+                f"stages and the actions of {len(self.actions)} ranks"
+            )
+
+    @cached_property
+    def communicates(self) -> bool:
+        """Whether sends and receives have been added."""
+        return any(action.communicates for row in self.actions for action in row)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages that a rank holds, in order: its chunks."""
+        return [stage for stage, holder in enumerate(self.rank_of) if holder == rank]
+
+    def compute_only(self) -> Plan:
+        """Return the plan without its sends and receives."""
+        rows = (tuple(action for action in row if not action.communicates) for row in self.actions)
+        return replace(self, actions=tuple(rows))
+
+    def text(self) -> str:
+        """Write it down, one line for each rank; `read_plan` reads it back."""
+        return "".join(" ".join(map(str, row)) + "\n" for row in self.actions)
+
+
+def read_plan(text: str, name: str = "text") -> Plan:
+    """Read a plan: line r holds the actions of rank r, `0F0 0F1 0B0 0B1`; blank lines and `# comments` are skipped.
+
+    A stage belongs to the rank on whose line it first stands. Only the words are looked at here: call `check` next.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no action, a word is none, or a stage is left out.
+    """
+    rows = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
+    found: list[list[tuple[Kind, int, int]]] = [[] for _ in rows]
+    holders: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        for position, word in enumerate(row):
+            match = WORD.fullmatch(word)
+            if match is None:
+                sentence = (
+                    f"rank {rank}, word {position + 1}: {word[:20]!r} is no action: write stage, kind and microbatch, "
+                    "as in 2F0; a kind is F (forward), B (backward), or in its place I (for inputs) and W (for weights)"
+                )
+                raise ScheduleError(sentence, rows, [(rank, position)])
+            found[rank].append((cast(Kind, match[2]), int(match[1]), int(match[3])))
+            holders.setdefault(int(match[1]), rank)
+    if not holders:
+        raise ScheduleError("the text holds no action: write one line for each rank, such as 0F0 0B0", [], [])
+    gap = next(stage for stage in count() if stage not in holders)
+    if gap <= max(holders):
+        raise ScheduleError(f"no rank holds stage {gap}, but stage {max(holders)} is there", rows, [])
+    actions = tuple(
+        tuple(Action(kind, s, m, holders.get(s + NEIGHBOUR[kind]) if kind in NEIGHBOUR else None) for kind, s, m in row)
+        for row in found
+    )
+    microbatches = 1 + max(m for row in found for _, _, m in row)
+    return Plan(name, len(rows), gap, microbatches, tuple(holders[stage] for stage in range(gap)), actions)

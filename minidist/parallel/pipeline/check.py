@@ -1,0 +1,98 @@
+"""Is it a schedule? Everything once, in an order that can happen, without a deadlock, where its stage lives.
+
+What is wrong comes as one sentence and a grid with the failing cell in brackets (`errors.py`):
+
+    coverage     F once for each stage and microbatch; B once, or I and W once; each message once at each end
+    placement    an action stands on the rank that holds its stage, a message names the rank at its other end
+    order        F before B, I before W; a stage's F after its predecessor's, its B after its successor's
+    deadlock     all ranks run their lists, every message a rendezvous (`order.py`): nobody gets stuck
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minidist.parallel.pipeline.actions import NEIGHBOUR, Action, Key, Plan
+from minidist.parallel.pipeline.errors import Cell, ScheduleError
+from minidist.parallel.pipeline.order import execution_order
+
+
+def check(plan: Plan) -> None:
+    """Raise unless the plan can be run. Takes plans with and without sends and receives.
+
+    Cost: O(1) for each action, and for each stage and microbatch.
+
+    Raises
+    ------
+    ScheduleError
+        The first fault found, as a sentence and a grid.
+    """
+    seen: dict[Key, Cell] = {}
+    for rank, row in enumerate(plan.actions):
+        for position, action in enumerate(row):
+            cell = (rank, position)
+            _check_place(plan, action, cell)
+            key = (action.kind, action.stage, action.microbatch)
+            if key in seen:
+                raise ScheduleError(f"{action} stands twice", plan.actions, [cell, seen[key]])
+            seen[key] = cell
+    for stage in range(plan.stages):
+        for microbatch in range(plan.microbatches):
+            _check_coverage(plan, stage, microbatch, seen)
+    if plan.communicates:
+        for kind, stage, microbatch in _messages(plan):
+            if (kind, stage, microbatch) not in seen:
+                fault = f"{stage}{kind}{microbatch} is missing"
+                raise ScheduleError(fault, plan.actions, [seen["F", stage, microbatch]])
+    execution_order(plan)
+
+
+def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
+    """Check that an action exists in this plan, and stands where it belongs."""
+    fault = None
+    if not (0 <= action.stage < plan.stages and 0 <= action.microbatch < plan.microbatches):
+        fault = f"{action} is not of the plan's {plan.stages} stages and {plan.microbatches} microbatches"
+    elif plan.rank_of[action.stage] != cell[0]:
+        fault = f"{action} stands on rank {cell[0]}, but stage {action.stage} is on rank {plan.rank_of[action.stage]}"
+    elif action.communicates:
+        other = action.stage + NEIGHBOUR[action.kind]
+        if not 0 <= other < plan.stages:
+            fault = f"{action} has no other end: there is no stage {other}"
+        elif plan.rank_of[other] == cell[0]:
+            fault = f"{action} is needless: stage {other} is on the same rank {cell[0]}"
+        elif action.peer != plan.rank_of[other]:
+            fault = f"{action} names rank {action.peer}, but stage {other} is on rank {plan.rank_of[other]}"
+    if fault:
+        raise ScheduleError(fault, plan.actions, [cell])
+
+
+def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Key, Cell]) -> None:
+    """Check that one microbatch goes through one stage once, forward and backward."""
+    cells = {kind: seen[key] for kind in "FBIW" if (key := (kind, stage, microbatch)) in seen}
+    what = f"stage {stage}, microbatch {microbatch}"
+    if "F" not in cells:
+        fault = f"{what}: the forward {stage}F{microbatch} is missing"
+    elif "B" in cells and len(cells) > 2:
+        fault = f"{what} has a whole backward {stage}B{microbatch}, and halves of it too: write B, or I and W"
+    elif "B" in cells or len(cells) == 3:
+        return
+    elif len(cells) == 1:
+        fault = (
+            f"{what}: the backward is missing: {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}"
+        )
+    else:
+        half, missing = ("I", "W") if "I" in cells else ("W", "I")
+        fault = f"{what} has {stage}{half}{microbatch}, but its other half {stage}{missing}{microbatch} is missing"
+    rank = plan.rank_of[stage]
+    raise ScheduleError(fault, plan.actions, [*cells.values()][-1:] or [(rank, len(plan.actions[rank]))])
+
+
+def _messages(plan: Plan) -> Iterator[Key]:
+    """Yield both ends of every message that the placement asks for."""
+    for stage in range(plan.stages - 1):
+        if plan.rank_of[stage] != plan.rank_of[stage + 1]:
+            for microbatch in range(plan.microbatches):
+                yield "SEND_F", stage, microbatch
+                yield "RECV_F", stage + 1, microbatch
+                yield "SEND_B", stage + 1, microbatch
+                yield "RECV_B", stage, microbatch

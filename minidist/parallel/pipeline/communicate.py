@@ -1,0 +1,55 @@
+"""Adding the sends and receives: from what is computed to what is done.
+
+    rank 0    0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+    rank 1    1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1        1f1b, 2 ranks, 2 microbatches
+
+All ranks' actions are put into one line, by the moment at which they end (the lower rank first if together); a message
+stands directly behind the action that made it, send and receive at once; every rank takes its own part of the line. So
+
+- both ends of a pair of ranks meet their messages in the same order, which NCCL asks for, having no tags;
+- no deadlock is possible, even if each end waits for the other: what is first in the line and not done can be done;
+- a receive is posted before the action *during* which its message comes, so the transfer hides behind it. To post it
+  earlier still would only hold a buffer for longer.
+
+An executor that posts receives (`irecv`) and waits for them where they are used loses no time to this order.
+
+Cost: a sort of all actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from minidist.parallel.pipeline.actions import Action, Plan
+from minidist.parallel.pipeline.simulate import simulate
+
+
+def with_communication(plan: Plan) -> Plan:
+    """Return the plan with a send and a receive for all that goes from a stage to one on another rank.
+
+    A send stands directly behind the F, B or I that made its content, a receive in front of the F, B or I that uses it,
+    as early as is safe (above). Messages: 2 for each microbatch and pair of neighbouring stages on different ranks.
+
+    Raises
+    ------
+    ScheduleError
+        If the plan gets stuck.
+    ValueError
+        If it has sends or receives already.
+    """
+    if plan.communicates:
+        raise ValueError(f"the plan {plan.name} has its sends and receives already")
+    timeline = simulate(plan)
+    line = sorted((moment, rank, at) for rank, ends in enumerate(timeline.end) for at, moment in enumerate(ends))
+    rows: list[list[Action]] = [[] for _ in range(plan.ranks)]
+    for _, rank, position in line:
+        action = plan.actions[rank][position]
+        rows[rank].append(action)
+        _, stage, microbatch, _ = action
+        if action.kind == "F" and stage + 1 < plan.stages and (peer := plan.rank_of[stage + 1]) != rank:
+            rows[rank].append(Action("SEND_F", stage, microbatch, peer))
+            rows[peer].append(Action("RECV_F", stage + 1, microbatch, rank))
+        elif action.kind in ("B", "I") and stage > 0 and (peer := plan.rank_of[stage - 1]) != rank:
+            rows[rank].append(Action("SEND_B", stage, microbatch, peer))
+            rows[peer].append(Action("RECV_B", stage - 1, microbatch, rank))
+    return replace(plan, actions=tuple(map(tuple, rows)))

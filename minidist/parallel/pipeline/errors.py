@@ -1,0 +1,60 @@
+"""What a schedule's error looks like: one sentence, and the grid with the cell that fails.
+
+rank 1, word 3: 1B0 stands before 1F0, which it needs
+
+          1     2     3     4
+rank 0    0F0   0F1   0B0   0B1
+rank 1    1F1   1B1  [1B0]  1F0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+COLUMNS, ROWS = 7, 12
+"""How much of a large plan is printed: so many columns on either side of the failing cell, so many rows in all."""
+
+Cell: TypeAlias = tuple[int, int]
+"""A place in a plan: the rank, and the position in its list."""
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be run: says why, and prints the plan with the failing cells in brackets.
+
+    Attributes
+    ----------
+    cells : list of Cell
+        The failing ones, the first of them the one that the sentence is about.
+    """
+
+    def __init__(self, sentence: str, rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> None:
+        super().__init__(f"{sentence}\n\n{grid(rows, cells)}" if rows else sentence)
+        self.cells = list(cells)
+
+
+def grid(rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> str:
+    """Return the rows as a table, `cells` in brackets; of a large plan, what surrounds the first of them.
+
+    A cell just behind the end of a row is printed as `[?]`: what should stand there is missing.
+    """
+    rank, column = cells[0] if cells else (0, 0)
+    first = max(0, column - COLUMNS)
+    last = min(max((*map(len, rows), column + 1)), column + COLUMNS + 1)
+    top = max(0, min(rank - ROWS // 2, len(rows) - ROWS))
+    shown = {*range(top, min(top + ROWS, len(rows))), *(row for row, _ in cells[:ROWS])}
+    words = {
+        (row, at): str(rows[row][at])[:20] if at < len(rows[row]) else "?" if (row, at) in cells else ""
+        for row in shown
+        for at in range(first, last)
+    }
+    width = max(map(len, words.values()), default=1)
+    head = f"rank {max(shown, default=0)}"
+    left, right = "… " if first else "  ", " …" if last < max(map(len, rows), default=0) else ""
+    lines = [" " * (len(head) + 3) + "".join(f" {at + 1:<{width}} " for at in range(first, last)).rstrip()]
+    for row in sorted(shown):
+        marked = ((row, at) in cells for at in range(first, last))
+        texts = (words[row, at] for at in range(first, last))
+        body = "".join(f"{f'[{t}]' if mark else f' {t} ':<{width + 2}}" for t, mark in zip(texts, marked, strict=True))
+        lines.append((f"{f'rank {row}':<{len(head)}} {left}{body}" + right).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,123 @@
+"""What a plan costs: when each action starts and ends, how long ranks idle, how much they hold.
+
+    start(action) = max(end of the rank's action before, end of what it needs + latency if another rank did that)
+
+An idle share is easily misquoted, so there are two, by name:
+
+    bubble   idle / (ranks * length of the step)          how much of the machine's time is lost
+    ratio    idle / (time that the computing takes)       how much longer the step takes than the ideal
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from operator import sub
+
+from minidist.parallel.pipeline.actions import Action, Key, Plan
+from minidist.parallel.pipeline.order import execution_order, needs
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The computing of a plan on the clock.
+
+    Attributes
+    ----------
+    plan : Plan
+        Without sends and receives.
+    start, end : tuple of tuples of float
+        Of each action, by rank and position, in the unit of the costs.
+    """
+
+    plan: Plan
+    start: tuple[tuple[float, ...], ...]
+    end: tuple[tuple[float, ...], ...]
+
+    @cached_property
+    def length(self) -> float:
+        """How long the step takes: from 0 until the last rank is done."""
+        return max((row[-1] for row in self.end if row), default=0.0)
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """How long each rank computes."""
+        return tuple(math.fsum(map(sub, ends, starts)) for starts, ends in zip(self.start, self.end, strict=True))
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """How long each rank waits, before its first and after its last action included."""
+        return tuple(self.length - busy for busy in self.busy)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step that is idle, over all ranks: from 0 to 1."""
+        return sum(self.idle) / (self.length * self.plan.ranks) if self.length else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Idle time to computing time, over all ranks: 1 means that the step takes twice the ideal."""
+        return sum(self.idle) / sum(self.busy) if self.length else 0.0
+
+
+def simulate(
+    plan: Plan,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    input: float = 1.0,
+    weight: float = 1.0,
+    latency: float = 0.0,
+) -> Timeline:
+    """Run the plan on a clock, on which F, B, I and W take these times, in any unit.
+
+    Sends and receives are left out: what a stage on another rank needs is there `latency` after it was computed, as it
+    is if the receive was posted early. That delays, but keeps nobody busy.
+
+    Raises
+    ------
+    ValueError
+        If a cost is negative or not finite.
+    ScheduleError
+        If the plan gets stuck.
+    """
+    costs = {"F": forward, "B": backward, "I": input, "W": weight}
+    for name, cost in zip(
+        ("forward", "backward", "input", "weight", "latency"), (*costs.values(), latency), strict=True
+    ):
+        if not 0 <= cost < math.inf:
+            raise ValueError(f"{name}={cost} is no time: give a number that is finite and not negative")
+    plan = plan.compute_only()
+    starts: list[list[float]] = [[] for _ in range(plan.ranks)]
+    ends: list[list[float]] = [[] for _ in range(plan.ranks)]
+    done: dict[Key, float] = {}
+    for rank, position in execution_order(plan):
+        action = plan.actions[rank][position]
+        moment = ends[rank][-1] if ends[rank] else 0.0
+        for key in needs(action, plan, communicates=False):
+            moment = max(moment, done[key] + (latency if plan.rank_of[key[1]] != rank else 0.0))
+        starts[rank].append(moment)
+        ends[rank].append(moment + costs[action.kind])
+        done[action.key] = ends[rank][-1]
+    return Timeline(plan, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
+
+
+def peak_activations(plan: Plan) -> tuple[int, ...]:
+    """Return the most microbatch-stages each rank holds whose forward is done and whose backward (B, or I) is not.
+
+    One unit is what one stage saves of one microbatch. What W still needs is counted by `peak_deferred`.
+    """
+    return tuple(_peak(row, {"F": 1, "B": -1, "I": -1}) for row in plan.actions)
+
+
+def peak_deferred(plan: Plan) -> tuple[int, ...]:
+    """Return the most microbatch-stages each rank holds for W alone: I is done, W is not.
+
+    For each, a layer's inputs and the gradients of its outputs are kept, not all that the forward saved.
+    """
+    return tuple(_peak(row, {"I": 1, "W": -1}) for row in plan.actions)
+
+
+def _peak(row: tuple[Action, ...], change: dict[str, int]) -> int:
+    return max(accumulate((change.get(action.kind, 0) for action in row), initial=0))

@@ -1,0 +1,101 @@
+"""Schedules that split the backward, so that weight gradients fill the bubble.
+
+    B = I + W     I, the gradient of the inputs, is what the stage before waits for: at once.
+                  W, the gradients of the weights, nobody waits for: it goes where a rank would idle.
+
+    V placement, 3 ranks      stage 0  1  2 ╮
+                              stage 5  4  3 ╯     the first rank holds the last stage too, and has its gradient at once
+                              rank  0  1  2
+
+(Qi et al. 2023, "Zero bubble pipeline parallelism". DualPipeV: DeepSeek-AI 2024, "DeepSeek-V3 technical report",
+section 3.2.1, folded into a V as in their repository DualPipe.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Literal, cast
+
+from minidist.parallel.pipeline.actions import Action
+
+
+class Script:
+    """One rank's actions as they are written: each kind takes the microbatches of each stage in order."""
+
+    def __init__(self, down: int, up: int) -> None:
+        self.stages = {"down": down, "up": up}
+        self.row: list[Action] = []
+        self.owed: deque[Action] = deque()  # the W of each I, oldest first
+        self.taken: Counter[tuple[str, int]] = Counter()  # forwards and backwards of each stage so far
+
+    def repeat(self, times: int, *steps: str) -> None:
+        """Write the steps so often: `F down` is a forward of the stage on the way down, `W` what is owed longest."""
+        for step in steps * times:
+            if step == "W":
+                self.row.append(self.owed.popleft())
+                continue
+            kind, _, way = step.partition(" ")
+            stage = self.stages[way]
+            taken = ("F" if kind == "F" else "B", stage)
+            self.row.append(Action(cast(Literal["F", "B", "I"], kind), stage, self.taken[taken]))
+            if kind == "I":
+                self.owed.append(Action("W", stage, self.taken[taken]))
+            self.taken[taken] += 1
+
+    def only(self, microbatches: int) -> list[Action]:
+        """Return the row, and all W still owed, of the first so many microbatches.
+
+        To leave out whole microbatches leaves the order of the others, so what had no cycle still has none.
+        """
+        return [action for action in (*self.row, *self.owed) if action.microbatch < microbatches]
+
+
+def zb_h1(rank: int, ranks: int, microbatches: int) -> list[Action]:
+    """1f1b with W put off: by `rank` microbatches, so that the last ranks have most left to fill the end.
+
+    A rank idles (p-1)(F + I - W), for p microbatches or more, if W is the shortest of them. Holds at most p - rank
+    microbatches, as 1f1b, and what W needs of `rank` + 1 more. (Qi et al. 2023, section 2.1, figure 3.)
+    """
+    script = Script(rank, rank)
+    script.repeat(ranks - rank - 1, "F down")
+    script.repeat(rank, "F down", "I down")
+    script.repeat(microbatches - rank, "F down", "I down", "W")
+    return script.only(microbatches)
+
+
+def zb_v(rank: int, ranks: int, microbatches: int) -> list[Action]:
+    """Two stages a rank in a V: no rank waits between its first and its last action if F, I and W take equal times.
+
+    Holds at most 2p microbatch-stages, each half of a rank's layers: what the first rank of 1f1b holds, on every rank.
+    Made for 2p - 1 microbatches or more; fewer are what is left when the others are taken out.
+    (Qi et al. 2023, section 6.)
+    """
+    script = Script(rank, 2 * ranks - 1 - rank)
+    script.repeat(2 * (ranks - rank) - 1, "F down")
+    script.repeat(rank, "F up", "F down")
+    script.repeat(ranks - rank, "F up", "I up", "W")
+    script.repeat(max(microbatches, 2 * ranks - 1) - ranks, "F down", "I down", "W", "F up", "I up", "W")
+    script.repeat(rank, "I down", "I up")
+    script.repeat(ranks - rank, "I down", "W")
+    return script.only(microbatches)
+
+
+def dualpipe_v(rank: int, ranks: int, microbatches: int) -> list[Action]:
+    """Two stages a rank in a V, the forward of one beside the backward of the other; W apart where a rank would idle.
+
+    In the paper such a pair runs at once, one computing while the other communicates; here its forward stands directly
+    before its backward. Holds at most 2p + 1 microbatch-stages, each half of a rank's layers. Made for 2p microbatches
+    or more; fewer are what is left when the others are taken out.
+    (DeepSeek-AI 2024, section 3.2.1, figure 5 for DualPipe, of which this is one half, folded.)
+    """
+    below = ranks - rank - 1  # how many ranks are nearer to the turn of the V
+    script = Script(rank, 2 * ranks - 1 - rank)
+    script.repeat(2 * below, "F down")
+    script.repeat(rank + 1, "F down", "F up")
+    script.repeat(below, "I up", "W", "F up")
+    script.repeat(max(microbatches - 2 * ranks, 0) + rank + 1, "F down", "B up", "F up", "B down")
+    script.repeat(below, "B up", "F up", "B down")
+    last = ("up", "down") * (rank + 1)
+    script.repeat(1, *(f"B {way}" for way in last[: rank + 1]), *(f"I {way}" for way in last[rank + 1 :]))
+    script.repeat(below, "W", "I down")
+    return script.only(microbatches)

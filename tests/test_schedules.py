@@ -1,0 +1,435 @@
+"""Pipeline schedules: what the papers promise of them, counted from the plans; and what the checker refuses."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict, deque
+from dataclasses import replace
+
+import pytest
+
+from minidist.parallel.pipeline import (
+    NAMES,
+    Action,
+    Plan,
+    ScheduleError,
+    check,
+    formulas,
+    peak_activations,
+    peak_deferred,
+    plan,
+    read_plan,
+    simulate,
+    with_communication,
+)
+from minidist.parallel.pipeline.errors import grid
+from minidist.parallel.pipeline.order import execution_order
+
+COSTS = ((1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (0.7, 1.9))  # of a forward and a backward
+SIZES = [(ranks, microbatches) for ranks in range(1, 8) for microbatches in (1, 2, 3, 4, 5, 7, 8, 12, 13)]
+
+
+def all_plans() -> list[Plan]:
+    plans = [plan(name, p, m) for name in NAMES if name != "interleaved" for p, m in SIZES]
+    return plans + [plan("interleaved", p, p * k, v) for p in range(1, 7) for k in (1, 2, 3) for v in (1, 2, 3)]
+
+
+PLANS = all_plans()
+
+
+def test_actions_and_plans_as_they_are_written() -> None:
+    assert str(Action("F", 2, 0)) == "2F0"
+    assert plan("1f1b", 2, 3).text() == "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n"
+    assert plan("gpipe", 2, 2).text() == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n"
+    assert plan("naive", 2, 2).text() == "0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1\n"
+    assert plan("interleaved", 2, 2, 2).rank_of == (0, 1, 0, 1)
+    assert plan("zb-v", 3, 2).rank_of == plan("dualpipe-v", 3, 2).rank_of == (0, 1, 2, 2, 1, 0)
+
+
+def test_zb_h1_is_figure_3_of_its_paper() -> None:
+    assert plan("zb-h1", 4, 8).text().splitlines() == [
+        "0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6 0W6 0I7 0W7",
+        "1F0 1F1 1F2 1I0 1F3 1I1 1W0 1F4 1I2 1W1 1F5 1I3 1W2 1F6 1I4 1W3 1F7 1I5 1W4 1I6 1W5 1I7 1W6 1W7",
+        "2F0 2F1 2I0 2F2 2I1 2F3 2I2 2W0 2F4 2I3 2W1 2F5 2I4 2W2 2F6 2I5 2W3 2F7 2I6 2W4 2I7 2W5 2W6 2W7",
+        "3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5 3I5 3W2 3F6 3I6 3W3 3F7 3I7 3W4 3W5 3W6 3W7",
+    ]
+
+
+def test_every_schedule_is_one_with_and_without_its_messages() -> None:
+    for each in PLANS:
+        check(each)
+        check(with_communication(each))
+
+
+def test_text_round_trip() -> None:
+    for each in PLANS:
+        whole = with_communication(each)
+        assert read_plan(each.text()) == each
+        assert read_plan(whole.text()) == whole
+        assert whole.compute_only() == each
+        assert len(each.text().splitlines()) == each.ranks
+    assert read_plan("# mine\n\n0F0 0B0  # the only one\n") == plan("naive", 1, 1)
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_bubble_of_gpipe_and_1f1b(name: str) -> None:
+    for p, m in SIZES:
+        for forward, backward in COSTS:
+            timeline = simulate(plan(name, p, m), forward, backward)
+            assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+            assert timeline.bubble == pytest.approx(formulas.bubble_share(p, m), abs=1e-12)
+            assert timeline.ratio == pytest.approx((p - 1) / m, abs=1e-12)
+            assert timeline.ratio == pytest.approx(formulas.bubble_ratio(p, m), abs=1e-12)
+
+
+def test_bubble_of_interleaved() -> None:
+    for p in range(1, 7):
+        for v in (1, 2, 3, 4):
+            for m in (p, 2 * p, 5 * p):
+                for forward, backward in COSTS:
+                    timeline = simulate(plan("interleaved", p, m, v), forward, backward)
+                    assert timeline.bubble == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12)
+                    assert timeline.bubble == pytest.approx(formulas.bubble_share(p, m, v), abs=1e-12)
+                    assert timeline.ratio == pytest.approx((p - 1) / (v * m), abs=1e-12)
+                    assert timeline.ratio == pytest.approx(formulas.bubble_ratio(p, m, v), abs=1e-12)
+
+
+def test_bubble_of_naive() -> None:
+    for p, m in SIZES:
+        assert simulate(plan("naive", p, m)).bubble == pytest.approx(formulas.naive_share(p))
+
+
+def test_bubble_of_zb_h1() -> None:
+    draw = random.Random(0)
+    for p, m in SIZES:
+        for _ in range(4):
+            forward, input = draw.random(), draw.random()
+            weight = draw.random() * min(forward, input)
+            idle = simulate(plan("zb-h1", p, m), forward, input=input, weight=weight).idle
+            assert idle == pytest.approx([formulas.zb_h1_idle(p, m, forward, input, weight)] * p, abs=1e-9)
+            if m >= p:
+                assert idle == pytest.approx([(p - 1) * (forward + input - weight)] * p, abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "enough"), [("zb-v", -1), ("dualpipe-v", 0)])
+def test_v_shaped_schedules_idle_only_before_their_first_and_after_their_last_action(name: str, enough: int) -> None:
+    for p in range(1, 8):
+        for m in (2 * p + enough, 2 * p + 3, 5 * p):
+            timeline = simulate(plan(name, p, m))
+            assert timeline.idle == pytest.approx([p - 1.0] * p)
+            if name == "zb-v":
+                assert all(end[-1] - start[0] == 6 * m for start, end in zip(timeline.start, timeline.end, strict=True))
+
+
+def test_peaks() -> None:
+    for p, m in SIZES:
+        first = peak_activations(plan("1f1b", p, m))
+        assert list(first) == [min(p - stage, m) for stage in range(p)]
+        assert list(first) == [formulas.activations_1f1b(p, m, stage) for stage in range(p)]
+        assert peak_activations(plan("gpipe", p, m)) == (m,) * p
+        assert peak_activations(plan("naive", p, m)) == (1,) * p
+        split = plan("zb-h1", p, m)
+        assert max(peak_activations(split)) <= max(first)
+        assert peak_activations(split) == first
+        assert list(peak_deferred(split)) == [min(rank + 1, m) for rank in range(p)]
+        assert max(peak_activations(plan("zb-v", p, m))) <= 2 * p
+        assert max(peak_activations(plan("dualpipe-v", p, m))) <= 2 * p + 1
+        assert peak_deferred(plan("1f1b", p, m)) == (0,) * p
+    for p, v in ((2, 2), (4, 2), (3, 4)):
+        assert max(peak_activations(plan("interleaved", p, 4 * p, v))) == p * (v + 1) - 1
+
+
+def test_a_timeline_by_hand() -> None:
+    timeline = simulate(plan("gpipe", 2, 1), forward=1, backward=2, latency=0.5)
+    assert timeline.start == ((0, 5), (1.5, 2.5)) and timeline.end == ((1, 7), (2.5, 4.5))
+    assert timeline.length == 7.0 and timeline.busy == (3, 3) and timeline.idle == (4.0, 4.0)
+    assert timeline.bubble == pytest.approx(8 / 14) and timeline.ratio == pytest.approx(8 / 6)
+
+
+def test_latency_lies_between_ranks_only() -> None:
+    assert simulate(plan("zb-v", 1, 3), latency=5).idle == (0,)
+    plain, late = (simulate(plan("1f1b", 3, 4), latency=latency).length for latency in (0.0, 0.25))
+    assert late >= plain + 4 * 0.25
+
+
+@pytest.mark.parametrize("cost", [{"forward": -1.0}, {"latency": float("nan")}, {"weight": float("inf")}])
+def test_a_cost_that_is_no_time(cost: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(cost))}=.* is no time"):
+        simulate(plan("1f1b", 2, 2), **cost)
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+def channel_order(whole: Plan) -> dict[tuple[int, int], list[list[tuple[str, int, int]]]]:
+    """Return, for each pair of ranks, the messages as either end meets them."""
+    met: dict[tuple[int, int], list[list[tuple[str, int, int]]]] = defaultdict(lambda: [[], []])
+    for rank, row in enumerate(whole.actions):
+        for action in row:
+            if action.peer is not None:
+                a, b = sorted((rank, action.peer))
+                maker = action.stage + {"RECV_F": -1, "RECV_B": 1}.get(action.kind, 0)
+                met[a, b][rank == b].append((action.kind[-1], maker, action.microbatch))
+    return met
+
+
+def test_both_ends_meet_their_messages_in_the_same_order() -> None:
+    for each in PLANS:
+        whole = with_communication(each)
+        crossings = sum(a != b for a, b in zip(each.rank_of, each.rank_of[1:], strict=False))
+        met = channel_order(whole)
+        assert all(one == other for one, other in met.values())
+        assert sum(len(one) for one, _ in met.values()) == 2 * each.microbatches * crossings
+
+
+def test_sends_behind_their_action_and_receives_in_time() -> None:
+    for each in PLANS:
+        for row in with_communication(each).actions:
+            at = {action.key: position for position, action in enumerate(row)}
+            for action in row:
+                flow = (action.kind[-1], action.stage, action.microbatch)
+                if action.kind.startswith("SEND"):
+                    between = row[at[flow] + 1 : at[action.key]]
+                    assert all(other.kind.startswith("RECV") for other in between)
+                elif action.kind.startswith("RECV"):
+                    assert at[action.key] < at[flow]
+
+
+def test_receives_are_posted_ahead() -> None:
+    """The next forward's receive stands before the forward during which its message comes."""
+    second = with_communication(plan("gpipe", 2, 4)).text().splitlines()[1].split()
+    assert second[:6] == ["1RECV_F0", "1RECV_F1", "1F0", "1RECV_F2", "1F1", "1RECV_F3"]
+
+
+def test_ranks_that_stop_at_every_send_and_receive_finish() -> None:
+    """A model of its own, not the checker's: every rank looks only at the heads of all lists, over and over."""
+    for each in PLANS[::7]:
+        rows = [deque(row) for row in with_communication(each).actions]
+        moved = True
+        while moved:
+            moved = False
+            for rank, row in enumerate(rows):
+                while row and row[0].peer is None:
+                    row.popleft()
+                    moved = True
+                if row and row[0].peer is not None and rows[row[0].peer]:
+                    mine, theirs = row[0], rows[row[0].peer][0]
+                    ends = {mine.kind[:4], theirs.kind[:4]}
+                    if theirs.peer == rank and mine.kind[-1] == theirs.kind[-1] and ends == {"SEND", "RECV"}:
+                        assert mine.microbatch == theirs.microbatch and abs(mine.stage - theirs.stage) == 1
+                        rows[row[0].peer].popleft()
+                        row.popleft()
+                        moved = True
+        assert not any(rows), each.name
+
+
+def test_messages_are_added_once() -> None:
+    with pytest.raises(ValueError, match="has its sends and receives already"):
+        with_communication(with_communication(plan("1f1b", 2, 2)))
+
+
+def test_64_stages_and_512_microbatches_within_5_seconds() -> None:
+    begin = time.process_time()
+    each = plan("1f1b", 64, 512)
+    check(each)
+    check(with_communication(each))
+    assert time.process_time() - begin <= 5
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("2f2b", 2, 2), "there is no schedule '2f2b': choose one of naive, gpipe, 1f1b"),
+        (("1f1b", 2, 0), "microbatches=0, but a schedule needs at least 1"),
+        (("1f1b", 0, 2), "ranks=0, but"),
+        (("interleaved", 2, 2, 0), "chunks=0, but"),
+        (("interleaved", 4, 6, 2), "groups of 4, one for each rank, but there are 6: make it 4 or 8"),
+        (("interleaved", 4, 3, 2), "but there are 3: make it 4, or use 1f1b"),
+        (("gpipe", 4, 4, 2), "gpipe has 1 chunk a rank, not 2"),
+        (("zb-v", 4, 4, 3), "zb-v has 2 chunks a rank, not 3"),
+    ],
+)
+def test_sizes_that_make_no_schedule(arguments: tuple[str, int, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        plan(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "marked"),
+    [
+        ("", "the text holds no action", ""),
+        ("0F0 0X0", "rank 0, word 2: '0X0' is no action", "[0X0]"),
+        ("0F0 0B0 F1", "word 3: 'F1' is no action", "[F1]"),
+        ("0F0 0B0\n2F0 2B0", "no rank holds stage 1, but stage 2 is there", ""),
+        (
+            "0F0 0B0 0F1\n1F0 1B0 1F1 1B1",
+            "stage 0, microbatch 1: the backward is missing: 0B1, or 0I1 and 0W1",
+            "[0F1]",
+        ),
+        ("0F0 0F1 0B0 0B1\n1F0 1B0", "stage 1, microbatch 1: the forward 1F1 is missing", "[?]"),
+        ("0F0 0B0 0B0", "0B0 stands twice", "[0B0]"),
+        ("0F0 0I0", "0I0, but its other half 0W0 is missing", "[0I0]"),
+        ("0F0 0W0", "0W0, but its other half 0I0 is missing", "[0W0]"),
+        ("0F0 0B0 0W0", "a whole backward 0B0, and halves of it too", "[0W0]"),
+        ("0F0 1B0\n1F0 0B0", "1F0 stands on rank 1, but stage 1 is on rank 0", "[1F0]"),
+        ("0B0 0F0", "rank 0, word 1: 0B0 stands before 0F0, which it needs", "[0B0]"),
+        ("0F0 0W0 0I0", "word 2: 0W0 stands before 0I0", "[0W0]"),
+        ("1F0 0F0 1B0 0B0", "word 1: 1F0 stands before 0F0", "[1F0]"),
+        ("0F0 1F0 0B0 1B0", "word 3: 0B0 stands before 1B0", "[0B0]"),
+        (
+            "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0",
+            "deadlock, a cycle of 2 ranks: rank 0 waits at 0B0 for 1B0, rank 1 waits at 1F1 for 0F1",
+            "[0B0]",
+        ),
+        ("0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1RECV_F0 1B0 1SEND_B0", "1F0 stands before 1RECV_F0", "[1F0]"),
+        ("0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0RECV_B0 is missing", "[0F0]"),
+        ("0F0 1F0 1RECV_F0 1B0 0B0", "1RECV_F0 is needless: stage 0 is on the same rank 0", "[1RECV_F0]"),
+        ("0F0 0SEND_F0 0B0", "0SEND_F0 has no other end: there is no stage 1", "[0SEND_F0]"),
+        (
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
+            "a cycle of 2 ranks: rank 0 waits at 0SEND_F1 for 1RECV_F1, rank 1 waits at 1SEND_B0 for 0RECV_B0",
+            "[0SEND_F1]",
+        ),
+    ],
+)
+def test_texts_that_are_no_schedule(text: str, sentence: str, marked: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        check(read_plan(text))
+    message = str(caught.value)
+    assert sentence in message.splitlines()[0]
+    assert marked in message.partition("\n")[2]
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_cycle_that_leaves_out_some_ranks_is_named_without_them() -> None:
+    text = "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n2F0 2F1 2B1 2B0\n3F1 3B1 3F0 3B0"
+    check(read_plan(text))  # unusual, but it can be run
+    stuck = text.replace("2F0 2F1 2B1 2B0", "2F0 2B0 2F1 2B1")
+    with pytest.raises(ScheduleError, match="rank 2 waits at 2B0 for 3B0, rank 3 waits at 3F1 for 2F1") as caught:
+        check(read_plan(stuck))
+    assert sorted(caught.value.cells) == [(2, 1), (3, 0)]
+
+
+def test_a_peer_that_is_wrong() -> None:
+    whole = with_communication(plan("1f1b", 3, 2))
+    row = tuple(replace_peer(action) for action in whole.actions[0])
+    with pytest.raises(ScheduleError, match="0SEND_F0 names rank 2, but stage 1 is on rank 1"):
+        check(replace(whole, actions=(row, *whole.actions[1:])))
+
+
+def replace_peer(action: Action) -> Action:
+    return action._replace(peer=2) if action.communicates else action
+
+
+def test_lengths_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="2 stages on 1 ranks was given the ranks of 1 stages"):
+        Plan("mine", 1, 2, 1, (0,), ((Action("F", 0, 0),),))
+
+
+def test_every_action_that_is_left_out_or_doubled_is_found() -> None:
+    draw = random.Random(1)
+    for each in PLANS[::11]:
+        for whole in (each, with_communication(each)):
+            rank = draw.randrange(whole.ranks)
+            row, at = whole.actions[rank], draw.randrange(len(whole.actions[rank]))
+            for broken in (row[:at] + row[at + 1 :], row[: at + 1] + row[at:]):
+                with pytest.raises(ScheduleError) as caught:
+                    check(replace(whole, actions=(*whole.actions[:rank], broken, *whole.actions[rank + 1 :])))
+                assert "[" in str(caught.value)
+
+
+def test_shuffled_rows_are_run_or_refused_as_a_plain_search_says() -> None:
+    draw = random.Random(2)
+    verdicts = set()
+    for _ in range(300):
+        each = plan(draw.choice(["1f1b", "zb-h1", "gpipe", "zb-v"]), draw.choice([2, 3]), draw.choice([2, 3]))
+        rows = [list(row) for row in each.actions]
+        for _ in range(draw.choice([1, 2, 3])):
+            row = draw.choice(rows)
+            at = draw.randrange(len(row) - 1)
+            row[at], row[at + 1] = row[at + 1], row[at]
+        shuffled = replace(each, actions=tuple(map(tuple, rows)))
+        try:
+            check(shuffled)
+            verdict = True
+        except ScheduleError:
+            verdict = False
+        assert verdict == can_finish(shuffled)
+        verdicts.add(verdict)
+    assert verdicts == {True, False}
+
+
+def can_finish(each: Plan) -> bool:
+    """Say whether the plan can be run, by trying every rank again until none moves."""
+    done: set[tuple[str, int, int]] = set()
+    rows = [deque(row) for row in each.actions]
+    moved = True
+    while moved:
+        moved = False
+        for row in rows:
+            if not row:
+                continue
+            kind, s, m, _ = row[0]
+            if kind == "F":
+                ready = s == 0 or ("F", s - 1, m) in done
+            elif kind == "W":
+                ready = ("I", s, m) in done
+            else:
+                behind = {("B", s + 1, m), ("I", s + 1, m)}
+                ready = ("F", s, m) in done and (s == each.stages - 1 or bool(behind & done))
+            if ready:
+                done.add(row.popleft()[:3])
+                moved = True
+    return not any(rows)
+
+
+def test_the_grid_of_a_large_plan_shows_what_surrounds_the_fault() -> None:
+    each = plan("1f1b", 64, 512)
+    with pytest.raises(ScheduleError, match=r"stage 30, microbatch 100: the backward is missing") as caught:
+        check(read_plan(each.text().replace(" 30B100 ", " ", 1)))
+    lines = str(caught.value).splitlines()
+    assert "[30F100]" in str(caught.value)
+    assert [line[:7] for line in lines[3:]] == [f"rank {rank}" for rank in range(24, 36)]
+    assert max(map(len, lines)) < 200
+    assert caught.value.cells == [(30, [str(action) for action in each.actions[30]].index("30F100"))]
+    assert grid(each.actions, [(0, 0)]).startswith("           1")
+
+
+def test_execution_order_covers_everything_once() -> None:
+    whole = with_communication(plan("zb-v", 3, 6))
+    order = execution_order(whole)
+    assert sorted(order) == [(rank, at) for rank, row in enumerate(whole.actions) for at in range(len(row))]
+
+
+def test_huge_numbers_in_a_text_take_no_time_and_no_memory() -> None:
+    with pytest.raises(ScheduleError, match="the forward 0F1 is missing"):
+        check(read_plan("0F0 0B0 0F999999999 0B999999999"))
+    with pytest.raises(ScheduleError, match="no rank holds stage 1, but stage 999999999 is there"):
+        read_plan("0F0 0B0 999999999F0")
+    with pytest.raises(ScheduleError, match="is no action"):
+        read_plan("0F" + "9" * 5000)
+
+
+def test_the_files_of_schedules_import_no_torch() -> None:
+    """The folder around them does; so they are loaded here with that folder left empty."""
+    program = (
+        "import sys, types, importlib.util, pathlib\n"
+        "root = pathlib.Path(importlib.util.find_spec('minidist').origin).parent\n"
+        "empty = types.ModuleType('minidist.parallel')\n"
+        "empty.__path__ = [str(root / 'parallel')]\n"
+        "import minidist\n"
+        "sys.modules['minidist.parallel'] = empty\n"
+        "import minidist.parallel.pipeline, minidist.draw.pipeline\n"
+        "from minidist.parallel.pipeline import formulas\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
