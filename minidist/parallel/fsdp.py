@@ -61,8 +61,8 @@ class FSDP(ShardedModel):
     Raises
     ------
     ValueError
-        If the policy chooses nothing or a parameter twice, if an optimizer was built over the parameters before, or if
-        `shard_ranks` does not divide the ranks.
+        If the policy chooses nothing or a parameter twice, or if `shard_ranks` does not divide the ranks; and when an
+        optimizer steps that is over the parameters themselves.
     """
 
     def __init__(
@@ -222,7 +222,6 @@ class FSDP(ShardedModel):
         return shard
 
     def _backward_ended(self) -> None:
-        self.refuse_optimizers()
         self.in_backward = None
         if self.synchronising and any(unit.arrived for unit in self.units):
             self._reduce_line(all_of_them=True)

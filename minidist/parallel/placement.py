@@ -7,13 +7,13 @@ weight [4, 6]     0 1 2 3 4 5 6 7 8 9 │ 10 11 12 13 14 15 16 │ 17 ... 23
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from minidist.comm import Communicator
 
@@ -51,35 +51,20 @@ def placement_of(parameter: Tensor) -> Placement | None:
     return getattr(parameter, "placement", None)
 
 
-def refuse_optimizers(parameters: Iterable[nn.Parameter], strategy: str) -> None:
-    """Raise if an optimizer has been built over parameters that a strategy shards: it would update them in vain.
-
-    Raises
-    ------
-    ValueError
-        Naming the optimizer.
-    """
-    ours = list(parameters)
-    if _optimizers_over(ours):
-        gc.collect()  # it may be garbage that nobody has collected yet
-    for kind in _optimizers_over(ours):
-        raise ValueError(
-            f"a {kind} was built over parameters that {strategy} shards, and would update them in vain: first wrap the "
-            f"model, then build the optimizer with its method, model.optimizer({kind}, ...)"
-        )
+def mark_sharded(parameters: Iterable[nn.Parameter], strategy: str) -> None:
+    """Have every optimizer over these parameters refuse to step: it would update them in vain. "" takes that back."""
+    for parameter in parameters:
+        parameter.sharded_by = strategy  # type: ignore[attr-defined]
 
 
-def _optimizers_over(parameters: list[nn.Parameter]) -> list[str]:
-    """Return the kinds of all optimizers over some of these: who refers to a list of groups with such parameters.
-
-    Only what leads there is looked at: to hold all objects that exist, if only for a moment, disturbs other threads.
-    """
-    lists = _referring(parameters, list)
-    groups = [group for group in _referring(lists, dict) if "params" in group]
-    holders = _referring(_referring(groups, list), object)
-    holders += _referring([holder for holder in holders if isinstance(holder, dict)], object)  # of their attributes
-    return [type(holder).__name__ for holder in holders if isinstance(holder, torch.optim.Optimizer)]
+def _refuse_sharded(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if strategy := getattr(parameter, "sharded_by", ""):
+            kind = type(optimizer).__name__
+            raise ValueError(
+                f"a {kind} was built over parameters that {strategy} shards, and would update them in vain: first wrap "
+                f"the model, then build the optimizer with its method, model.optimizer({kind}, ...)"
+            )
 
 
-def _referring(objects: list[Any], kind: type) -> list[Any]:
-    return [referrer for referrer in gc.get_referrers(*objects) if isinstance(referrer, kind)] if objects else []
+register_optimizer_step_pre_hook(_refuse_sharded)  # of all optimizers: looking for them would mean to walk all objects

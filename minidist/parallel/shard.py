@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.optimizer_state import share_out
-from minidist.parallel.placement import Placement, make_slice, refuse_optimizers
+from minidist.parallel.placement import Placement, make_slice
 
 
 class Shard:
@@ -63,14 +63,6 @@ class Sharded:
     """What strategies share that have a rank's optimizer update slices: how it is built, saved and loaded."""
 
     parameters_to_reduce: list[nn.Parameter]
-
-    checked = False
-
-    def refuse_optimizers(self) -> None:
-        """Once, after the first backward, look for an optimizer that `optimizer` did not build. Raises ValueError."""
-        if not self.checked:
-            self.checked = True
-            refuse_optimizers(self.parameters_to_reduce, type(self).__name__)
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""

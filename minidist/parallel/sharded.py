@@ -20,7 +20,7 @@ from minidist.memory.precision import check_dtype
 from minidist.parallel.buckets import views_into
 from minidist.parallel.data import DataParallel
 from minidist.parallel.meta import on_device
-from minidist.parallel.placement import refuse_optimizers
+from minidist.parallel.placement import mark_sharded
 from minidist.parallel.shard import Sharded
 from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit, of_one_kind, split
 
@@ -42,7 +42,6 @@ class ShardedModel(Sharded, DataParallel):
         device: torch.device | str | None,
         allocate: Callable[[int, torch.dtype], Tensor] | None,
     ) -> None:
-        refuse_optimizers(model.parameters(), type(self).__name__)
         split(model, policy)  # complains before anything is sent
         if comm.size % (shard_ranks or 1):
             raise ValueError(f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one size")
@@ -72,6 +71,7 @@ class ShardedModel(Sharded, DataParallel):
             model.register_state_dict_pre_hook(self._refuse_reading),  # type: ignore[no-untyped-call]
             model.register_load_state_dict_pre_hook(self._refuse_writing),  # type: ignore[no-untyped-call]
         ]
+        mark_sharded(self.names, type(self).__name__)
         self.readable = False
         self.most_whole = MOST
         self.whole: list[Unit] = []  # and those that are being gathered; the root aside
@@ -110,6 +110,7 @@ class ShardedModel(Sharded, DataParallel):
 
     def unwrap(self) -> nn.Module:
         """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
+        mark_sharded(self.names, "")
         for hook in self.hooks:
             hook.remove()
         self.most_whole = len(self.units)

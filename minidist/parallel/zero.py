@@ -25,7 +25,7 @@ from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.buckets import Bucket, FlatBucket, flat_buffer, views_into
 from minidist.parallel.data import DDP, MIB
-from minidist.parallel.placement import refuse_optimizers
+from minidist.parallel.placement import mark_sharded
 from minidist.parallel.shard import Shard, Sharded
 
 
@@ -79,10 +79,7 @@ class ZeRO1(Sharded, DDP):
         Return from the optimizer's step while parameters are still being gathered; each module waits for its own when
         it is called. Pays where communication has its own hardware. Look at parameters only after `wait`.
 
-    Raises
-    ------
-    ValueError
-        If an optimizer was built over the parameters before.
+    An optimizer over the parameters themselves, built before or after, raises ValueError when it steps.
     """
 
     def __init__(
@@ -96,9 +93,9 @@ class ZeRO1(Sharded, DDP):
         master: torch.dtype | None = None,
         overlap: bool = False,
     ) -> None:
-        refuse_optimizers(model.parameters(), type(self).__name__)
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
         self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
+        mark_sharded(self.parameters_to_reduce, type(self).__name__)
         self.gathering: dict[BucketShard, Any] = {}
         self.overlap = overlap
         if overlap:
@@ -122,6 +119,11 @@ class ZeRO1(Sharded, DDP):
         held = super().held()
         return held | {"gradients": [*held["gradients"], *(shard.gradient for shard in self.shards.values())]}
 
+    def unwrap(self) -> nn.Module:
+        """Return the model without hooks, to be changed and wrapped again."""
+        mark_sharded(self.parameters_to_reduce, "")
+        return super().unwrap()
+
     def wait(self) -> None:
         """Return once all parameters are gathered."""
         for shard in self.shards.values():
@@ -142,7 +144,6 @@ class ZeRO1(Sharded, DDP):
 
     def _backward_ended(self) -> None:
         super()._backward_ended()
-        self.refuse_optimizers()
         self.summed = False  # the buckets still hold this rank's own gradients: more can be added, and reduced again
         for shard in self.shards.values():
             shard.give_gradient(without=self.nowhere_used)
