@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,11 +15,11 @@ from torch import Tensor
 import minidist
 from minidist.comm import Communicator
 from minidist.model import GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.executor import Pipeline, Run
+from minidist.parallel.executor import Pipeline, Run, tie_stages
 from minidist.parallel.pipeline.actions import Action
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.schedules import plan
-from minidist.parallel.stage import balance, take_stage, tied_names
+from minidist.parallel.stage import balance, take_stages, tied_names
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 8, "dropout": 0.2, "tied": False}))
 TIED = GPTConfig(**(vars(DEEP) | {"tied": True}))
@@ -62,8 +61,8 @@ def pipeline(comm: Communicator, config: GPTConfig, name: str, chunks: int = 1) 
         return torch.empty(len(tokens), 8, config.hidden, dtype=torch.float64, device="meta")
 
     mine = schedule.stages_of(comm.rank)
-    stages = {stage: take_stage(copy.deepcopy(whole), parts[stage]) for stage in mine}
-    return Pipeline(stages, comm, schedule, loss, carried, tied)
+    stages = take_stages(whole, parts, mine)
+    return Pipeline(stages, comm, schedule, loss, carried, tie_stages(whole, tied, comm))
 
 
 def train(pipe: Pipeline, steps: int) -> list[float]:
@@ -180,7 +179,7 @@ def test_mistakes_get_a_sentence() -> None:
             ValueError, match=rf"rank {comm.rank} brings stages \[5\], but the plan gives it \[{comm.rank}\]"
         ):
             Pipeline({5: pipe.stages[comm.rank]}, comm, pipe.plan, loss, pipe.carried)
-        with pytest.raises(ValueError, match=r"GPT has no layers.8"):
-            take_stage(build(DEEP, 0), range(7, 9))
+        with pytest.raises(ValueError, match=r"GPT is to be cut into 9 layers, but has 8 of them"):
+            take_stages(build(DEEP, 0), [range(7), range(7, 9)], [0])
 
     minidist.run(program, 2)

@@ -29,9 +29,9 @@ import minidist
 from minidist.comm import Communicator
 from minidist.model import Where
 from minidist.model.dropout import Dropout, dropout_mask
-from minidist.parallel import tensor_plan
+from minidist.parallel import clip_by_global_norm, tensor_plan
+from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.sequence import split_dropout
-from minidist.parallel.tensor import clip_tensor_parallel, tensor_placement_of
 from minidist.parallel.tensor_plan import ColumnParallel, SplitSequence, VocabularyParallel, parallelize_tensor
 
 
@@ -53,7 +53,7 @@ def test_parity_with_a_frozen_embedding_and_the_norm_of_all_gradients() -> None:
         split.embedding.weight.requires_grad_(False)
         parallelize_tensor(split, comm, sequence=True)
         loss_of(split, comm).backward()
-        assert clip_tensor_parallel(split.parameters(), 0, comm).item() == pytest.approx(norm.item(), rel=1e-12)
+        assert clip_by_global_norm(split.parameters(), 0, comm).item() == pytest.approx(norm.item(), rel=1e-12)
         found = {}
         for name, gradient in gradients(split).items():
             placement = tensor_placement_of(split.get_parameter(name))

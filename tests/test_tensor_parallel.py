@@ -22,8 +22,9 @@ from minidist.comm import Communicator, MismatchError
 from minidist.memory.recompute import recompute
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel import DDP, clip_by_global_norm
+from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.sampler import share
-from minidist.parallel.tensor import clip_tensor_parallel, load_slices, tensor_placement_of
+from minidist.parallel.tensor import load_slices
 from minidist.parallel.tensor_plan import (
     ColumnParallel,
     ParallelRegion,
@@ -179,8 +180,8 @@ def test_parity_with_clipping_counts_each_element_once() -> None:
         split = build(sizes, comm.rank)
         parallelize_tensor(split, comm)
         loss_of(split, comm).backward()
-        unclipped = clip_tensor_parallel(split.parameters(), 0, comm)
-        found = clip_tensor_parallel(split.parameters(), 0.05, comm)
+        unclipped = clip_by_global_norm(split.parameters(), 0, comm)
+        found = clip_by_global_norm(split.parameters(), 0.05, comm)
         assert torch.equal(found, unclipped), "a limit of 0 only measures"
         return found, {
             name: placement.full(parameter.grad)

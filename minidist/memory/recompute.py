@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -90,21 +90,22 @@ def recompute(
         raise ValueError(
             f"{type(model).__name__} has no nn.ModuleList named {layers!r} with blocks in it: name it with layers="
         )
-    blocks = [found[index] for index in range(len(found))]
+    blocks = list(found.children())
     plan = _plan(policy, len(blocks), sizes) if isinstance(policy, str) else policy
     if stages_of(plan) != list(range(len(blocks))):
         raise ValueError(
             f"the plan {plan} names blocks {stages_of(plan)}, not 0 to {len(blocks) - 1} in order: plan for this model"
         )
     _recompute_attention(blocks, policy == "selective")
-    setattr(owner, name, Segments(blocks, plan))
+    setattr(owner, name, Segments(found, plan))
 
 
 class Segments(nn.ModuleList):
     """The same blocks under the same names; a loop over them gets what `plan` makes of them: blocks and segments."""
 
-    def __init__(self, blocks: Iterable[nn.Module], plan: Plan) -> None:
-        super().__init__(blocks)
+    def __init__(self, blocks: nn.ModuleList, plan: Plan) -> None:
+        super().__init__()
+        self._modules = dict(blocks._modules)  # a stage of a pipeline has some of the numbers only
         self.plan = plan
 
     def __iter__(self) -> Iterator[Any]:
@@ -121,7 +122,7 @@ class Segments(nn.ModuleList):
         return self
 
     def _parts(self, plan: Plan) -> list[Callable[..., Any]]:
-        return [self[part] if isinstance(part, int) else self._segment(part) for part in plan]
+        return [[*self.children()][part] if isinstance(part, int) else self._segment(part) for part in plan]
 
     def _segment(self, plan: Plan) -> Callable[..., Any]:
         return partial(checkpoint, partial(segment, self._parts(plan)))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
+from minidist.parallel.placement import tied_across
 
 
 class Bucket:
@@ -101,12 +102,21 @@ def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
+def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:
+    """Return what parameters in one flat tensor have in common.
+
+    One that other stages of a pipeline have, too, is alone in its tensor, which all of them then cut in the same way.
+    """
+    alone = id(parameter) if tied_across(parameter) else None
+    return parameter.dtype, parameter.device, parameter.requires_grad, alone
+
+
 def partition(parameters: list[nn.Parameter], bucket_bytes: int, first_bytes: int) -> list[list[nn.Parameter]]:
-    """Deal parameters, in order, into lists that are closed once they hold enough bytes; one dtype to a list."""
+    """Deal parameters, in order, into lists that are closed once they hold enough bytes; one kind to a list."""
     parts: list[list[nn.Parameter]] = []
     held, limit = 0, first_bytes
     for parameter in parameters:
-        same = bool(parts) and parts[-1][0].dtype == parameter.dtype and parts[-1][0].device == parameter.device
+        same = bool(parts) and kind_of(parts[-1][0]) == kind_of(parameter)
         if same and held < limit:
             parts[-1].append(parameter)
         else:

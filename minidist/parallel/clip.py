@@ -11,18 +11,20 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.placement import placement_of
+from minidist.parallel.placement import counts, placement_of
 
 
-def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit`; return the norm before, a scalar tensor.
 
     With data parallelism every rank holds the complete gradients, so each finds the same norm without a message. Of
-    slices (see `Placement`) each rank adds the others' squares: one all-reduce of one number an axis. It is collective
-    then. A `limit` of 0 or infinity only measures.
+    slices (ZeRO's) each rank adds the others' squares: one all-reduce of one number. Where other ranks hold other
+    parameters, pass these `axes`: tensor parallelism's and the pipeline's. Their squares are added too, an all-reduce
+    of a number each, and what several ranks hold is counted by the first of them. With either it is collective.
 
     The norm is computed in float32 at least: in float16 it would overflow at 65,504. If it is infinite or not a number,
-    no scale could mend the gradients; they stay as they are, and the caller, who sees the norm, skips the step.
+    no scale could mend the gradients; they stay as they are, and the caller, who sees the norm, skips the step. A
+    `limit` of 0 or infinity only measures.
 
     Raises
     ------
@@ -31,28 +33,40 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float) -> Ten
     """
     if not limit >= 0:
         raise ValueError(f"limit={limit} is no bound for a norm: give a positive number, or 0 for none")
-    by_axis: dict[Communicator | None, list[Tensor]] = defaultdict(list)
+    by_axis: dict[Communicator | None, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
             placement = placement_of(parameter)
-            by_axis[placement.comm if placement else None].append(parameter.grad)
-    gradients = [gradient for several in by_axis.values() for gradient in several]
-    if not gradients:
+            by_axis[placement.comm if placement else None].append(parameter)
+    gradients = [p.grad for several in by_axis.values() for p in several if p.grad is not None]
+    axes = tuple(comm for comm in axes if comm.size > 1)
+    if not gradients and not axes:
         return torch.zeros(())
     dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients}, torch.float32)
-    norms = [_norm(several, comm, dtype) for comm, several in by_axis.items()]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    if 0 < limit < float("inf"):
+    nothing = gradients[0].new_zeros((), dtype=dtype) if gradients else torch.zeros((), dtype=dtype)
+    norm = _joint([_norm(several, comm, nothing) for comm, several in by_axis.items()], nothing)
+    for comm in axes:
+        norm = _over_ranks(norm, comm)
+    if 0 < limit < float("inf") and gradients:
         scale = (limit / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
         torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))  # asking the value would stop a GPU
     return norm
 
 
-def _norm(gradients: list[Tensor], comm: Communicator | None, dtype: torch.dtype) -> Tensor:
-    """Return the joint norm of gradients, and of what the other ranks of `comm` hold of them."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)))
-    if comm is None:
-        return norm
+def _norm(parameters: list[nn.Parameter], comm: Communicator | None, nothing: Tensor) -> Tensor:
+    """Return the joint norm of the gradients that count here, and of those of the other ranks of `comm`."""
+    gradients = [p.grad for p in parameters if p.grad is not None and counts(p)]
+    norm = _joint(list(torch._foreach_norm(gradients, 2, dtype=nothing.dtype)) if gradients else [], nothing)
+    return norm if comm is None else _over_ranks(norm, comm)
+
+
+def _joint(norms: list[Tensor], nothing: Tensor) -> Tensor:
+    """Return the norm of all, which is `nothing` for none."""
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else nothing
+
+
+def _over_ranks(norm: Tensor, comm: Communicator) -> Tensor:
+    """Return the joint norm of what each rank of `comm` has measured."""
     square = norm.square()
     all_reduce(square, comm)
     return square.sqrt()

@@ -200,6 +200,7 @@ class DDP(DataParallel):
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.stream = comm.stream()
         self.next_to_launch = 0
+        self.unreduced = False
         self.end = BackwardEnd(self._backward_ended, comm)
         self.accumulators = [get_gradient_edge(parameter).node for parameter in self.parameters_to_reduce]
         self.hooks: list[Any] = [node.register_prehook(self._gradient_comes) for node in self.accumulators]
@@ -225,12 +226,15 @@ class DDP(DataParallel):
 
         Without `set_to_none` they are zeroed and added to, as in torch. That moves twice the bytes.
         """
-        self.summed = False
+        self.summed = self.unreduced = False
         for bucket in self.buckets:
             bucket.zero(set_to_none)
 
     def synchronize(self) -> None:
-        """Nothing is left to do: `backward()` returns with all gradients reduced."""
+        """Reduce what was only added up in `no_sync`, if no backward outside of it has done so."""
+        if self.unreduced:
+            self._backward_begins()
+            self._backward_ended()
 
     def held(self) -> dict[str, list[Tensor]]:
         """Return the tensors of this rank, by category of the account: the buckets, whatever lies in them now."""
@@ -260,6 +264,7 @@ class DDP(DataParallel):
             )
         bucket.adopt(parameter)
         bucket.used.add(parameter)
+        self.unreduced = not self.synchronising
         if self.synchronising:
             bucket.arrived.add(parameter)
             self._launch_ready()
@@ -282,7 +287,7 @@ class DDP(DataParallel):
 
     def _backward_ended(self) -> None:
         """Launch what is left (buckets with unused parameters), and wait for all."""
-        self.summed = True
+        self.summed, self.unreduced = True, False
         used = [self.bucket_of[parameter].has_gradient(parameter) for parameter in self.parameters_to_reduce]
         for bucket in self.buckets:
             for parameter in bucket.parameters:

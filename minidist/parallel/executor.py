@@ -11,6 +11,7 @@ gradient once backward: 2 m messages a cut for m microbatches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,9 +20,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
+from minidist.parallel.data import DataParallel
+from minidist.parallel.fsdp import FSDP
 from minidist.parallel.pipeline.actions import Action, Plan
+from minidist.parallel.placement import tie_across, tied_across
 from minidist.parallel.replicas import copy_from_root
-from minidist.parallel.stage import WeightQueue, backward_weights, join
+from minidist.parallel.shard import Sharded
+from minidist.parallel.stage import WeightQueue, backward_weights
+from minidist.parallel.zero import ZeRO2
 
 Work = tuple[nn.Parameter, Tensor, Tensor]
 
@@ -32,7 +38,7 @@ class Pipeline:
     Parameters
     ----------
     stages : mapping of int to nn.Module
-        This rank's, by number; see `take_stage`.
+        This rank's, by number; see `take_stages`.
     comm : Communicator
         The ranks of the pipeline axis.
     plan : Plan
@@ -42,9 +48,10 @@ class Pipeline:
     carried : callable
         `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that crosses every cut for a
         microbatch with these inputs.
-    tied : sequence of names
-        Groups of names of one parameter, see `tied_names`: where the first and the last stage both have it, they start
-        with the same values, and their gradients are summed.
+    tied : sequence of parameters
+        What the first and the last stage share, of this rank's stages; see `tie_stages`.
+    replica : DataParallel, optional
+        What reduces this rank's gradients over the data axis.
 
     Raises
     ------
@@ -59,7 +66,8 @@ class Pipeline:
         plan: Plan,
         loss: Callable[[Tensor, Any], Tensor],
         carried: Callable[[Any], Tensor],
-        tied: Sequence[Sequence[str]] = (),
+        tied: Sequence[nn.Parameter] = (),
+        replica: DataParallel | None = None,
     ) -> None:
         mine = [stage for stage, rank in enumerate(plan.rank_of) if rank == comm.rank]
         if sorted(stages) != mine:
@@ -70,11 +78,7 @@ class Pipeline:
         if any(action.kind == "W" for actions in plan.actions for action in actions):
             for module in self.stages.values():
                 self.queue.defer(module)
-        found = (join(self.stages.values(), names) for names in tied)
-        self.shared = [parameter for parameter in found if parameter is not None]
-        self.sharing = comm.split(int(bool(self.shared)))
-        for parameter in self.shared:
-            copy_from_root(parameter, self.sharing)
+        self.tied, self.replica = tied, replica
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
         """Run the plan once; return the sum of the losses, on the ranks of the last stage, else zero.
@@ -86,20 +90,63 @@ class Pipeline:
         arguments : sequences
             What every stage's module is called with besides, one of each microbatch.
 
-        Gradients are added to `parameter.grad`; those of a parameter that the first and the last stage share, summed.
+        Gradients are added to `parameter.grad`, summed over the data axis and over the copies of tied parameters.
         """
         count = self.plan.microbatches
         if not len(inputs) == len(targets) == count:
             raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets, but the plan has {count} microbatches")
         run = Run(self, inputs, targets, arguments)
-        for action in self.plan.actions[self.comm.rank]:
-            run.do(action)
+        actions = self.plan.actions[self.comm.rank]
+        last = max(at for at, action in enumerate(actions) if action.kind in ("B", "I", "W"))
+        for at, action in enumerate(actions):
+            with self._synchronising(at == last):
+                run.do(action)
         run.finish()
-        for parameter in self.shared:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            all_reduce(gradient, self.sharing)
-            parameter.grad = gradient
+        if self.replica is not None:
+            self.replica.synchronize()
+        for parameter in self.tied:
+            sum_tied(self.replica.slice_of(parameter) if isinstance(self.replica, Sharded) else parameter)
         return run.total
+
+    def _synchronising(self, last: bool) -> AbstractContextManager[None]:
+        """Have gradients reduced over the data axis in the last backward; in each, if they are not kept whole."""
+        if self.replica is None or last or isinstance(self.replica, ZeRO2 | FSDP):
+            return nullcontext()
+        return self.replica.no_sync()
+
+
+def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
+    """Return the parameters with one of these `names` that other ranks of the pipeline have, too. Collective.
+
+    Parameters
+    ----------
+    model : nn.Module
+        What this rank has of the serial model.
+    names : sequence of sequences of str
+        See `tied_names`: those of one parameter each.
+
+    Their values become those of the first stage, their gradients will be summed, and whatever counts parameters counts
+    each once. Call this before data parallelism is applied.
+    """
+    tied = []
+    mine = dict(model.named_parameters(remove_duplicate=False))
+    for several in names:
+        parameter = next((mine[name] for name in several if name in mine), None)
+        sharing = comm.split(int(parameter is not None))
+        if parameter is not None and sharing.size > 1:
+            tie_across(parameter, sharing)
+            copy_from_root(parameter, sharing)
+            tied.append(parameter)
+    return tied
+
+
+def sum_tied(parameter: nn.Parameter) -> None:
+    """Sum the gradients of the copies of a parameter, or of the same slice of them. Collective."""
+    sharing = tied_across(parameter)
+    assert sharing is not None
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    all_reduce(gradient, sharing)
+    parameter.grad = gradient
 
 
 class Run:

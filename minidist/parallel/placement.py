@@ -1,31 +1,82 @@
-"""What a rank holds of a parameter: one record, read by clipping, checkpoints and optimizer states alike.
+"""What a rank holds of a parameter: records that clipping, checkpoints and optimizers read alike.
 
-weight [4, 6]     0 1 2 3 4 5 6 7 8 9 │ 10 11 12 13 14 15 16 │ 17 ... 23
-                       rank 0         │  rank 1: start 10,   │  rank 2
-                                      │          stop 17     │
+whole          weight [4, 6]     tensor parallelism gives a rank a block of it (`TensorPlacement`): columns 0 to 3
+block          [4, 3]            ZeRO gives it some elements of the block, flattened (`Placement`): 0 to 6
+copies         other ranks may hold the same; of all that do, one counts it (`counts`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from minidist.collectives import all_gather
 from minidist.comm import Communicator
+
+Bounds: TypeAlias = tuple[tuple[int, int], ...]
+"""First channel of each rank, and the one after its last."""
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Which elements of a parameter, flattened, this rank holds.
+class TensorPlacement:
+    """Which block of a parameter this rank holds.
 
     Attributes
     ----------
     name, shape
         Of the whole parameter.
+    dim : int or None
+        Along which it is cut; None if every rank holds it whole.
+    bounds : Bounds
+        Of each rank, along `dim`.
+    copies : int
+        How many neighbouring ranks hold the same block: 1 if no two do, the number of ranks if all hold the whole.
+    comm : Communicator
+        The ranks.
+    """
+
+    name: str
+    shape: torch.Size
+    dim: int | None
+    bounds: Bounds
+    copies: int
+    comm: Communicator
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the first that holds its block: what each element is to enter once, it enters here."""
+        return self.comm.rank % self.copies == 0
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Return this rank's block of the whole parameter, a view."""
+        if self.dim is None:
+            return whole
+        start, stop = self.bounds[self.comm.rank]
+        return whole.narrow(self.dim, start, stop - start)
+
+    def full(self, piece: Tensor) -> Tensor:
+        """Return the whole of which each rank brings its block. Collective: one all-gather."""
+        if self.dim is None:
+            return piece.detach()
+        counts = [(stop - start) * (rank % self.copies == 0) for rank, (start, stop) in enumerate(self.bounds)]
+        rows = piece.detach().movedim(self.dim, 0).contiguous()[: counts[self.comm.rank]]
+        whole: Any = all_gather(rows, self.comm, counts=counts)
+        return whole.movedim(0, self.dim).contiguous()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which elements of a parameter as the ranks of `comm` hold it together, flattened, this rank holds.
+
+    Attributes
+    ----------
+    name, shape
+        Of the parameter; where tensor parallelism has cut it, of the block.
     start, stop : int
         This rank's elements; equal if it has none.
     comm : Communicator
@@ -39,16 +90,38 @@ class Placement:
     comm: Communicator
 
 
-def make_slice(values: Tensor, placement: Placement) -> nn.Parameter:
+def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter, for an optimizer to update, that is these `values` (flat) and knows what they are."""
     piece = nn.Parameter(values)
     piece.placement = placement  # type: ignore[attr-defined]
+    piece.block_of = parameter  # type: ignore[attr-defined]
     return piece
 
 
 def placement_of(parameter: Tensor) -> Placement | None:
-    """Return the record of a slice, or None for a parameter that is held whole."""
+    """Return the record of a slice that ZeRO has made, or None for a parameter that is not sliced."""
     return getattr(parameter, "placement", None)
+
+
+def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
+    """Return the record of a parameter, or of a slice of one, that tensor parallelism has placed, else None."""
+    return getattr(getattr(parameter, "block_of", parameter), "tensor_placement", None)
+
+
+def tie_across(parameter: nn.Parameter, comm: Communicator) -> None:
+    """Take notice that each rank of `comm`, stages of a pipeline, has a copy of this parameter."""
+    parameter.tied_across = comm  # type: ignore[attr-defined]
+
+
+def tied_across(parameter: Tensor) -> Communicator | None:
+    """Return the ranks that `tie_across` was told of, for a parameter or a slice of it."""
+    return getattr(getattr(parameter, "block_of", parameter), "tied_across", None)
+
+
+def counts(parameter: Tensor) -> bool:
+    """Whether it is this rank's copy that enters a norm or a checkpoint, of those along other axes than data."""
+    placement, sharing = tensor_placement_of(parameter), tied_across(parameter)
+    return (placement is None or placement.first) and (sharing is None or sharing.rank == 0)
 
 
 def mark_sharded(parameters: Iterable[nn.Parameter], strategy: str) -> None:

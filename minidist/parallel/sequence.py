@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
@@ -75,3 +76,21 @@ def split_dropout(dropout: Dropout, comm: Communicator) -> None:
         return x, replace(where, positions=positions[time * comm.rank : time * (comm.rank + 1)])
 
     dropout.register_forward_pre_hook(shift)
+
+
+def know_all_tokens(stage: nn.Module, comm: Communicator, embedding: str = "embedding") -> None:
+    """Have a later stage of a pipeline, which is given [B, T/P, D], compute with all T positions.
+
+    Its forward is called with a placeholder for tokens [B, T], and what came from the stage before takes the place of
+    the embedding.
+    """
+    handed: list[Tensor] = []
+
+    def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x, *rest = inputs
+        handed.append(x)
+        tokens = torch.empty((), dtype=torch.int64, device=x.device).expand(x.shape[0], x.shape[TIME] * comm.size)
+        return tokens, *rest
+
+    stage.register_forward_pre_hook(count)
+    getattr(stage, embedding).register_forward_hook(lambda *_: handed.pop())

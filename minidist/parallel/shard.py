@@ -6,6 +6,7 @@ on three ranks     ─ shard 0 ──────│── shard 1 ────�
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,7 +51,7 @@ class Shard:
 
     def make_slices(self, values: Tensor) -> None:
         """Let `values`, this rank's elements, be what the optimizer updates."""
-        self.slices = {p: make_slice(values[self.held[p]], self.placements[p]) for p in self.parameters}
+        self.slices = {p: make_slice(values[self.held[p]], self.placements[p], p) for p in self.parameters}
 
     def give_gradient(self, without: set[nn.Parameter]) -> None:
         """Give each slice its piece of the gradient, or None where the parameter was not used."""
@@ -59,22 +60,22 @@ class Shard:
             piece.grad = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
 
 
-class Sharded:
+class Sharded(ABC):
     """What strategies share that have a rank's optimizer update slices: how it is built, saved and loaded."""
 
     parameters_to_reduce: list[nn.Parameter]
 
+    @abstractmethod
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stepped(self) -> None:
         """Take notice that the slices have new values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
-        raise NotImplementedError
 
     @property
     def slices(self) -> list[nn.Parameter]:

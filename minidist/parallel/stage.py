@@ -10,11 +10,14 @@ given is what the stage before returned. Names of parameters stay those of the s
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor, nn
+
+from minidist.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:
@@ -52,54 +55,79 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
     return parts
 
 
-def take_stage(
+def take_stages(
     model: nn.Module,
-    layers: range,
+    parts: Sequence[range],
+    mine: Sequence[int],
     list_name: str = "layers",
     before: Sequence[str] = ("embedding",),
     after: Sequence[str] = ("norm", "head"),
-) -> nn.Module:
-    """Leave in `model` what a stage needs: these `layers`, and what is `before` the first or `after` the last of all.
+) -> dict[int, nn.Module]:
+    """Leave in `model` what this rank's stages need, and return the module of each stage.
 
-    The model is changed and returned. A parameter that the first and the last stage share is on both: see `tied_names`.
+    Parameters
+    ----------
+    model : nn.Module
+        Serial; changed. A rank of one stage computes with the model itself, one of several with views of it that share
+        its modules. Of a parameter that the first and the last stage share, both keep a copy: see `tied_names`.
+    parts : sequence of ranges
+        The layers of every stage, see `balance`.
+    mine : sequence of int
+        Which stages are this rank's.
+    list_name : str
+        Of the `nn.ModuleList` of layers.
+    before, after : sequences of str
+        What the model calls before the first and after the last layer.
 
     Raises
     ------
     ValueError
-        If the model has no such list of layers, or fewer.
+        If the model has no such list of layers, or of another length.
     """
     blocks = getattr(model, list_name, None)
-    if not isinstance(blocks, nn.ModuleList) or not layers or layers[-1] >= len(blocks):
-        missing = f"{list_name}.{layers[-1] if layers else 0}"
-        raise ValueError(f"{type(model).__name__} has no {missing}: name its list of blocks with list_name=")
-    last = len(blocks) - 1
-    for index in range(len(blocks)):
-        if index not in layers:
-            del blocks._modules[str(index)]  # the others keep their numbers, and so their parameters their names
-    for name in [*before] * (layers[0] > 0) + [*after] * (layers[-1] < last):
-        setattr(model, name, nn.Identity())
+    needed = parts[-1].stop
+    if not isinstance(blocks, nn.ModuleList) or len(blocks) != needed:
+        found = f"{len(blocks)} of them" if isinstance(blocks, nn.ModuleList) else "no nn.ModuleList of that name"
+        raise ValueError(
+            f"{type(model).__name__} is to be cut into {needed} {list_name}, but has {found}: name its list of blocks "
+            "with list_name="
+        )
+    stages = {stage: _only(_view(model), parts[stage], list_name, before, after) for stage in mine}
+    if len(stages) == 1:
+        return {mine[0]: _only(model, parts[mine[0]], list_name, before, after)}
+    ends = (before if 0 not in mine else ()), (after if len(parts) - 1 not in mine else ())
+    _keep(model, [layer for stage in mine for layer in parts[stage]], list_name, [*ends[0], *ends[1]])
+    return stages
+
+
+def _view(model: nn.Module) -> nn.Module:
+    """Return another module with the same parts, whose hooks are its own."""
+    view = copy.copy(model)
+    view._forward_pre_hooks = view._forward_pre_hooks.copy()
+    view._forward_hooks = view._forward_hooks.copy()
+    return view
+
+
+def _only(model: nn.Module, layers: range, list_name: str, before: Sequence[str], after: Sequence[str]) -> nn.Module:
+    """Leave in a model one stage."""
+    last = len(getattr(model, list_name)) - 1
+    _keep(model, layers, list_name, [*before] * (layers[0] > 0) + [*after] * (layers[-1] < last))
     return model
 
 
+def _keep(model: nn.Module, layers: Iterable[int], list_name: str, without: Sequence[str]) -> None:
+    """Leave these layers, which keep their numbers, and so their parameters their names; make `without` identities."""
+    kept = nn.ModuleList()
+    kept._modules = {str(index): getattr(model, list_name)[index] for index in layers}
+    model._modules = {**model._modules, list_name: kept, **{name: nn.Identity() for name in without}}
+
+
 def tied_names(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the names of each parameter that has several. Ask before `take_stage`."""
+    """Return the names of each parameter that has several. Ask before `take_stages`."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return [tuple(several) for several in names.values() if len(several) > 1]
-
-
-def join(modules: Iterable[nn.Module], names: Sequence[str]) -> nn.Parameter | None:
-    """Let all parameters with one of these names be the first that is found in these modules; return it, if any."""
-    first: nn.Parameter | None = None
-    for module in modules:
-        for name in names:
-            owner, _, leaf = name.rpartition(".")
-            place = dict(module.named_modules()).get(owner)
-            if place is not None and leaf in place._parameters:
-                first = first if first is not None else getattr(place, leaf)
-                setattr(place, leaf, first)
-    return first
 
 
 class WeightQueue:
@@ -112,10 +140,12 @@ class WeightQueue:
         self.waiting: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
     def defer(self, module: nn.Module) -> None:
-        """Have all linear layers in `module` leave their weights' gradients here."""
+        """Have all linear layers in `module`, also those that are cut, leave their weights' gradients here."""
         for layer in module.modules():
-            if type(layer) is nn.Linear:
-                layer.forward = Deferred(self, layer)  # type: ignore[method-assign, assignment]
+            if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+                layer.product = Deferred(self, layer, None)  # type: ignore[method-assign]
+            elif type(layer) is nn.Linear:
+                layer.forward = Deferred(self, layer, layer.bias)  # type: ignore[method-assign, assignment]
 
     def take(self) -> list[tuple[nn.Parameter, Tensor, Tensor]]:
         """Return what has come since the last call, and forget it."""
@@ -124,18 +154,18 @@ class WeightQueue:
 
 
 class Deferred:
-    """The forward of a linear layer whose weight gets its gradient later."""
+    """The product of a linear layer whose weight gets its gradient later."""
 
-    def __init__(self, queue: WeightQueue, layer: nn.Linear) -> None:
-        self.queue, self.layer = queue, layer
+    def __init__(self, queue: WeightQueue, layer: nn.Linear, bias: nn.Parameter | None) -> None:
+        self.queue, self.layer, self.bias = queue, layer, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, for x [..., inputs]."""
-        weight, bias = self.layer.weight, self.layer.bias
+        """Return x Wᵀ, and the bias if there is one, for x [..., inputs]."""
+        weight = self.layer.weight
         if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
-            return nn.functional.linear(x, weight, bias)
+            return nn.functional.linear(x, weight, self.bias)
         y: Tensor = InputGradient.apply(x, weight, self.queue)  # type: ignore[no-untyped-call]
-        return y if bias is None else y + bias
+        return y if self.bias is None else y + self.bias
 
 
 class InputGradient(torch.autograd.Function):

@@ -28,69 +28,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist.collectives import all_gather, all_reduce
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.adjoint import copy_to, gather_from, reduce_from
+from minidist.parallel.placement import Bounds, TensorPlacement, tensor_placement_of
 from minidist.parallel.vocabulary import check_ids, part_of
 
-Bounds: TypeAlias = tuple[tuple[int, int], ...]
-"""First channel of each rank, and the one after its last."""
-
-# ---------------------------------------------------------------- the record
-
-
-@dataclass(frozen=True)
-class TensorPlacement:
-    """Which slice of a parameter this rank holds.
-
-    Attributes
-    ----------
-    name, shape
-        Of the whole parameter.
-    dim : int or None
-        Along which it is cut; None if every rank holds it whole.
-    bounds : Bounds
-        Of each rank, along `dim`.
-    copies : int
-        How many neighbouring ranks hold the same slice: 1 if no two do, the number of ranks if all hold the whole.
-    comm : Communicator
-        The ranks.
-    """
-
-    name: str
-    shape: torch.Size
-    dim: int | None
-    bounds: Bounds
-    copies: int
-    comm: Communicator
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank is the first that holds its slice: what each element is to enter once, it enters here."""
-        return self.comm.rank % self.copies == 0
-
-    def take(self, whole: Tensor) -> Tensor:
-        """Return this rank's slice of the whole parameter, a view."""
-        if self.dim is None:
-            return whole
-        start, stop = self.bounds[self.comm.rank]
-        return whole.narrow(self.dim, start, stop - start)
-
-    def full(self, piece: Tensor) -> Tensor:
-        """Return the whole of which each rank brings its piece. Collective: one all-gather."""
-        if self.dim is None:
-            return piece.detach()
-        counts = [(stop - start) * (rank % self.copies == 0) for rank, (start, stop) in enumerate(self.bounds)]
-        rows = piece.detach().movedim(self.dim, 0).contiguous()[: counts[self.comm.rank]]
-        whole: Any = all_gather(rows, self.comm, counts=counts)
-        return whole.movedim(0, self.dim).contiguous()  # type: ignore[no-any-return]
+# ---------------------------------------------------------------- what each rank holds
 
 
 def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: bool = False) -> tuple[Bounds, int]:
@@ -115,11 +64,6 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
     stops = [sum(counts[: part + 1]) for part in range(len(counts))]
     parts = [(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
     return tuple(parts[rank // copies] for rank in range(ranks)), copies
-
-
-def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
-    """Return the record of a parameter of a model that `parallelize_tensor` has split, else None."""
-    return getattr(parameter, "tensor_placement", None)
 
 
 def shard(parameter: Tensor, placement: TensorPlacement) -> None:
@@ -171,32 +115,6 @@ def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
         parameter.register_hook(lambda gradient: reduce_from(gradient, comm))  # type: ignore[no-untyped-call]
 
 
-def clip_tensor_parallel(parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator) -> Tensor:
-    """Scale gradients to a joint norm of at most `limit`, counting each element once; return the norm before.
-
-    A slice that several ranks hold is counted by the first of them. Collective: one all-reduce of a number over each of
-    `axes`, tensor-parallel ranks first, then others that hold other parameters (pipeline stages). Otherwise as
-    `clip_by_global_norm`, which knows flat slices only.
-    """
-    if not limit >= 0:
-        raise ValueError(f"limit={limit} is no bound for a norm: give a positive number, or 0 for none")
-    held = [parameter for parameter in parameters if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in held if parameter.grad is not None]
-    like = gradients[0] if gradients else torch.zeros(())
-    square = torch.zeros((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-    for parameter, gradient in zip(held, gradients, strict=True):
-        placement = tensor_placement_of(parameter)
-        if placement is None or placement.first:
-            square += torch.linalg.vector_norm(gradient, dtype=square.dtype).square()
-    for comm in axes:
-        all_reduce(square, comm)
-    norm = square.sqrt()
-    if 0 < limit < float("inf") and gradients:
-        scale = (limit / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))
-    return norm
-
-
 # ---------------------------------------------------------------- the border of a region
 
 
@@ -236,8 +154,13 @@ class ColumnParallelLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply; `boundary` is None where the region around this layer has entered already."""
-        pieces = F.linear(x if self.boundary is None else self.boundary.enter(x), self.weight, self.bias)
+        pieces = self.product(x if self.boundary is None else self.boundary.enter(x))
+        pieces = pieces if self.bias is None else pieces + self.bias
         return pieces if self.gather is None else gather_from(pieces, self.gather, -1, self.all_features)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ. A pipeline that puts weight gradients off has a product of its own."""
+        return F.linear(x, self.weight)
 
 
 class RowParallelLinear(nn.Linear):
@@ -251,8 +174,12 @@ class RowParallelLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply, add up, and only then add the bias, which every rank has whole."""
-        total = self.boundary.leave(F.linear(x, self.weight))
+        total = self.boundary.leave(self.product(x))
         return total if self.bias is None else total + self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ, as of `ColumnParallelLinear`."""
+        return F.linear(x, self.weight)
 
 
 class VocabularyParallelEmbedding(nn.Module):

@@ -26,20 +26,18 @@ from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.meta import on_device
+from minidist.parallel.placement import Bounds, TensorPlacement, tensor_placement_of
 from minidist.parallel.replicas import check_same, make_equal
 from minidist.parallel.sequence import SequenceBoundary, split_dropout, split_sequence
 from minidist.parallel.tensor import (
     Boundary,
-    Bounds,
     ColumnParallelLinear,
     RowParallelLinear,
-    TensorPlacement,
     VocabularyParallelEmbedding,
     bounds_of,
     load_slices,
     shard,
     sum_gradient,
-    tensor_placement_of,
 )
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
-from minidist.parallel.buckets import views_into
+from minidist.parallel.buckets import kind_of, views_into
 from minidist.parallel.shard import Shard
 
 Policy: TypeAlias = Callable[[nn.Module], bool]
@@ -255,8 +255,8 @@ def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
 
 
 def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Deal parameters into lists of one dtype and device, all trained or all frozen."""
+    """Deal parameters into lists of one kind each."""
     kinds: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
-        kinds.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
+        kinds.setdefault(kind_of(parameter), []).append(parameter)
     return list(kinds.values())

@@ -23,7 +23,7 @@ from minidist.model import GPT, GPTConfig
 from minidist.parallel.executor import Pipeline
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.schedules import plan
-from minidist.parallel.stage import balance, take_stage
+from minidist.parallel.stage import balance, take_stages
 
 if TYPE_CHECKING:
     from minidist.comm import Communicator
@@ -52,7 +52,7 @@ def build(hidden: int) -> GPT:
 
 def stage_of(hidden: int, comm: Communicator) -> nn.Module:
     """Return this rank's stage, one of as many as there are ranks."""
-    return take_stage(build(hidden), balance([1.0] * LAYERS, comm.size)[comm.rank])
+    return take_stages(build(hidden), balance([1.0] * LAYERS, comm.size), [comm.rank])[comm.rank]
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,0 +1,231 @@
+"""A serial model, spread over a mesh: every strategy in one order.
+
+    model, the same on every rank
+      │ 1  tensor (and sequence) parallelism    each matrix: this rank's block of it
+      │ 2  pipeline                             the layers of this rank's stages; the rest is forgotten
+      │ 3  recomputation                        of what is left, segment by segment
+      │ 4  data parallelism or ZeRO             gradients of what is left are reduced, or sharded
+      ▼ 5  optimizer                            over what this rank updates
+    Parallel.step(...)
+
+The order is that of the links: what sends most often is cut first, and is innermost in the mesh. Each step sees only
+what the one before left, and that is why they combine: ZeRO shards blocks of layers as it would shard layers.
+(Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.2.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from minidist.collectives import broadcast
+from minidist.memory.recompute import recompute
+from minidist.mesh import Mesh
+from minidist.parallel.clip import clip_by_global_norm
+from minidist.parallel.data import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.executor import Pipeline, tie_stages
+from minidist.parallel.fsdp import FSDP
+from minidist.parallel.pipeline import with_communication
+from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.recipe import Recipe
+from minidist.parallel.replicas import make_equal
+from minidist.parallel.sequence import know_all_tokens
+from minidist.parallel.shard import Sharded
+from minidist.parallel.stage import balance, take_stages, tied_names
+from minidist.parallel.tensor_plan import Plan as TensorPlan
+from minidist.parallel.tensor_plan import parallelize_tensor
+from minidist.parallel.zero import ZeRO1, ZeRO2
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Loss = Callable[[Tensor, Any], Tensor]
+
+
+class Parallel:
+    """What a rank has of a model that is spread over a mesh, and how the ranks take a step together.
+
+    Attributes
+    ----------
+    model : nn.Module
+        What this rank holds: the serial model less what other ranks have. Names of parameters are the serial ones.
+    replica : DataParallel or None
+        What reduces over the data axis; None if that has one rank.
+    pipeline : Pipeline or None
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        recipe: Recipe,
+        loss: Loss,
+        replica: DataParallel | None,
+        pipeline: Pipeline | None,
+    ) -> None:
+        self.model, self.mesh, self.recipe, self.loss = model, mesh, recipe, loss
+        self.replica, self.pipeline = replica, pipeline
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates: slices under ZeRO, else parameters."""
+        return self.replica.slices if isinstance(self.replica, Sharded) else list(self.model.parameters())
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        (self.replica or self.model).zero_grad()
+
+    def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run forward and backward of all microbatches; return the sum of the losses that this rank has computed.
+
+        Parameters
+        ----------
+        inputs, targets : sequences
+            One of each microbatch, the same on every rank but those along the data axis.
+        arguments : sequences
+            What the model is called with besides, one of each microbatch.
+
+        Gradients are summed over microbatches and over the data axis. In a pipeline, the loss is the last stage's;
+        ranks of the tensor axis return the same.
+        """
+        if self.pipeline is not None:
+            return self.pipeline.step(inputs, targets, *arguments)
+        total = torch.zeros((), device=next(self.model.parameters()).device)
+        called, comm = self.replica or self.model, self.mesh.world
+        for number, (x, target, *rest) in enumerate(zip(inputs, targets, *arguments, strict=True)):
+            alone = self.replica is not None and number + 1 < len(inputs)
+            with self.replica.no_sync() if alone and self.replica else nullcontext():
+                with comm.span("forward"):
+                    loss = self.loss(called(x, *rest), target)
+                with comm.span("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        if self.replica is not None:
+            self.replica.synchronize()
+        return total
+
+    def optimizer(self, kind: Callable[..., Optimizer], groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
+        """Return an optimizer of this `kind` over what this rank updates; `groups` are over `model`'s parameters."""
+        if isinstance(self.replica, Sharded):
+            return self.replica.optimizer(kind, groups, **options)
+        return kind(groups, **options)
+
+    def clip(self, limit: float) -> Tensor:
+        """Clip by the global norm over the mesh, and return it; see `clip_by_global_norm`. Collective."""
+        return clip_by_global_norm(self.trained, limit, self.mesh.tp, self.mesh.pp)
+
+    def unwrap(self) -> None:
+        """End training: have parameters whole in `model`, as far as data parallelism shares them out. Collective."""
+        if isinstance(self.replica, FSDP):
+            self.replica.unwrap()
+
+    def whole_parameters(self, names: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter of the serial model whole, on every rank, one by one; after `unwrap`. Collective.
+
+        `names` are `named_parameters` of the serial model, which may be on the device `meta`.
+        """
+        mine = dict(self.model.named_parameters(remove_duplicate=False))
+        holders = [set(held) for held in self.mesh.pp.roll_call(sorted(mine))]
+        device = next(self.model.parameters()).device
+        for name, like in names:
+            holder = next(rank for rank, held in enumerate(holders) if name in held)
+            whole = torch.empty(like.shape, dtype=like.dtype, device=device)
+            if name in mine:
+                placement = tensor_placement_of(mine[name])
+                whole.copy_(placement.full(mine[name]) if placement else mine[name].detach())
+            if self.mesh.pp.size > 1:
+                broadcast(whole, self.mesh.pp, root=holder)
+            yield name, whole
+
+
+def parallelize(
+    model: nn.Module,
+    mesh: Mesh,
+    recipe: Recipe,
+    loss: Loss,
+    carried: Callable[[Any], Tensor] | None = None,
+    tensor_plan: TensorPlan | None = None,
+    costs: Sequence[float] | None = None,
+) -> Parallel:
+    """Spread a serial model over a mesh, in place. Collective.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Built on every rank; rank 0's values count.
+    loss : callable
+        `loss(output, target)`, a scalar; those of all microbatches and data ranks are summed. With tensor parallelism
+        it is given this rank's part of the logits: see `vocabulary_parallel_cross_entropy_sum`.
+    carried : callable, optional
+        For a pipeline: `carried(inputs)` is an empty tensor (it may be on `meta`) of the shape and dtype of what goes
+        from stage to stage for a microbatch with these inputs; see `Pipeline`.
+    tensor_plan : optional
+        See `parallelize_tensor`.
+    costs : sequence of float, optional
+        Of each layer, by which the pipeline is cut; by default all cost the same. See `balance`.
+
+    Raises
+    ------
+    RecipeError
+        On every rank, before anything is sent, if mesh, recipe and model do not fit together.
+    ValueError, TypeError, MismatchError
+        As `parallelize_tensor` and `DataParallel`.
+    """
+    layout = mesh.layout
+    layers = _count_layers(model) if layout.pp > 1 else 0
+    recipe.check(layout, layers)
+    if mesh.world.size > 1:
+        make_equal(model, mesh.world)
+    tied = tied_names(model)
+    if layout.tp > 1:
+        parallelize_tensor(model, mesh.tp, tensor_plan, recipe.sequence)
+    if layout.pp == 1:
+        replica = replicate(model, mesh, recipe)
+        _recompute(model, recipe.recompute)
+        return Parallel(model, mesh, recipe, loss, replica, None)
+    plan = with_communication(recipe.plan(layout))
+    parts = balance(costs or [1.0] * layers, plan.stages)
+    stages = take_stages(model, parts, plan.stages_of(mesh.pp.rank))
+    ties = tie_stages(model, tied, mesh.pp)
+    if recipe.sequence:
+        for stage, module in stages.items():
+            if stage > 0:
+                know_all_tokens(module, mesh.tp)
+    replica = replicate(model, mesh, recipe)
+    for module in stages.values():
+        _recompute(module, recipe.recompute)
+    called: Mapping[int, nn.Module] = stages
+    if isinstance(replica, FSDP):
+        called = dict.fromkeys(stages, replica)  # one stage, whose forward is what gathers
+    assert carried is not None, "a pipeline needs `carried`"
+    return Parallel(model, mesh, recipe, loss, replica, Pipeline(called, mesh.pp, plan, loss, carried, ties, replica))
+
+
+def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
+    """Reduce gradients over the data axis, as the recipe says; None if that has one rank. Collective."""
+    if mesh.dp.size == 1:
+        return None
+    if recipe.strategy == "naive":
+        return NaiveDataParallel(model, mesh.dp)
+    if recipe.strategy == "server":
+        return ParameterServer(model, mesh.dp)
+    if recipe.zero == 3:
+        return FSDP(model, mesh.dp, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
+    kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
+    return kind(model, mesh.dp, bucket_bytes=recipe.bucket_bytes)
+
+
+def _recompute(model: nn.Module, policy: str) -> None:
+    """Apply a policy to a stage, whose layers may be fewer than a segment has."""
+    if policy == "none":
+        return
+    kind, _, length = policy.partition(" ")
+    layers = _count_layers(model)
+    recompute(model, f"every {min(int(length), layers)}" if kind == "every" else policy)
+
+
+def _count_layers(model: nn.Module) -> int:
+    layers = getattr(model, "layers", None)
+    return len(layers) if isinstance(layers, nn.ModuleList) else 0

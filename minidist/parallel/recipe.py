@@ -1,0 +1,127 @@
+"""What is done to a model on a mesh, and what can be combined with what: one table.
+
+    schedule            ZeRO 0 (DDP)   1     2     3
+    no pipeline         yes            yes   yes   yes
+    gpipe, 1f1b         yes            yes   yes   yes     one stage a rank, whose units are gathered like a model's
+    all others          yes            yes   no    no      several stages a rank, or weight gradients put off
+
+Tensor and sequence parallelism, recomputation and every precision go with each. ZeRO 2 and 3 keep no whole gradients,
+so with a pipeline they reduce in every microbatch: m times the bytes of ZeRO 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from minidist.mesh import Layout
+from minidist.parallel.pipeline import NAMES, check, plan
+from minidist.parallel.pipeline.actions import Plan
+from minidist.parallel.pipeline.errors import ScheduleError
+
+MIB = 1 << 20
+NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
+
+
+class RecipeError(ValueError):
+    """A combination that is not offered, or does not fit the mesh; the message says what would."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is spread over a mesh.
+
+    Attributes
+    ----------
+    strategy : {"ddp", "naive", "server"}
+        How gradients are reduced over the data axis.
+    zero : int
+        Stage of ZeRO over the data axis, with `strategy` "ddp".
+    shard_ranks : int, optional
+        For ZeRO 3: see `FSDP`.
+    bucket_bytes : int
+        See `DDP`.
+    sequence : bool
+        Sequence parallelism, with tensor parallelism.
+    schedule : str or Plan
+        Of the pipeline: a name, or a plan of one's own without sends and receives.
+    chunks : int
+        Stages a rank, of the interleaved schedule.
+    microbatches : int
+        A step, on each rank of the data axis; of gradient accumulation where there is no pipeline. A plan of one's own
+        has its own number.
+    recompute : str
+        Policy of `recompute`, for the layers of each stage.
+    allocate : callable, optional
+        For ZeRO 3: see `FSDP`.
+    """
+
+    strategy: Literal["ddp", "naive", "server"] = "ddp"
+    zero: int = 0
+    shard_ranks: int | None = None
+    bucket_bytes: int = 25 * MIB
+    sequence: bool = False
+    schedule: str | Plan = "1f1b"
+    chunks: int = 1
+    microbatches: int = 1
+    recompute: str = "none"
+    allocate: Callable[[int, torch.dtype], Tensor] | None = None
+
+    supported: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        NO_PIPELINE: (0, 1, 2, 3),
+        **{name: (0, 1, 2, 3) if name in ("gpipe", "1f1b") else (0, 1) for name in NAMES},
+        OWN_PLAN: (0, 1),
+    }
+    """Of each schedule, the stages of ZeRO that go with it."""
+
+    def plan(self, layout: Layout) -> Plan:
+        """Return the plan of the pipeline, checked, computing only.
+
+        Raises
+        ------
+        RecipeError
+            If there is none for so many ranks and microbatches, or it is not sound.
+        """
+        try:
+            if isinstance(self.schedule, Plan):
+                check(self.schedule)
+                return self.schedule
+            return plan(self.schedule, layout.pp, self.microbatches, self.chunks)
+        except (ScheduleError, ValueError) as error:
+            raise RecipeError(str(error)) from None
+
+    def check(self, layout: Layout, layers: int) -> None:
+        """Find out, before any work, whether a model of so many layers can be spread in this way over a layout.
+
+        Raises
+        ------
+        RecipeError
+            With one sentence: what does not fit, and the fix.
+        """
+        own = isinstance(self.schedule, Plan)
+        row = NO_PIPELINE if layout.pp == 1 else OWN_PLAN if own else str(self.schedule)
+        if row not in self.supported:
+            raise RecipeError(f"there is no schedule {row!r}: choose one of {', '.join(NAMES)}")
+        if self.zero not in self.supported[row]:
+            offered = " or ".join(map(str, self.supported[row]))
+            raise RecipeError(
+                f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
+            )
+        if self.zero and self.strategy != "ddp":
+            raise RecipeError(f"ZeRO {self.zero} shards what ddp reduces, not strategy {self.strategy!r}: use ddp")
+        if self.sequence and layout.tp == 1:
+            raise RecipeError("sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2")
+        if layout.pp == 1:
+            return
+        found = self.plan(layout)
+        if found.ranks != layout.pp:
+            raise RecipeError(f"the plan is for {found.ranks} ranks, but pp={layout.pp}: use pp={found.ranks}")
+        if found.stages > layers:
+            raise RecipeError(
+                f"{found.stages} stages need at least as many layers, but the model has {layers}: use fewer ranks in "
+                f"the pipeline, or {found.stages} layers"
+            )
