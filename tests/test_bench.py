@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import clean_environment
+from ranks import clean_environment, mpirun
 
 from minidist.cli.bench import main
 from minidist.cli.bench.bounds import BOUNDS
@@ -48,6 +48,7 @@ def test_everything_at_once() -> None:
     assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
     assert competitors["zero"] == {"local", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "fully_shard"}
     assert competitors["pipeline"] == {"serial", "gpipe", "1f1b", "zb-h1", "torch gpipe", "torch 1f1b"}
+    assert competitors["tensor"] == {"serial", "tensor", "DTensor"}
     assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}
     assert {name for name, _, _ in names(found, "tuned")} == set(COLLECTIVES)
@@ -86,6 +87,46 @@ def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     assert names(found) == {(name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")}
     assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout and "other core" in done.stdout
     assert not found["bounds"], "the bounds are for two ranks"
+
+
+def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
+    """Loss and gradients, the number of all-reduces, the bytes; and a weight that differs is noticed."""
+    job = mpirun(
+        2,
+        """
+        import pytest
+        import torch
+        from torch.distributed.tensor.debug import CommDebugMode
+
+        from minidist.cli.bench.tensor import TOLERANCE, check_same, competitors
+        from minidist.cli.bench.worker import start_gloo
+        from minidist.comm import init
+
+        comm = init(limit=60)
+        gloo = start_gloo(comm)
+        tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
+        found = competitors(16, tokens, comm, torch_too=True)
+        check_same(found)
+
+        reductions = 2 * 2 * 4 + 2  # forward and backward, attention and MLP of 4 layers; embedding, head
+        with CommDebugMode() as counted:
+            found["DTensor"].backward()
+        assert counted.get_total_counts() == reductions + 3  # of the loss: maximum, normalizer, target
+        before = comm.traffic.bytes_sent
+        found["tensor"].backward()
+        assert comm.traffic.bytes_sent - before == 4 * 2 * 8 * (reductions * 16 + 3)
+
+        for name in ("tensor", "DTensor"):
+            with torch.no_grad():
+                found[name].model.layers[1].mlp.up.weight.mul_(1 + 100 * TOLERANCE)
+            with pytest.raises(RuntimeError, match=f"serial and {name} differ by"):
+                check_same({"serial": found["serial"], name: found[name]})
+        print("the same")
+        gloo.destroy_process_group()
+        """,
+    )
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("the same") == 2
 
 
 # ---------------------------------------------------------------- formulas, ratios, bounds
@@ -183,6 +224,7 @@ def test_states_sizes_and_quantities() -> None:
         (["broadcast", "--algorithms", "native"], "native is one of --peers"),
         (["all-reduce", "--peers", "nccl"], "choose among native, tuned, gloo"),
         (["ddp", "--hidden", "20"], "multiple of 8"),
+        (["tensor", "--ranks", "3"], "4 heads of its model"),
         (["copy", "--json", "/no/such/folder/file"], "no such folder"),
     ],
 )

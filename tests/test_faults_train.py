@@ -12,16 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from ranks import clean_environment
-from training import PROGRAM, TINY, short_text
+from training import PROGRAM, TINY, short_text, tensors
 
 from minidist.cli.jobs import MARK, end_job, members, run_job
-from minidist.model import GPT
-from minidist.trainer import checkpoint
-from minidist.trainer.checkpoint import complete, newest
-from minidist.trainer.flags import parse
-from minidist.trainer.optimizer import build_optimizer
+from minidist.trainer import restore
+from minidist.trainer.store import complete, newest
 
 KILLS = Path(__file__).with_name("kills.py")
 ENDLESS = [*TINY, "--steps", "1000000", "--save-every", "5", "--keep", "3", "--strategy"]
@@ -116,13 +112,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def check_intact(folder: Path) -> None:
-    """Load every checkpoint there is, as resuming would."""
+    """Read every checkpoint there is, as resuming would."""
     assert complete(folder)
-    config = parse(TINY)
     for path in complete(folder):
-        model = GPT(config.gpt(256), dtype=torch.float32)
-        state = checkpoint.load(path, model, build_optimizer(model, config))
-        assert path.name == f"step-{state['step']:08d}"
+        restore.verify(path)
+        assert tensors(path) and path.name == f"step-{restore.read_state(path)['step']:08d}"
 
 
 def test_a_rank_that_is_killed_ends_the_job(start: Callable[..., Job], tmp_path: Path) -> None:
@@ -145,7 +139,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback(start: Callable[...,
     output = job.ends()
     assert "[rank 1] ZeroDivisionError: the bug of rank 1" in output and "[rank 1] Traceback" in output
     assert "[rank 0]" not in output
-    assert newest(job.folder).name == "step-00000010"
+    assert newest(job.folder).name in ("step-00000009", "step-00000010"), "the last may not have been written yet"
 
 
 def test_ctrl_c_of_a_single_process(tmp_path: Path) -> None:

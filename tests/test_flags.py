@@ -22,10 +22,10 @@ FROZEN = """
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
-    --dp --strategy --zero --hsdp --accumulate --bucket-mib
+    --dp --tp --sp --pp --schedule --chunks --microbatches --plan --strategy --zero --hsdp --accumulate --bucket-mib
     --recompute --offload --offload-folder
-    --steps --seed --precision --verify --save --save-every --keep --resume --metrics --trace --sample --peak-tflops
-    --debug
+    --steps --seed --precision --verify --save --save-every --keep --keep-every --resume --metrics --trace --sample
+    --peak-tflops --debug
 """
 
 

@@ -32,7 +32,8 @@ from minidist.model.dropout import Dropout, dropout_mask
 from minidist.parallel import clip_by_global_norm, tensor_plan
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.sequence import split_dropout
-from minidist.parallel.tensor_plan import ColumnParallel, SplitSequence, VocabularyParallel, parallelize_tensor
+from minidist.parallel.tensor_plan import parallelize_tensor
+from minidist.parallel.tensor_styles import ColumnParallel, SplitSequence, VocabularyParallel
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)

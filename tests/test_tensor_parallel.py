@@ -25,15 +25,8 @@ from minidist.parallel import DDP, clip_by_global_norm
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.sampler import share
 from minidist.parallel.tensor import load_slices
-from minidist.parallel.tensor_plan import (
-    ColumnParallel,
-    ParallelRegion,
-    Plan,
-    RowParallel,
-    VocabularyParallel,
-    gpt_plan,
-    parallelize_tensor,
-)
+from minidist.parallel.tensor_plan import Plan, gpt_plan, parallelize_tensor
+from minidist.parallel.tensor_styles import ColumnParallel, ParallelRegion, RowParallel, VocabularyParallel
 from minidist.parallel.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 STEPS, ROWS, TIME = 4, 3, 8

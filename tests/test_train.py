@@ -20,10 +20,9 @@ from training import PROGRAM, TINY, losses, metrics, short_text, train_on
 
 from minidist.cli.jobs import run_job
 from minidist.cli.train import main
-from minidist.comm import Communicator
-from minidist.parallel import DataParallel, NaiveDataParallel
+from minidist.mesh import Mesh
+from minidist.parallel import DataParallel, NaiveDataParallel, Recipe
 from minidist.trainer import loop, verify
-from minidist.trainer.config import Config
 from minidist.trainer.metrics import Reporter, StepMetrics
 
 STEP = re.compile(
@@ -110,29 +109,29 @@ class WrongLater(NaiveDataParallel):
             self.module.zero_grad()
 
 
-def forgotten(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
-    return NeverReduced(model, comm)
+def forgotten(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
+    return NeverReduced(model, mesh.dp) if mesh.dp.size > 1 else None
 
 
-def averaged(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
-    return NaiveDataParallel(model, comm, op="mean")
+def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
+    return NaiveDataParallel(model, mesh.dp, op="mean") if mesh.dp.size > 1 else None
 
 
-def later(model: nn.Module, comm: Communicator, config: Config) -> DataParallel:
-    return WrongLater(model, comm)
+def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
+    return WrongLater(model, mesh.dp) if mesh.dp.size > 1 else None
 
 
 @pytest.mark.parametrize("precision", ["", "--precision float32"])
 @pytest.mark.parametrize(("broken", "alike"), [(forgotten, "NO"), (averaged, "yes"), (later, "yes")])
 def test_verify_finds_wrong_gradients(
-    broken: Callable[..., DataParallel],
+    broken: Callable[..., DataParallel | None],
     alike: str,
     precision: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Wrong, and the same on all ranks or not; clipped to a norm, so that Adam does not even see the factor."""
-    monkeypatch.setattr(loop, "replicate", broken)
+    monkeypatch.setattr(sys.modules["minidist.parallel.parallelize"], "replicate", broken)
     assert train_on(2, "--steps 4 --clip 0.01 --verify", precision) == 1
     table = capsys.readouterr().out
     assert "same parameters as the serial run   NO" in table
@@ -140,7 +139,7 @@ def test_verify_finds_wrong_gradients(
 
 
 def test_a_rank_that_went_astray_fails_a_run_that_nobody_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "replicate", forgotten)
+    monkeypatch.setattr(sys.modules["minidist.parallel.parallelize"], "replicate", forgotten)
     assert train_on(2, "--steps 2") == 1
 
 

@@ -6,8 +6,13 @@ import json
 import shlex
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 import minidist
 from minidist.cli.train import train
+from minidist.trainer import restore
+from minidist.trainer.pieces import Extent, Piece
 from minidist.trainer.text import load_text
 
 TINY = ["--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "16", "--batch", "8", "--warmup", "2"]
@@ -37,6 +42,20 @@ def metrics(file: Path) -> list[dict[str, float]]:
 def losses(file: Path) -> list[tuple[float, float]]:
     """Return (step, loss) of each line."""
     return [(line["step"], line["loss"]) for line in metrics(file)]
+
+
+def tensors(checkpoint: Path) -> dict[str, Tensor]:
+    """Return all that a checkpoint holds, each tensor whole: parameters, and `parameter/moment`."""
+    names = restore.names(checkpoint)
+    found = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in names.items()}
+    restore.read(checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()])
+    return found
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    """Tell whether two checkpoints hold the same."""
+    ours, theirs = tensors(one), tensors(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def short_text(folder: Path, characters: int = 20_000) -> Path:

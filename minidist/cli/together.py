@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from minidist.comm import Communicator, LaunchError, init
-from minidist.trainer.checkpoint import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.flags import HelpAsked
+from minidist.trainer.store import CheckpointError
 from minidist.trainer.text import TextError
 
 Ready = TypeVar("Ready")

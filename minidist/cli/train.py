@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -11,16 +10,16 @@ from pathlib import Path
 
 import torch
 
+from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, check_precision, fitting_layout, metrics_file
 from minidist.comm import Communicator
 from minidist.comm.gather_trace import gather_trace
 from minidist.mesh import Mesh
 from minidist.model import generate
-from minidist.parallel import FSDP
 from minidist.trace import Trace
 from minidist.trainer.config import Config
-from minidist.trainer.flags import parse
+from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer, device_of
 from minidist.trainer.metrics import Reporter
 from minidist.trainer.text import (
@@ -34,7 +33,7 @@ from minidist.trainer.text import (
     sequences,
     split,
 )
-from minidist.trainer.verify import Verdict, compare, fingerprint
+from minidist.trainer.verify import compare, fingerprint
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +43,14 @@ def main(argv: Sequence[str]) -> int:
 
 def train(argv: Sequence[str], comm: Communicator) -> int:
     """Train as one of the ranks of `comm`; return the exit status, as `main`."""
-    return stopping_together("train", comm, lambda: train_and_report(together(comm, lambda: parse(argv)), comm))
+
+    def program() -> int:
+        config, notes = together(comm, lambda: parse_with_notes(argv))
+        if comm.rank == 0 and notes:
+            print("\n".join(notes), flush=True)
+        return train_and_report(config, comm)
+
+    return stopping_together("train", comm, program)
 
 
 def train_and_report(config: Config, comm: Communicator) -> int:
@@ -106,19 +112,30 @@ def headline(trainer: Trainer, samples: Samples) -> str:
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     line = (
         f"{trainer.model.parameter_count:,} parameters in {config.precision}, {len(samples):,} samples of up to "
-        f"{config.data.sequence} tokens; {ranks} on the {comm.wire} wire, dp={trainer.mesh.dp.size} "
-        f"({f'ZeRO-{config.parallel.zero}' if config.parallel.zero else config.parallel.strategy})"
+        f"{config.data.sequence} tokens; {ranks} on the {comm.wire} wire, {spreading(trainer)}"
     )
-    memory = config.memory
+    memory, resumed = config.memory, trainer.resumed
     if memory.recompute != "none":
         line += f", recompute {memory.recompute}"
     if memory.offload != "none":
         line += f", the optimizer's state in {'memory' if memory.offload == 'memory' else config.offload_to}"
-    if trainer.first_step:
-        line += f"\nresumed after step {trainer.first_step}"
-        line += f", with options that are not what they were: {', '.join(trainer.changed)}" if trainer.changed else ""
-        line += "; nothing is left to train" if trainer.first_step == config.run.steps else ""
+    if resumed is not None:
+        line += f"\nresumed after step {resumed.step}"
+        line += f", with options that are not what they were: {', '.join(resumed.changed)}" if resumed.changed else ""
+        line += "; nothing is left to train" if resumed.step == config.run.steps else ""
     return line
+
+
+def spreading(trainer: Trainer) -> str:
+    """Say in a few words how the model is spread over the ranks."""
+    layout, parallel = trainer.mesh.layout, trainer.config.parallel
+    words = [f"dp={layout.dp} ({f'ZeRO-{parallel.zero}' if parallel.zero else parallel.strategy})"]
+    if layout.pp > 1:
+        schedule = parallel.plan or parallel.schedule
+        words.append(f"pp={layout.pp} ({schedule}, {trainer.recipe.microbatches} microbatches)")
+    if layout.tp > 1:
+        words.append(f"tp={layout.tp}{' (with sequence parallelism)' if parallel.sp else ''}")
+    return " ".join(words)
 
 
 def write_trace(comm: Communicator, path: Path) -> None:
@@ -145,48 +162,3 @@ def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt:
     written = tokenizer.decode(tokens[0, len(prompt) :].tolist())
     given = tokenizer.decode(prompt)
     print(f"\n--- a sample; the model was given {given!r} and wrote:\n{written}\n---", flush=True)
-
-
-def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | None) -> str:
-    """Return the table at the end."""
-    history, ranks = outcome.history, trainer.mesh.dp.size
-    seconds = sum(metrics.seconds for metrics in history)
-    rows = [("loss, first and last step", f"{history[0].loss:.4f} -> {history[-1].loss:.4f}")] if history else []
-    if verdict is not None:
-        answer = "yes" if verdict.same else "NO"
-        rows.append(
-            ("same parameters as the serial run", f"{answer}: largest relative difference {verdict.difference:.2e}")
-        )
-        rows.append(("    the criterion", verdict.criterion))
-    rows.append(("same bits on every rank", "yes" if alike else "NO"))
-    if outcome.scaler is not None:
-        skipped = sum(not math.isfinite(metrics.gradient_norm) for metrics in history)
-        rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
-    if ranks > 1 and trainer.config.parallel.strategy == "ddp":
-        label, formula = volume(trainer)
-        what = "gradients and parameters" if trainer.config.parallel.zero else "gradients"
-        rows.append((f"bytes of {what} sent by rank 0", f"{outcome.gradient_bytes_sent:,}"))
-        rows.append((f"    {label} x steps", f"{formula * len(history):,.0f}"))
-    if history:
-        tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
-        waiting = sum(metrics.communication * metrics.seconds for metrics in history)
-        rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
-        rows.append(("share of time in communication", f"{waiting / seconds:.1%}"))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
-
-
-def volume(trainer: Trainer) -> tuple[str, float]:
-    """Return in words and in bytes what a rank sends in a step."""
-    ranks, bytes = trainer.mesh.dp.size, sum(p.nbytes for p in trainer.model.parameters())
-    if not isinstance(trainer.replica, FSDP):
-        return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * bytes
-    parallel = trainer.config.parallel
-    group, microbatches = parallel.hsdp or ranks, parallel.accumulate
-    root = sum(parameter.nbytes for flat in trainer.replica.root.flats for parameter in flat.parameters)
-    gathered = (2 * microbatches + 1) * bytes - microbatches * root
-    inside = (group - 1) / group * gathered
-    across = 2 * (1 - group / ranks) * bytes / group
-    if group == ranks:
-        return f"(P - 1)/P x ({2 * microbatches + 1} x bytes - {microbatches} x root's)", inside
-    return f"the formula for groups of {group}", inside + across

@@ -11,14 +11,15 @@ import torch
 
 from minidist.memory.precision import check_dtype
 from minidist.mesh import Layout
-from minidist.trainer import checkpoint
+from minidist.trainer import store
 from minidist.trainer.config import Config, ConfigError
 
 
 def fitting_layout(config: Config, ranks: int) -> Layout:
     """Return the layout that was asked for, if it has as many ranks as were started."""
-    layout = Layout(dp=config.parallel.dp or ranks)
+    asked = config.parallel
     try:
+        layout = Layout(dp=asked.dp or max(1, ranks // (asked.pp * asked.tp)), pp=asked.pp, tp=asked.tp)
         layout.check(ranks)
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -46,8 +47,8 @@ def check_files(config: Config, rank: int) -> None:
     if rank > 0:
         return
     if run.resume:
-        checkpoint.newest(folder)
-    elif run.save and (there := checkpoint.complete(folder)):
+        store.newest(folder)
+    elif run.save and (there := store.complete(folder)):
         raise ConfigError(
             f"--save {folder} holds the checkpoints of a run, up to {there[-1].name}: add --resume to continue it, or "
             f"save to another folder"

@@ -112,14 +112,28 @@ class MasterWeights(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
+        self._take_over(loaded)
+        if self.rounding is not None and "rounding" in state_dict:
+            self.rounding.set_state(state_dict["rounding"])
+
+    def restore(self, states: dict[nn.Parameter, State]) -> None:
+        """Continue with these states of parameters, as `state_of` returned them; the parameters are loaded before.
+
+        Raises
+        ------
+        OSError
+            If there is no room for them. Nothing has been changed then.
+        """
+        self._expect(states)
+        self._take_over(states)
+
+    def _take_over(self, states: dict[nn.Parameter, State]) -> None:
         self.versions.clear()
-        for parameter, state in loaded.items():
+        for parameter, state in states.items():
             kept = {name: self._copied(value, parameter) for name, value in state.items()}
             if self._is_own_master(parameter):
                 kept.pop("master", None)
             self._store(parameter, kept)
-        if self.rounding is not None and "rounding" in state_dict:
-            self.rounding.set_state(state_dict["rounding"])
 
     def _chunks(self) -> Iterator[Chunk]:
         for group in self.param_groups:
@@ -135,7 +149,7 @@ class MasterWeights(torch.optim.Optimizer):
 
     def _fetch(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> Visit:
         """Collect what the optimizer needs for a chunk."""
-        states = [self._state_of(parameter) for parameter in parameters]
+        states = [self.state_of(parameter) for parameter in parameters]
         masters = [self._master(p, state.pop("master", None)) for p, state in zip(parameters, states, strict=True)]
         return Visit(group, parameters, masters, states)
 
@@ -195,7 +209,8 @@ class MasterWeights(torch.optim.Optimizer):
     def _expect(self, parameters: dict[nn.Parameter, State]) -> None:
         """Claim room for the state of parameters, or raise before anything is changed."""
 
-    def _state_of(self, parameter: Tensor) -> State:
+    def state_of(self, parameter: Tensor) -> State:
+        """Return what is kept of a parameter: tensors of its shape, such as moments, and numbers."""
         return dict(self.state.get(parameter, {}))
 
     def _store(self, parameter: Tensor, state: State) -> None:

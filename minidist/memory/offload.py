@@ -140,9 +140,10 @@ class OffloadedOptimizer(MasterWeights):
     def _expect(self, parameters: dict[nn.Parameter, State]) -> None:
         self._claim_files(lambda parameter: parameter in parameters)
 
-    def _state_of(self, parameter: Tensor) -> State:
+    def state_of(self, parameter: Tensor) -> State:
+        """Return what is kept of a parameter, in memory."""
         files = self.files.get(parameter, {})
-        state = super()._state_of(parameter)
+        state = super().state_of(parameter)
         return {name: value.clone() if name in files else value for name, value in state.items()}
 
     def _store(self, parameter: Tensor, state: State) -> None:

@@ -7,13 +7,8 @@ from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.sampler import DistributedSampler
-from minidist.parallel.tensor_plan import (
-    ColumnParallel,
-    ParallelRegion,
-    RowParallel,
-    VocabularyParallel,
-    parallelize_tensor,
-)
+from minidist.parallel.tensor_plan import parallelize_tensor
+from minidist.parallel.tensor_styles import ColumnParallel, ParallelRegion, RowParallel, VocabularyParallel
 from minidist.parallel.units import MixedPrecision
 from minidist.parallel.vocabulary import vocabulary_parallel_cross_entropy_sum
 from minidist.parallel.zero import ZeRO1, ZeRO2

@@ -23,7 +23,7 @@ from minidist.comm import Communicator
 from minidist.parallel.data import DataParallel
 from minidist.parallel.fsdp import FSDP
 from minidist.parallel.pipeline.actions import Action, Plan
-from minidist.parallel.placement import tie_across, tied_across
+from minidist.parallel.placement import Tie, tied_across
 from minidist.parallel.replicas import copy_from_root
 from minidist.parallel.shard import Sharded
 from minidist.parallel.stage import WeightQueue, backward_weights
@@ -134,7 +134,7 @@ def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communica
         parameter = next((mine[name] for name in several if name in mine), None)
         sharing = comm.split(int(parameter is not None))
         if parameter is not None and sharing.size > 1:
-            tie_across(parameter, sharing)
+            parameter.tie = Tie(several[0], sharing)  # type: ignore[attr-defined]
             copy_from_root(parameter, sharing)
             tied.append(parameter)
     return tied
@@ -142,10 +142,10 @@ def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communica
 
 def sum_tied(parameter: nn.Parameter) -> None:
     """Sum the gradients of the copies of a parameter, or of the same slice of them. Collective."""
-    sharing = tied_across(parameter)
-    assert sharing is not None
+    tie = tied_across(parameter)
+    assert tie is not None
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    all_reduce(gradient, sharing)
+    all_reduce(gradient, tie.comm)
     parameter.grad = gradient
 
 

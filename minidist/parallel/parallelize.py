@@ -73,6 +73,15 @@ class Parallel:
         """What this rank's optimizer updates: slices under ZeRO, else parameters."""
         return self.replica.slices if isinstance(self.replica, Sharded) else list(self.model.parameters())
 
+    @property
+    def kept(self) -> list[nn.Parameter]:
+        """What a checkpoint keeps of this rank: what is trained, and what is frozen."""
+        if isinstance(self.replica, FSDP):
+            return [piece for flat in self.replica.flats for piece in flat.slices.values()]
+        if isinstance(self.replica, Sharded):
+            return self.trained + [p for p in self.model.parameters() if not p.requires_grad]
+        return self.trained
+
     def zero_grad(self) -> None:
         """Forget all gradients."""
         (self.replica or self.model).zero_grad()

@@ -108,20 +108,23 @@ def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
     return getattr(getattr(parameter, "block_of", parameter), "tensor_placement", None)
 
 
-def tie_across(parameter: nn.Parameter, comm: Communicator) -> None:
-    """Take notice that each rank of `comm`, stages of a pipeline, has a copy of this parameter."""
-    parameter.tied_across = comm  # type: ignore[attr-defined]
+@dataclass(frozen=True)
+class Tie:
+    """A parameter of which several stages of a pipeline have a copy, one rank of `comm` each; `name` in the model."""
+
+    name: str
+    comm: Communicator
 
 
-def tied_across(parameter: Tensor) -> Communicator | None:
-    """Return the ranks that `tie_across` was told of, for a parameter or a slice of it."""
-    return getattr(getattr(parameter, "block_of", parameter), "tied_across", None)
+def tied_across(parameter: Tensor) -> Tie | None:
+    """Return the record of a parameter, or of a slice of one, that other stages have, too."""
+    return getattr(getattr(parameter, "block_of", parameter), "tie", None)
 
 
 def counts(parameter: Tensor) -> bool:
     """Whether it is this rank's copy that enters a norm or a checkpoint, of those along other axes than data."""
-    placement, sharing = tensor_placement_of(parameter), tied_across(parameter)
-    return (placement is None or placement.first) and (sharing is None or sharing.rank == 0)
+    placement, tie = tensor_placement_of(parameter), tied_across(parameter)
+    return (placement is None or placement.first) and (tie is None or tie.comm.rank == 0)
 
 
 def mark_sharded(parameters: Iterable[nn.Parameter], strategy: str) -> None:

@@ -15,9 +15,8 @@ parameter (`tensor_placement_of`) says which.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,134 +25,18 @@ from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.meta import on_device
-from minidist.parallel.placement import Bounds, TensorPlacement, tensor_placement_of
+from minidist.parallel.placement import TensorPlacement, tensor_placement_of
 from minidist.parallel.replicas import check_same, make_equal
-from minidist.parallel.sequence import SequenceBoundary, split_dropout, split_sequence
-from minidist.parallel.tensor import (
-    Boundary,
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabularyParallelEmbedding,
-    bounds_of,
-    load_slices,
-    shard,
-    sum_gradient,
+from minidist.parallel.sequence import SequenceBoundary, split_dropout
+from minidist.parallel.tensor import Boundary, load_slices, shard, sum_gradient
+from minidist.parallel.tensor_styles import (
+    ColumnParallel,
+    ParallelRegion,
+    RowParallel,
+    SplitSequence,
+    Style,
+    VocabularyParallel,
 )
-
-
-@dataclass(frozen=True)
-class Style:
-    """What a plan asks to be done to a module. Subclass it for modules of your own."""
-
-    kind: ClassVar[type[nn.Module]] = nn.Module
-
-    def bounds(self, module: Any, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return what each rank is to hold, and how many hold the same. Raises ValueError if that cannot be."""
-        return (), 1
-
-    def apply(self, module: Any, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Return what replaces the module; `entered` tells that a `ParallelRegion` around it takes care of inputs."""
-        raise NotImplementedError
-
-
-class ParallelRegion(Style):
-    """A module whose column-parallel layers read its first input, which enters here, once for all of them.
-
-    Nothing but what is computed in pieces may use that input: a residual connection belongs outside, or its gradient
-    would be counted P times. Parameters inside that are not cut are taken to see this rank's channels only: their
-    gradients are summed.
-    """
-
-    def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Hook the module."""
-        module.register_forward_pre_hook(lambda _, inputs: (boundary.enter(inputs[0]), *inputs[1:]))
-        return module
-
-
-@dataclass(frozen=True)
-class ColumnParallel(Style):
-    """Cut a linear layer's outputs.
-
-    Attributes
-    ----------
-    heads : int
-        The outputs are this many heads, which are not cut; 0: any cut will do.
-    shared : bool
-        If there are fewer heads than ranks, neighbouring ranks hold the same one (keys and values).
-    gather : bool
-        Return the whole output on every rank, replicated, instead of this rank's part.
-    """
-
-    kind = nn.Linear
-    heads: int = 0
-    shared: bool = False
-    gather: bool = False
-
-    def bounds(self, module: nn.Linear, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return those of the outputs. Raises as `bounds_of`."""
-        return bounds_of(module.out_features, comm, name, self.heads, self.shared)
-
-    def apply(self, module: nn.Linear, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Cut weight [O, I] and bias [O] along dim 0."""
-        comm = boundary.comm
-        bounds, copies = self.bounds(module, name, comm)
-        for label, parameter in module.named_parameters():
-            shape = torch.Size((module.out_features, *parameter.shape[1:]))
-            shard(parameter, TensorPlacement(f"{name}.{label}", shape, 0, bounds, copies, comm))
-            if copies > 1:
-                sum_gradient(parameter, boundary.sharing(copies))
-        return ColumnParallelLinear(module, None if entered else boundary, comm if self.gather else None)
-
-
-@dataclass(frozen=True)
-class RowParallel(Style):
-    """Cut a linear layer's inputs, which come from what `ColumnParallel` has cut; `heads` as there."""
-
-    kind = nn.Linear
-    heads: int = 0
-
-    def bounds(self, module: nn.Linear, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return those of the inputs. Raises as `bounds_of`."""
-        return bounds_of(module.in_features, comm, name, self.heads)
-
-    def apply(self, module: nn.Linear, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Cut weight [O, I] along dim 1; every rank keeps the bias."""
-        shape, (bounds, _) = module.weight.shape, self.bounds(module, name, boundary.comm)
-        shard(module.weight, TensorPlacement(f"{name}.weight", shape, 1, bounds, 1, boundary.comm))
-        return RowParallelLinear(module, boundary)
-
-
-@dataclass(frozen=True)
-class VocabularyParallel(Style):
-    """Cut an embedding by words."""
-
-    kind = nn.Embedding
-
-    def bounds(self, module: nn.Embedding, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return those of the words. Raises as `bounds_of`, and for options of torch's embedding."""
-        if module.padding_idx is not None or module.max_norm is not None or module.scale_grad_by_freq:
-            raise ValueError(f"{name} has padding_idx, max_norm or scale_grad_by_freq: VocabularyParallel knows none")
-        return bounds_of(module.num_embeddings, comm, name)
-
-    def apply(self, module: nn.Embedding, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Cut weight [V, D] along dim 0."""
-        shape = torch.Size((module.num_embeddings, module.embedding_dim))
-        bounds, _ = self.bounds(module, name, boundary.comm)
-        shard(module.weight, TensorPlacement(f"{name}.weight", shape, 0, bounds, 1, boundary.comm))
-        return VocabularyParallelEmbedding(module, boundary)
-
-
-class SplitSequence(Style):
-    """For a module that all ranks compute alike, such as a whole embedding: of its output [B, T, D] keep [B, T/P, D].
-
-    Its parameters get whole gradients: backward gathers the tokens. No message in forward.
-    """
-
-    def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Hook the module."""
-        module.register_forward_hook(lambda module, inputs, x: split_sequence(x, boundary.comm))
-        return module
-
 
 Plan: TypeAlias = Mapping[str, Style]
 
@@ -210,6 +93,24 @@ def parallelize_tensor(
 
     Cost: one broadcast of the model. See `tensor.py` and `sequence.py` for that of a step.
     """
+    styles = check_plan(model, comm, plan, sequence)
+    if weights is not None:
+        on_device(model, torch.device(device))
+    if comm.size > 1:
+        check_same(model, comm) if weights is not None else make_equal(model, comm)
+        _split(model, styles, SequenceBoundary(comm) if sequence else Boundary(comm))
+    if weights is not None:
+        load_slices(model, weights)
+
+
+def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool) -> dict[str, Style]:
+    """Return the style of each module that is to be split, by name. Nothing is sent; arguments of `parallelize_tensor`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `parallelize_tensor`.
+    """
     if any(tensor_placement_of(parameter) is not None for parameter in model.parameters()):
         raise ValueError("the model has been split already: call parallelize_tensor once, on a serial model")
     if plan is None:
@@ -229,13 +130,7 @@ def parallelize_tensor(
             "sequence=True, but nothing in the plan splits the sequence: name the embedding, as VocabularyParallel() "
             "or SplitSequence()"
         )
-    if weights is not None:
-        on_device(model, torch.device(device))
-    if comm.size > 1:
-        check_same(model, comm) if weights is not None else make_equal(model, comm)
-        _split(model, styles, SequenceBoundary(comm) if sequence else Boundary(comm))
-    if weights is not None:
-        load_slices(model, weights)
+    return styles
 
 
 def _split(model: nn.Module, styles: Mapping[str, Style], boundary: Boundary) -> None:

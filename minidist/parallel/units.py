@@ -82,8 +82,7 @@ class Flat(Shard):
         nothing = torch.nan if dtype.is_floating_point else 0
         self.nothing = torch.full((), nothing, dtype=dtype, device=self.device)  # seen by who looks at the wrong time
         self.release()
-        if self.trained:
-            self.make_slices(self.values)
+        self.make_slices(self.values)
 
     def _allocate(self, count: int, dtype: torch.dtype) -> Tensor:
         """Return zeros; as many on every rank, as registered memory has to be."""

@@ -75,6 +75,8 @@ class Batches:
         See `DistributedSampler`.
     by_length : bool
         Put samples of similar length into the same batch, to save padding.
+    multiple : int
+        Pad rows to a multiple of so many tokens: sequence parallelism shares them out evenly.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class Batches:
         *,
         shuffle: bool = True,
         by_length: bool = False,
+        multiple: int = 1,
     ) -> None:
-        self.samples = samples
+        self.samples, self.multiple = samples, multiple
         self.sampler = DistributedSampler(
             len(samples),
             ranks,
@@ -133,7 +136,8 @@ class Batches:
         mine = share(len(whole), self.sampler.ranks, self.sampler.rank)
         lengths = self.samples.lengths[whole]  # [rows of the global batch]
         # The width, too, is that of the global batch: every rank sees the shapes of the serial run.
-        rows = torch.from_numpy(self.samples.rows(whole[mine], int(lengths.max()), padding=IGNORED))  # [b, T + 1]
+        width = -(-(int(lengths.max()) - 1) // self.multiple) * self.multiple
+        rows = torch.from_numpy(self.samples.rows(whole[mine], width + 1, padding=IGNORED))  # [b, T + 1]
         # Which token pads the inputs does not matter: attention is causal, so no real position sees it.
         inputs = rows[:, :-1].clamp(min=0)
         return Batch(inputs, rows[:, 1:].contiguous(), mine.start, tokens=int(lengths.sum()) - len(whole))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minidist.model import GPTConfig
+from minidist.parallel.pipeline import NAMES
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 STRATEGIES = ("ddp", "naive", "server")
@@ -94,7 +95,14 @@ class OptimizerOptions:
 class ParallelOptions:
     """How the work is spread over ranks."""
 
-    dp: int = option(0, "ranks of the data axis; 0: all that were started", NOT_NEGATIVE)
+    dp: int = option(0, "ranks of the data axis; 0: all that tp and pp leave", NOT_NEGATIVE)
+    tp: int = option(1, "ranks of the tensor axis, which share every matrix", AT_LEAST_ONE)
+    sp: bool = option(False, "with --tp: sequence parallelism between the matrices")
+    pp: int = option(1, "ranks of the pipeline axis, which share the layers", AT_LEAST_ONE)
+    schedule: str = option("1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES))
+    chunks: int = option(0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE)
+    microbatches: int = option(0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE)
+    plan: str = option("", "file with a schedule of your own, in place of --schedule and --microbatches")
     strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES))
     zero: int = option(
         0,
@@ -136,7 +144,8 @@ class RunOptions:
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
     save: str = option("", "folder for checkpoints; none: save nothing")
     save_every: int = option(0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE)
-    keep: int = option(2, "checkpoints to keep", AT_LEAST_ONE)
+    keep: int = option(2, "newest checkpoints to keep", AT_LEAST_ONE)
+    keep_every: int = option(0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE)
     resume: bool = option(False, "continue from the newest checkpoint in --save")
     metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
     trace: str = option("", "file for a trace that Perfetto opens")
@@ -168,27 +177,48 @@ class Config:
         """Refuse what no run can be made of."""
         for section in fields(self):
             _check_limits(getattr(self, section.name))
-        accumulate, batch = self.parallel.accumulate, self.data.batch
-        if accumulate > batch:
-            raise ConfigError(
-                f"--accumulate {accumulate} cuts --batch {batch} into more parts than it has sequences: use at most "
-                f"--accumulate {batch}"
-            )
-        if self.parallel.zero and self.parallel.strategy != "ddp":
-            raise ConfigError(
-                f"--zero {self.parallel.zero} shards what ddp reduces, not --strategy {self.parallel.strategy}: "
-                "leave --strategy out, or use --zero 0"
-            )
-        if self.parallel.hsdp and self.parallel.zero != 3:
-            raise ConfigError(
-                f"--hsdp {self.parallel.hsdp} says in which groups --zero 3 shares parameters out, but --zero is "
-                f"{self.parallel.zero}: add --zero 3, or leave --hsdp out"
-            )
+        self._check_parallel_options()
         for name in ("resume", "save_every"):
             if getattr(self.run, name) and not self.run.save:
                 raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
         self._check_memory_options()
         self.gpt(vocabulary=1)
+
+    def _check_parallel_options(self) -> None:
+        parallel, batch = self.parallel, self.data.batch
+        if parallel.accumulate > batch:
+            raise ConfigError(
+                f"--accumulate {parallel.accumulate} cuts --batch {batch} into more parts than it has sequences: use "
+                f"at most --accumulate {batch}"
+            )
+        if parallel.zero and parallel.strategy != "ddp":
+            raise ConfigError(
+                f"--zero {parallel.zero} shards what ddp reduces, not --strategy {parallel.strategy}: leave --strategy "
+                "out, or use --zero 0"
+            )
+        if parallel.hsdp and parallel.zero != 3:
+            raise ConfigError(
+                f"--hsdp {parallel.hsdp} says in which groups --zero 3 shares parameters out, but --zero is "
+                f"{parallel.zero}: add --zero 3, or leave --hsdp out"
+            )
+        if parallel.sp and parallel.tp == 1:
+            raise ConfigError("--sp shares tokens out among the ranks of the tensor axis: add --tp RANKS")
+        if parallel.pp > 1 and parallel.accumulate > 1:
+            raise ConfigError(
+                f"--accumulate {parallel.accumulate} is for runs without a pipeline: with --pp {parallel.pp} say "
+                f"--microbatches {parallel.accumulate}"
+            )
+        if parallel.plan and parallel.microbatches:
+            raise ConfigError(f"--plan {parallel.plan} has its own number of microbatches: leave --microbatches out")
+        if parallel.chunks and parallel.schedule != "interleaved":
+            raise ConfigError(
+                f"--chunks {parallel.chunks} is for --schedule interleaved, not {parallel.schedule}: leave it out"
+            )
+        for name in ("schedule", "microbatches", "plan"):
+            value = getattr(parallel, name)
+            if parallel.pp == 1 and value != type(parallel).__dataclass_fields__[name].default:
+                instead = ", or say --accumulate" if name == "microbatches" else ""
+                raise ConfigError(f"{flag(name)} {value} is for pipelines: add --pp RANKS{instead}")
 
     def _check_memory_options(self) -> None:
         memory, layers = self.memory, self.model.layers

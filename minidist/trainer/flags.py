@@ -1,4 +1,4 @@
-"""From a command line to a `Config`: the defaults, then `--config FILE`, then flags."""
+"""From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`, then flags."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minidist.trainer import megatron
 from minidist.trainer.config import Config, ConfigError, Sections, flag
-
-WORDS: dict[Any, str] = {  # what an option must be, for messages; the keys are all the types that options have
-    int: "a whole number",
-    float: "a number",
-    str: "a string",
-    bool: "true or false",
-    tuple[str, ...]: "a list of strings",
-}
+from minidist.trainer.deepspeed import read_deepspeed
+from minidist.trainer.foreign import WORDS, merged
 
 
 class HelpAsked(Exception):
@@ -45,24 +40,39 @@ def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config
     HelpAsked
         For `--help` and `--print-config`.
     """
-    parser = build_parser(prog)
-    given, unknown = parser.parse_known_args([_dashes(word) for word in argv])
+    return parse_with_notes(argv, prog)[0]
+
+
+def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train") -> tuple[Config, list[str]]:
+    """Return the run that a command line asks for, and notes on what means less or other things here than elsewhere.
+
+    There are notes with `--deepspeed` and `--megatron` only. Raises what `parse` does.
+    """
+    parser, words = build_parser(prog), [_dashes(word) for word in argv]
+    _add_foreign(parser, "--megatron" in words)
+    given, unknown = parser.parse_known_args(words)
     if unknown:
         raise ConfigError(_nearest(unknown[0], parser))
     values = vars(given)
     if values.pop("help", False):
         raise HelpAsked(parser.format_help().rstrip())
-    printing, file = values.pop("print_config", False), values.pop("config", None)
-    sections: Sections = read_toml(Path(file)) if file else {}
-    for section, cls in classes().items():
-        for option in fields(cls):
-            if option.name in values:
-                value = values[option.name]
-                sections.setdefault(section, {})[option.name] = tuple(value) if isinstance(value, list) else value
-    config = Config(**{name: classes()[name](**options) for name, options in sections.items()})
-    if printing:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    flags: Sections = {
+        section: {option.name: values[option.name] for option in fields(cls) if option.name in values}
+        for section, cls in classes().items()
+    }
+    sections = read_toml(Path(values["config"])) if "config" in values else {}
+    notes: list[str] = []
+    if "deepspeed" in values:
+        theirs, notes = read_deepspeed(Path(values["deepspeed"]), merged(sections, flags))
+        sections = merged(sections, theirs)
+    if "megatron" in values:
+        theirs, more = megatron.read_megatron(values, sections, flags)
+        sections, notes = merged(sections, theirs), notes + more
+    config = Config(**{name: classes()[name](**options) for name, options in merged(sections, flags).items()})
+    if "print_config" in values:
         raise HelpAsked(to_toml(config).rstrip())
-    return config
+    return config, notes
 
 
 @cache
@@ -86,6 +96,21 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         for option in fields(cls):
             group.add_argument(flag(option.name), **_argument(option, types[option.name]))
     return parser
+
+
+def _add_foreign(parser: argparse.ArgumentParser, megatron_too: bool) -> None:
+    """Add what reads the configuration of another program."""
+    group = parser.add_argument_group("other programs", "What they leave out keeps our default; our flags win.")
+    group.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed JSON; it wins over --config")
+    group.add_argument("--megatron", action="store_true", help="take flags of Megatron-LM, too; they win over files")
+    for row in megatron.ROWS if megatron_too else ():
+        shown = row.note or (flag(row.to.partition(".")[2]) if row.to else "checked, or read together with others")
+        kind: dict[str, Any] = {"type": _converter(row.kind), "metavar": getattr(row.kind, "__name__", "").upper()}
+        if row.kind is bool:
+            kind = {"action": "store_true"}
+        elif row.kind == tuple[str, ...]:
+            kind = {"nargs": "+", "metavar": "FILE"}
+        group.add_argument(row.name, dest=row.name, help=shown, **kind)
 
 
 def _argument(option: Field[Any], kind: Any) -> dict[str, Any]:

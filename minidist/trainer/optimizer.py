@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from minidist.memory.masters import MasterWeights
 from minidist.memory.offload import OffloadedOptimizer
-from minidist.parallel import DataParallel
-from minidist.parallel.shard import Sharded
+from minidist.parallel import Parallel
 from minidist.trainer.config import Config
 
 
-def build_optimizer(
-    model: nn.Module,
-    config: Config,
-    replica: DataParallel | None = None,
-    offload_to: Path | Literal["cpu"] | None = None,
-) -> MasterWeights:
-    """Return AdamW that decays matrices and leaves norms alone.
+def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
+    """Return AdamW that decays matrices and leaves norms alone, over what this rank updates.
 
-    It updates 16 bits through float32 masters; of what `replica` shards, this rank's slices. Its state lives in
-    `offload_to`: a folder, host memory, or beside the parameters.
+    It updates 16 bits through float32 masters. Its state lives in a folder, in host memory, or beside the parameters.
 
     Raises
     ------
     OSError
         If the folder has no room.
     """
-    options = config.optimizer
-    groups = decay_groups(model, options.weight_decay)
+    options, offload_to = config.optimizer, config.offload_to
+    groups = decay_groups(parallel.model, options.weight_decay)
     kind: Any = partial(OffloadedOptimizer, to=offload_to) if offload_to else MasterWeights
-    if isinstance(replica, Sharded):
-        kind = partial(replica.optimizer, kind)
-    built: MasterWeights = kind(
-        groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=(options.beta1, options.beta2)
-    )
+    betas = (options.beta1, options.beta2)
+    built: MasterWeights = parallel.optimizer(kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas)
     return built
 
 

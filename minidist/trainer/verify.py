@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator, run
 from minidist.mesh import Layout, Mesh
-from minidist.trainer.config import Config, MemoryOptions
+from minidist.trainer.config import Config, MemoryOptions, ParallelOptions
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
 from minidist.trainer.text import Samples
@@ -42,7 +42,7 @@ def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
     """Train on one rank from the first step on, without a strategy; return what came of it."""
     alone = replace(
         config,
-        parallel=replace(config.parallel, dp=1, accumulate=1),
+        parallel=ParallelOptions(dp=1),
         memory=MemoryOptions(),
         run=replace(config.run, save="", save_every=0, resume=False, metrics="", trace="", debug=False),
     )

@@ -51,6 +51,8 @@ BOUNDS: tuple[Bound, ...] = (
     *[Bound("pipeline", case, name, f"torch {name}", 0.95) for case in PIPELINES for name in ("gpipe", "1f1b")],
     *[Bound("pipeline", case, name, "serial", 1.04 * 9 / 16) for case in PIPELINES for name in ("gpipe", "1f1b")],
     *[Bound("pipeline", case, "zb-h1", "torch 1f1b", 0.93) for case in PIPELINES],
+    Bound("tensor", STEPS[0], "tensor", "DTensor", 0.78),
+    Bound("tensor", STEPS[1], "tensor", "DTensor", 0.9),
     Bound("recompute", RECOMPUTED, "full", "stored", 1.36),
     Bound("recompute", RECOMPUTED, "full", "torch full", 1.03),
     Bound("recompute", f"{RECOMPUTED}, activations", "full", "torch full", 1.0),

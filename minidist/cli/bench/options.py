@@ -17,10 +17,11 @@ COLLECTIVES = (
     "scatter",
     "all_to_all",
 )
-NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "zero", "pipeline", "recompute", "adamw", "threads")
+NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "zero", "pipeline", "tensor", "recompute", "adamw", "threads")
 PEERS = ("native", "tuned", "gloo")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
+HEADS = 4  # of the models that are trained
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
@@ -97,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--hidden",
         type=_numbers,
         default=(256, 512),
-        help="channels of the GPT of ddp, zero and pipeline, and of recompute the least (default 256,512)",
+        help="channels of the GPT of ddp, zero, pipeline and tensor, and of recompute the least (default 256,512)",
     )
     parser.add_argument("--json", metavar="FILE", default="", help="write all values there; - for standard output")
     return parser
@@ -148,6 +149,8 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
             parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
     if options.json not in ("", "-") and not Path(options.json).absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no such folder; make it first")
+    if "tensor" in options.names and HEADS % options.ranks:
+        parser.error(f"--ranks {options.ranks}: tensor deals out the {HEADS} heads of its model, so use 2 or {HEADS}")
     for hidden in options.hidden:
         if hidden < 8 or hidden % 8:
             parser.error(f"--hidden {hidden}: the model has 4 heads with pairs of channels, so use a multiple of 8")

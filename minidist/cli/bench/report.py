@@ -16,6 +16,7 @@ PEERS = {
     "ddp": ("local", "torch DDP"),
     "zero": ("local", "DDP", "fully_shard"),
     "pipeline": ("serial", "torch gpipe", "torch 1f1b"),
+    "tensor": ("serial", "DTensor"),
     "adamw": ("torch fused", "torch foreach"),
     "recompute": ("stored", "torch full"),
     **dict.fromkeys(COLLECTIVES, ("native", "native tuned", "gloo")),

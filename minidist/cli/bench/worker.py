@@ -65,6 +65,10 @@ def measure(options: Options, launch: str, comm: Communicator, gloo: Any) -> Ite
         from minidist.cli.bench.pipeline import bench_pipeline
 
         yield from bench_pipeline(options, launch, comm, gloo)
+    if "tensor" in options.names and launch == "shipped":
+        from minidist.cli.bench.tensor import bench_tensor
+
+        yield from bench_tensor(options, launch, comm, gloo)
     if "recompute" in options.names and launch == "shipped":
         from minidist.cli.bench.recompute import bench_recompute
 

@@ -1,0 +1,67 @@
+"""What `train` says at its end: whether the numbers are right, what was sent, how fast it was."""
+
+from __future__ import annotations
+
+import math
+
+from minidist.parallel import FSDP
+from minidist.trainer.loop import Outcome, Trainer
+from minidist.trainer.verify import Verdict
+
+
+def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | None) -> str:
+    """Return the table at the end."""
+    history = outcome.history
+    seconds = sum(metrics.seconds for metrics in history)
+    rows = [("loss, first and last step", f"{history[0].loss:.4f} -> {history[-1].loss:.4f}")] if history else []
+    if verdict is not None:
+        answer = "yes" if verdict.same else "NO"
+        rows.append(
+            ("same parameters as the serial run", f"{answer}: largest relative difference {verdict.difference:.2e}")
+        )
+        rows.append(("    the criterion", verdict.criterion))
+    rows.append(("same bits on every rank", "yes" if alike else "NO"))
+    if outcome.scaler is not None:
+        skipped = sum(not math.isfinite(metrics.gradient_norm) for metrics in history)
+        rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
+    rows += traffic(trainer, outcome)
+    if history:
+        tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
+        waiting = sum(metrics.communication * metrics.seconds for metrics in history)
+        rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
+        rows.append(("share of time in communication", f"{waiting / seconds:.1%}"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
+
+
+def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
+    """Return what rank 0 sent along each axis, beside what a formula says where there is a plain one."""
+    mesh, parallel, rows = trainer.mesh, trainer.config.parallel, []
+    for axis, what in (("tp", "activations and their gradients"), ("pp", "activations and their gradients")):
+        if getattr(mesh.layout, axis) > 1:
+            rows.append((f"bytes of {what} sent by rank 0 along {axis}", f"{getattr(mesh, axis).traffic.bytes_sent:,}"))
+    if mesh.dp.size > 1 and parallel.strategy == "ddp":
+        what = "gradients and parameters" if parallel.zero else "gradients"
+        rows.append((f"bytes of {what} sent by rank 0", f"{outcome.gradient_bytes_sent:,}"))
+        if mesh.layout.pp == 1 or parallel.zero < 2:
+            label, formula = volume(trainer)
+            rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
+    return rows
+
+
+def volume(trainer: Trainer) -> tuple[str, float]:
+    """Return in words and in bytes what a rank sends along the data axis in a step."""
+    assert trainer.parallel is not None
+    ranks, bytes = trainer.mesh.dp.size, sum(p.nbytes for p in trainer.parallel.model.parameters())
+    replica = trainer.parallel.replica
+    if not isinstance(replica, FSDP):
+        return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * bytes
+    parallel = trainer.config.parallel
+    group, microbatches = parallel.hsdp or ranks, parallel.accumulate
+    root = sum(parameter.nbytes for flat in replica.root.flats for parameter in flat.parameters)
+    gathered = (2 * microbatches + 1) * bytes - microbatches * root
+    inside = (group - 1) / group * gathered
+    across = 2 * (1 - group / ranks) * bytes / group
+    if group == ranks:
+        return f"(P - 1)/P x ({2 * microbatches + 1} x bytes - {microbatches} x root's)", inside
+    return f"the formula for groups of {group}", inside + across

@@ -1,0 +1,228 @@
+"""Pieces of tensors: which elements of a whole one a rank holds, and how a piece is put together from others.
+
+weight [4, 6], its columns cut for two ranks of tensor parallelism, each block dealt out by ZeRO to two ranks:
+
+    block 0 1 2 │ block 3 4 5
+      a a a     │   c c c         a   dim 1, columns 0 to 3, elements 0 to 7 of that block, flattened
+      a a a     │   c c c         b   dim 1, columns 0 to 3, elements 7 to 12
+      a b b     │   c d d         c   dim 1, columns 3 to 6, elements 0 to 7
+      b b b     │   d d d         d   dim 1, columns 3 to 6, elements 7 to 12
+
+Seen as a matrix [what is before dim, dim and what is behind it], a block is some of its columns, and a piece of a block
+at most three rectangles: the end of a row, whole rows, the beginning of a row. So cutting and pasting is three copies,
+whatever the sizes. Where wanted and stored pieces lie in one block, neighbouring elements stay neighbours, and just
+those are read. Else the wanted piece is cut from the whole tensor, of which only what may touch it is read and pasted.
+
+Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+Reader: TypeAlias = Callable[[int, int], Tensor]
+"""Returns elements `start` to `stop` of a stored piece, flat."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Which elements of a whole tensor: some of those of a block, flattened.
+
+    Attributes
+    ----------
+    shape : tuple[int, ...]
+        Of the whole tensor; `()` for a single number.
+    dim : int or None
+        Along which tensor parallelism cuts; None if the block is the whole tensor.
+    first, last : int
+        The block has rows `first` to `last` along `dim`, `last` not among them; 0, 0 if `dim` is None.
+    start, stop : int
+        The elements of the block, flattened, that are meant; `stop` is not among them.
+
+    Raises
+    ------
+    ValueError
+        If there are no such elements in a tensor of that shape.
+    """
+
+    shape: tuple[int, ...]
+    dim: int | None
+    first: int
+    last: int
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if self.dim is None:
+            fits = self.first == self.last == 0
+        else:
+            fits = 0 <= self.dim < len(self.shape) and 0 <= self.first <= self.last <= self.shape[self.dim]
+        if not fits or not 0 <= self.start <= self.stop <= prod(self.block_shape):
+            raise ValueError(f"there are no such elements in a tensor {list(self.shape)}: {self}")
+
+    @classmethod
+    def of(cls, shape: Iterable[int], dim: int | None = None, first: int = 0, last: int = 0) -> Extent:
+        """Return all of a block, or of the whole tensor."""
+        shape = tuple(shape)
+        block = shape if dim is None else (*shape[:dim], last - first, *shape[dim + 1 :])
+        return cls(shape, dim, first, last, 0, prod(block))
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape of the block."""
+        if self.dim is None:
+            return self.shape
+        return (*self.shape[: self.dim], self.last - self.first, *self.shape[self.dim + 1 :])
+
+    @property
+    def count(self) -> int:
+        """The number of elements meant."""
+        return self.stop - self.start
+
+    @property
+    def block(self) -> tuple[int | None, int, int]:
+        """Which block; two extents in one block count its elements alike."""
+        return self.dim, self.first, self.last
+
+    @property
+    def row(self) -> tuple[int, int, int]:
+        """Of the matrix in which a block is some columns: the length of a row, the first of these columns, how many."""
+        if self.dim is None:
+            return prod(self.shape), 0, prod(self.shape)
+        behind = prod(self.shape[self.dim + 1 :])
+        return self.shape[self.dim] * behind, self.first * behind, (self.last - self.first) * behind
+
+    def straight(self) -> Extent:
+        """Return the same elements as a run of the whole tensor's, if they are one because their block is."""
+        length, column, width = self.row
+        if self.dim is None or (prod(self.shape[: self.dim]) != 1 and width != length):
+            return self
+        return Extent(self.shape, None, 0, 0, self.start + column, self.stop + column)
+
+    def span(self) -> tuple[int, int]:
+        """Return the first element in the whole tensor, flattened, and the one after the last; it must not be empty."""
+        length, column, width = self.row
+        begin, end = ((at // width) * length + column + at % width for at in (self.start, self.stop - 1))
+        return begin, end + 1
+
+
+class Piece(NamedTuple):
+    """A named tensor's elements that a rank holds: flat `[extent.count]`, or of the block's shape if all of it."""
+
+    name: str
+    extent: Extent
+    tensor: Tensor
+
+
+# ---------------------------------------------------------------- cutting and pasting
+
+
+def take(whole: Tensor, extent: Extent) -> Tensor:
+    """Return the elements `[extent.count]` of a whole tensor, as a copy."""
+    values = whole.new_empty(extent.count)
+    for rows, columns, elements in _rectangles(extent):
+        box = _matrix(whole, extent)[rows, columns]
+        values[elements].view(box.shape).copy_(box)
+    return values
+
+
+def put(values: Tensor, extent: Extent, whole: Tensor) -> None:
+    """Write elements `[extent.count]` to where they belong in a whole tensor, which is contiguous."""
+    for rows, columns, elements in _rectangles(extent):
+        box = _matrix(whole, extent)[rows, columns]
+        box.copy_(values[elements].view(box.shape))
+
+
+def _matrix(whole: Tensor, extent: Extent) -> Tensor:
+    return whole.reshape(-1, extent.row[0])
+
+
+def _rectangles(extent: Extent) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield rows and columns of the matrix, and which of the extent's elements stand there."""
+    _, column, width = extent.row
+    at = extent.start
+    while at < extent.stop:
+        row, skipped = divmod(at, width)
+        if skipped or extent.stop - at < width:
+            end, rows = min(extent.stop, (row + 1) * width), 1
+            columns = slice(column + skipped, column + skipped + end - at)
+        else:
+            rows = (extent.stop - at) // width
+            end, columns = at + rows * width, slice(column, column + width)
+        yield slice(row, row + rows), columns, slice(at - extent.start, end - extent.start)
+        at = end
+
+
+# ---------------------------------------------------------------- putting together
+
+
+def touching(one: Extent, other: Extent) -> bool:
+    """Return whether two extents of a tensor may share an element; False only if they do not."""
+    if not one.count or not other.count:
+        return False
+    one, other = one.straight(), other.straight()
+    if one.block == other.block:
+        return one.start < other.stop and other.start < one.stop
+    if one.dim == other.dim and not (one.first < other.last and other.first < one.last):
+        return False
+    (begin, end), (other_begin, other_end) = one.span(), other.span()
+    return begin < other_end and other_begin < end
+
+
+def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: torch.dtype) -> Tensor:
+    """Return the `wanted` elements `[wanted.count]` from stored pieces that have each of them once.
+
+    If one of these is just what is wanted, nothing else is read.
+    """
+    for extent, read in stored:
+        if extent == wanted:
+            return read(0, extent.count)
+    needed = [(extent, read) for extent, read in stored if touching(extent, wanted)]
+    goal = wanted.straight()
+    if all(extent.straight().block == goal.block for extent, _ in needed):
+        runs = [torch.empty(0, dtype=dtype)]
+        for run, read in sorted(((extent.straight(), read) for extent, read in needed), key=lambda pair: pair[0].start):
+            start, stop = max(run.start, goal.start), min(run.stop, goal.stop)
+            runs.append(read(start - run.start, stop - run.start))
+        return torch.cat(runs)
+    whole = torch.empty(wanted.shape, dtype=dtype)  # where nothing is pasted, it takes no memory either
+    for extent, read in needed:
+        put(read(0, extent.count), extent, whole)
+    return take(whole, wanted)
+
+
+def flaw(extents: Sequence[Extent]) -> str:
+    """Say what keeps extents of one tensor from having each of its elements exactly once; "" if nothing does.
+
+    They are to be of one layout: blocks along one dim, each dealt out in flat ranges. Cost: sorting them.
+    """
+    if len({(extent.shape, extent.dim) for extent in extents}) != 1:
+        return "its pieces are cut along different dims, or from different shapes"
+    shape, dim = extents[0].shape, extents[0].dim
+    ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for extent in extents:
+        ranges.setdefault((extent.first, extent.last), []).append((extent.start, extent.stop))
+    if dim is not None and (words := _seam(list(ranges), shape[dim])):
+        return f"along dim {dim}, {words}"
+    for (first, last), parts in ranges.items():
+        if words := _seam(parts, prod(Extent.of(shape, dim, first, last).block_shape)):
+            return f"of {list(shape)}, {'' if dim is None else f'dim {dim} from {first} to {last}, '}elements {words}"
+    return ""
+
+
+def _seam(intervals: list[tuple[int, int]], size: int) -> str:
+    """Say what of 0 to `size` is missing or there twice."""
+    covered = 0
+    for start, stop in [*sorted(intervals), (size, size)]:
+        if start > covered:
+            return f"{covered} to {start} are missing"
+        if start < covered:
+            return f"{start} to {min(stop, covered)} are there twice"
+        covered = stop
+    return ""
