@@ -17,6 +17,7 @@ setup: .venv/installed
 demo: setup
 	mpirun -n 4 python -m minidist train --config demo.toml --dp 4 --verify
 	mpirun -n 4 python -m minidist stages --config demo.toml --dp 4 --steps 12
+	mpirun -n 4 python -m minidist layouts --config demo.toml --steps 12
 
 test: setup lint
 	python -m pytest

@@ -8,6 +8,8 @@ import sys
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
     "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
+    "layouts": "the same run on several layouts of the ranks: data, tensor and pipeline parallelism in pairs",
+    "export": "make a Hugging Face Llama of a checkpoint",
     "bench": "measure against MPI, gloo and torch, in one run",
     "launch": "start a program on several ranks, with the right mpirun",
     "doctor": "find out what this machine can run, and what to mend",

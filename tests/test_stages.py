@@ -1,36 +1,48 @@
-"""`python -m minidist stages`: every stage holds less than the one before, and all end where a serial run does."""
+"""`stages` and `layouts`: one run in several variants; each holds what it should, and all end as a serial run does."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Sequence
 
 import pytest
 from ranks import mpirun
 from training import PROGRAM, TINY
 
 import minidist
+from minidist.cli.compare import Variant, compare
+from minidist.cli.layouts import variants as layouts
 from minidist.cli.stages import stages
 from minidist.cli.together import stopping_together
+from minidist.trainer.config import Config
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "communication", "at once", "sent")
 
 
-def stages_on(ranks: int, *words: str) -> int:
+def compared(variants: Callable[[Config, int], list[Variant]], ranks: int, *words: str) -> int:
     """Run on threads; return the status that the job would have."""
     argv = [*TINY, *shlex.split(" ".join(words))]
-    return max(minidist.run(lambda comm: stopping_together("stages", comm, lambda: stages(argv, comm)), ranks))
+    return max(
+        minidist.run(lambda comm: stopping_together("stages", comm, lambda: compare(argv, comm, variants)), ranks)
+    )
+
+
+def rows_of(out: str, columns: Sequence[str], *beginnings: str) -> dict[str, dict[str, float]]:
+    """Return the sizes in a printed table, by row and column."""
+    rows: dict[str, dict[str, float]] = {}
+    for line in out.splitlines():
+        if line.startswith(beginnings):
+            name, _, rest = line.partition("  ")
+            sizes = [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (B|KiB|MiB)", rest)]
+            rows[name] = dict(zip(columns, sizes, strict=True))
+    return rows
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert stages_on(4, "--layers 6 --steps 3 --hidden 32") == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("DDP", "ZeRO"))]
-    rows: dict[str, dict[str, float]] = {}
-    for line in lines:
-        name, _, rest = line.partition("  ")
-        sizes = [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (B|KiB|MiB)", rest)]
-        rows[name] = dict(zip(COLUMNS, sizes, strict=True))
+    assert compared(stages, 4, "--layers 6 --steps 3 --hidden 32") == 0
+    rows = rows_of(capsys.readouterr().out, COLUMNS, "DDP", "ZeRO")
     ddp, one, two, three, groups, recomputed = rows.values()
     assert one["optimizer"] == pytest.approx(ddp["optimizer"] / 4, rel=0.02) == two["optimizer"]
     assert groups["optimizer"] == pytest.approx(ddp["optimizer"] / 2, rel=0.02)
@@ -47,5 +59,27 @@ def test_under_mpirun() -> None:
 
 
 def test_bad_input_gets_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert stages_on(2, "--dp 3") == 2
+    assert compared(stages, 2, "--dp 3") == 2
     assert capsys.readouterr().err == "minidist stages: dp = 3, but 2 ranks were started: use mpirun -n 3, or --dp 2\n"
+
+
+def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks that share matrices or layers hold half; along dp goes the gradient of what is held."""
+    assert compared(layouts, 4, "--layers 4 --steps 3 --hidden 32 --heads 2 --tied") == 0
+    columns = (*COLUMNS[:-1], "dp", "pp", "tp")
+    rows = rows_of(capsys.readouterr().out, columns, "dp=", "pp=")
+    assert list(rows) == ["dp=4", "dp=2 tp=2", "pp=2 tp=2", "pp=2 tp=2, sequence parallel", "dp=2 pp=2"]
+    alone, tensor, both, sequence, pipeline = rows.values()
+    assert tensor["parameters"] == pytest.approx(alone["parameters"] / 2, rel=0.02)
+    assert alone["parameters"] / 4 < both["parameters"] < 0.4 * alone["parameters"]  # tied: both stages have a matrix
+    assert alone["tp"] == alone["pp"] == tensor["pp"] == pipeline["tp"] == both["dp"] == 0
+    assert tensor["dp"] == pytest.approx(alone["dp"] / 3, rel=0.02)  # 2 (P - 1)/P: 3/2 n of four ranks, n/2 of two
+    activations, embedding = 8 * 16 * 32 * 8, 256 * 32 * 8  # of the batch; and what the first and last stage share
+    assert both["pp"] == activations + embedding / 2 and pipeline["pp"] == activations / 2 + embedding
+    assert sequence["pp"] == activations / 2 + embedding / 2 and sequence["tp"] == pytest.approx(both["tp"], rel=0.1)
+    assert sequence["activations"] < both["activations"] < alone["activations"]
+
+
+def test_one_rank_has_no_two_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(layouts, 3) == 2
+    assert "3 ranks cannot be laid out in two ways: use mpirun -n 4" in capsys.readouterr().err

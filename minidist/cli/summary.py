@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from minidist.parallel import FSDP
+from minidist.trainer.cadence import advice
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.verify import Verdict
 
@@ -30,8 +32,23 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         waiting = sum(metrics.communication * metrics.seconds for metrics in history)
         rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
         rows.append(("share of time in communication", f"{waiting / seconds:.1%}"))
+    rows += checkpoints(trainer, outcome)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
+
+
+def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
+    """Return what the checkpoints of this run cost, and with `--mtbf` how often to save."""
+    if not outcome.saves:
+        return []
+    stalled, wrote = zip(*outcome.saves, strict=True)
+    cost = f"{len(wrote)}, training stood still {sum(stalled):.3g} s, written in {sum(wrote):.3g} s"
+    rows = [("checkpoints", cost)]
+    if hours := trainer.config.run.mtbf:
+        # As if training waited for the disk. Beside it, writing costs less; but a step undone costs what it always did
+        step = median(metrics.seconds for metrics in outcome.history)
+        rows.append((f"    with a failure every {hours:g} h", advice(median(wrote), step, hours)))
+    return rows
 
 
 def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
@@ -39,10 +56,10 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     mesh, parallel, rows = trainer.mesh, trainer.config.parallel, []
     for axis, what in (("tp", "activations and their gradients"), ("pp", "activations and their gradients")):
         if getattr(mesh.layout, axis) > 1:
-            rows.append((f"bytes of {what} sent by rank 0 along {axis}", f"{getattr(mesh, axis).traffic.bytes_sent:,}"))
+            rows.append((f"bytes of {what} sent by rank 0 along {axis}", f"{outcome.sent[axis]:,}"))
     if mesh.dp.size > 1 and parallel.strategy == "ddp":
         what = "gradients and parameters" if parallel.zero else "gradients"
-        rows.append((f"bytes of {what} sent by rank 0", f"{outcome.gradient_bytes_sent:,}"))
+        rows.append((f"bytes of {what} sent by rank 0", f"{outcome.sent['dp']:,}"))
         if mesh.layout.pp == 1 or parallel.zero < 2:
             label, formula = volume(trainer)
             rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))

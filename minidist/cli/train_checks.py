@@ -11,7 +11,7 @@ import torch
 
 from minidist.memory.precision import check_dtype
 from minidist.mesh import Layout
-from minidist.trainer import store
+from minidist.trainer import resume, store
 from minidist.trainer.config import Config, ConfigError
 
 
@@ -46,6 +46,8 @@ def check_files(config: Config, rank: int) -> None:
         _try_to_write(name, config.offload_to, _make_file, config.offload_to)
     if rank > 0:
         return
+    if run.mtbf and not run.save:
+        raise ConfigError("--mtbf is about checkpoints, of which it has to measure one: add --save FOLDER")
     if run.resume:
         store.newest(folder)
     elif run.save and (there := store.complete(folder)):
@@ -74,7 +76,7 @@ def _try_to_write(name: str, path: Path, write: Callable[[Path], None], folder: 
 
 def check_memory(config: Config, vocabulary: int, ranks_here: int) -> None:
     """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job."""
-    count, bytes = config.gpt(vocabulary).parameter_count, getattr(torch, config.precision).itemsize
+    count, bytes = resume.sizes_of(config, vocabulary).parameter_count, getattr(torch, config.precision).itemsize
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
         state = 0

@@ -13,7 +13,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from minidist.comm import Communicator
 from minidist.memory.account import Account
 from minidist.memory.masters import MasterWeights
 from minidist.memory.precision import LossScaler
-from minidist.mesh import Mesh
+from minidist.mesh import AXES, Mesh
 from minidist.model import GPT, Where
 from minidist.parallel import Parallel, parallelize
 from minidist.parallel.meta import on_device
@@ -48,8 +48,9 @@ class Outcome:
 
     model: GPT
     history: list[StepMetrics]
-    gradient_bytes_sent: int
+    sent: dict[str, int]  # bytes, along each axis of the mesh, by all steps
     scaler: LossScaler | None = None
+    saves: list[tuple[float, float]] = field(default_factory=list)  # seconds: `Writer.stalled`, `Writer.wrote`
 
 
 class Trainer:
@@ -60,7 +61,7 @@ class Trainer:
     Raises
     ------
     ConfigError
-        If the model cannot be spread over the mesh in the way that is asked for.
+        If the model cannot be spread over the mesh in the way that is asked for, or `--init` is another model.
     CheckpointError
         If the run is to be resumed and cannot be.
     """
@@ -71,7 +72,9 @@ class Trainer:
         self.recipe = recipe_of(config, mesh.layout)
         generator = torch.Generator().manual_seed(config.run.seed)
         self.dtype = getattr(torch, config.precision)
-        self.model = GPT(config.gpt(vocabulary), generator, dtype=self.dtype, device=self.device)
+        self.model = GPT(resume.sizes_of(config, vocabulary), generator, dtype=self.dtype, device=self.device)
+        if config.run.init and not config.run.resume:
+            resume.load_initial(Path(config.run.init), self.model)
         check_cuts(self.model, mesh, config)
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
         self.parallel: Parallel | None = None  # from `run` on, and the optimizer, which updates what is left by then
@@ -102,18 +105,18 @@ class Trainer:
         FloatingPointError
             On every rank, if gradients overflow at every loss scale.
         """
-        run, dp = self.config.run, self.mesh.dp
+        run = self.config.run
         self.spread()
         writer = Writer(Path(run.save), self.comm, run.keep, run.keep_every) if run.save else None
-        sent = 0
+        sent = dict.fromkeys(AXES, 0)
         history: list[StepMetrics] = []
         with self._overflow_expected(), ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
-                sent -= dp.traffic.bytes_sent
+                before = self._sent()
                 watched = account if step + 1 == run.steps else None
                 with self._watching(watched) if watched else contextlib.nullcontext():
                     history.append(self._measured_step(step, batch.to(self.device)))
-                sent += dp.traffic.bytes_sent
+                sent = {axis: sent[axis] + now - before[axis] for axis, now in self._sent().items()}
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
@@ -121,7 +124,8 @@ class Trainer:
                     self._save(writer, step + 1, batches.state_dict())
         if writer is not None:
             writer.wait()
-        return Outcome(self._whole_model(), history, sent, self.scaler)
+        saves = list(zip(writer.stalled, writer.wrote, strict=True)) if writer else []
+        return Outcome(self._whole_model(), history, sent, self.scaler, saves)
 
     def spread(self) -> Parallel:
         """Apply the strategies, make the optimizer over what is left, and load what is to be continued. Collective."""
@@ -195,6 +199,9 @@ class Trainer:
             peak = known_peak(torch.cuda.get_device_name(self.device))
         needed = self.model.flops_per_token(self.config.data.sequence) * tokens_per_second
         return needed / (peak * self.comm.size) if peak else None
+
+    def _sent(self) -> dict[str, int]:
+        return {axis: getattr(self.mesh, axis).traffic.bytes_sent for axis in AXES}
 
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint."""

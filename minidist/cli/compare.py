@@ -1,0 +1,106 @@
+"""One training run in several variants, side by side: what each holds, sends and costs, and that the numbers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from minidist.cli.together import on_all_ranks, stopping_together, together
+from minidist.cli.train import read_corpus
+from minidist.comm import Communicator
+from minidist.memory.account import CATEGORIES, Account, total
+from minidist.mesh import Layout, Mesh
+from minidist.trace.table import format_bytes
+from minidist.trainer.config import Config
+from minidist.trainer.flags import parse
+from minidist.trainer.loop import Outcome, Trainer
+from minidist.trainer.text import Samples
+from minidist.trainer.verify import largest_difference, serial_run
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run by name: how, and on which layout of the ranks."""
+
+    name: str
+    config: Config
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one variant did. Bytes are of the rank with the most: of each category, of all at once, sent a step."""
+
+    name: str
+    held: dict[str, int]
+    most: int
+    sent: dict[str, int]
+    tokens_per_second: float
+    outcome: Outcome
+
+
+def main(command: str, argv: Sequence[str], variants: Callable[[Config, int], Iterable[Variant]]) -> int:
+    """Run all variants; return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input."""
+
+    def program(comm: Communicator) -> int:
+        return stopping_together(command, comm, lambda: compare(argv, comm, variants))
+
+    return on_all_ranks(command, program)
+
+
+def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config, int], Iterable[Variant]]) -> int:
+    """Run every variant on the ranks of `comm`; rank 0 prints the table."""
+    config = together(comm, lambda: parse(argv))
+    config = replace(config, run=replace(config.run, precision="float64", save="", metrics="", trace="", sample=0))
+    chosen = together(comm, lambda: list(variants(config, comm.size)))
+    tokenizer, samples, _ = together(comm, lambda: read_corpus(config))
+    rows = [run_variant(variant, samples, tokenizer.vocabulary, comm) for variant in chosen]
+    if comm.rank > 0:
+        return 0
+    serial = serial_run(config, samples, tokenizer.vocabulary)
+    differences = [largest_difference(row.outcome.model, serial.model) for row in rows]
+    print(table(rows, differences), flush=True)
+    return 0 if max(differences) <= 1e-9 else 1
+
+
+def run_variant(variant: Variant, samples: Samples, vocabulary: int, comm: Communicator) -> Row:
+    """Train, and account for the last step."""
+    comm = comm.split(0)  # whose registered memory is this run's alone
+    mesh, account = Mesh(comm, variant.layout), Account(comm)
+    trainer = together(comm, lambda: Trainer(variant.config, samples, vocabulary, mesh))
+    outcome = together(comm, lambda: trainer.run(account=account))
+    most = max(map(total, comm.roll_call(account.peak)))
+    peaks, sent = comm.roll_call(account.peaks), comm.roll_call(outcome.sent)
+    steps = outcome.history[:-1] or outcome.history  # the last was watched, and slow
+    speed = median(metrics.tokens_per_second for metrics in steps)
+    held = {category: max(peak[category] for peak in peaks) for category in CATEGORIES}
+    along = {axis: max(each[axis] for each in sent) // len(outcome.history) for axis in outcome.sent}
+    return Row(variant.name, held, most, along, speed, outcome)
+
+
+def table(rows: list[Row], differences: list[float]) -> str:
+    """Return the rows as text."""
+    axes = [axis for axis in rows[0].sent if any(row.sent[axis] for row in rows)]
+    heads = ["", *CATEGORIES, "at once", *(f"sent along {axis}" for axis in axes), "tokens/s", "difference"]
+    lines = [
+        [
+            row.name,
+            *(format_bytes(row.held[category]) for category in CATEGORIES),
+            format_bytes(row.most),
+            *(format_bytes(row.sent[axis]) for axis in axes),
+            f"{row.tokens_per_second:,.0f}",
+            f"{difference:.0e}",
+        ]
+        for row, difference in zip(rows, differences, strict=True)
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    text = [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in [heads, *lines]
+    ]
+    note = (
+        "Bytes: the most of each category, of all at once, and sent in a step, on any rank. Difference: to the serial "
+        "run."
+    )
+    return "\n".join([*text, note])

@@ -1,0 +1,146 @@
+"""`python -m minidist export runs/a --to FOLDER`: make of a checkpoint what other programs read.
+
+    runs/a/step-00000100/                    FOLDER/
+      rank-0000.safetensors  ─┐
+      rank-0001.safetensors  ─┼─ whole ────▶   model.safetensors   parameters under Hugging Face's names
+      ...                    ─┘                                    (the optimizer's state stays behind)
+      state.json             ── sizes ─────▶   config.json
+
+One process does it, whatever layout of ranks wrote the checkpoint. Held in memory: all parameters, once. The format is
+that of Hugging Face's Llama, in the precision of the run; `train --init FOLDER` reads it as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from minidist.model import GPT, GPTConfig
+from minidist.model.llama_format import CONFIG_FILE, WEIGHTS_FILE, write_llama
+from minidist.trainer import restore, store
+from minidist.trainer.pieces import Extent, Piece
+from minidist.trainer.store import CheckpointError
+
+COMMAND = "minidist export"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Export a checkpoint and say how to load it; return the exit status: 0, or 2 for input that cannot be used."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Make a Hugging Face Llama of a checkpoint.")
+    parser.add_argument("run", type=Path, help="the folder that was given to train --save")
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
+    parser.add_argument("--step", type=int, help="which checkpoint; none: the newest")
+    options = parser.parse_args(argv)
+    try:
+        checkpoint = find(options.run, options.step)
+        print(export(checkpoint, options.to))
+    except CheckpointError as error:
+        print(f"{COMMAND}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def find(run: Path, step: int | None = None) -> Path:
+    """Return the checkpoint of a step of a run, by default the newest.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none.
+    """
+    there = store.complete(run)
+    if not there:
+        if store.complete(run.parent) and run.is_dir():
+            raise CheckpointError(f"{run} is no run: give the folder around it, {run.parent} --step NUMBER")
+        raise CheckpointError(f"{run} has no checkpoint: give the folder that was given to train --save")
+    if step is None:
+        return there[-1]
+    if store.final_of(run, step) not in there:
+        steps = ", ".join(str(store.step_of(path)) for path in there)
+        raise CheckpointError(f"{run} has no checkpoint of step {step}: give --step one of {steps}")
+    return store.final_of(run, step)
+
+
+def export(checkpoint: Path, folder: Path) -> str:
+    """Compare all checksums, then write a Llama to a folder, new or empty; return in words what is there now.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint is damaged, or the folder is in use or cannot be written; it is left as it was then.
+    """
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise CheckpointError(f"--to {folder} is there already and is not overwritten: give a new folder")
+    except OSError as error:
+        raise _unwritten(folder, error) from None
+    restore.verify(checkpoint)
+    state = restore.read_state(checkpoint)
+    config = _sizes(checkpoint, state)
+    weights = read_parameters(checkpoint, config)
+    _write(config, weights, folder)
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    tokenizer = state.get("config", {}).get("data", {}).get("tokenizer", "")
+    return (
+        f"{config.parameter_count:,} parameters of {checkpoint} in {dtype}, written to {folder}: "
+        f"{CONFIG_FILE}, {WEIGHTS_FILE}\n"
+        f'load them with transformers.AutoModelForCausalLM.from_pretrained("{folder}", dtype="{dtype}"), or go on '
+        f"training with --init {folder}\n{_of_tokens(tokenizer)}"
+    )
+
+
+def read_parameters(checkpoint: Path, config: GPTConfig) -> dict[str, Tensor]:
+    """Return all parameters of a checkpoint, each whole, under our names, in the dtype of the run.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or not of a model of these sizes. Checksums are left to `restore.verify`.
+    """
+    there = restore.names(checkpoint)
+    wanted = []
+    for name, parameter in GPT(config, device="meta").named_parameters():
+        dtype = there[name][0] if name in there else torch.float32  # a missing one is named by `read`
+        wanted.append(Piece(name, Extent.of(parameter.shape), torch.empty(parameter.shape, dtype=dtype)))
+    restore.read(checkpoint, wanted)
+    return {piece.name: piece.tensor for piece in wanted}
+
+
+def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:
+    try:
+        return GPTConfig(**state["model"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{checkpoint} does not say of which GPT it is: only those of train can be exported"
+        ) from None
+
+
+def _write(config: GPTConfig, weights: dict[str, Tensor], folder: Path) -> None:
+    made = not folder.exists()
+    try:
+        write_llama(config, weights, folder)
+    except (OSError, SafetensorError) as error:
+        for name in (WEIGHTS_FILE, CONFIG_FILE):
+            (folder / name).unlink(missing_ok=True)
+            (folder / f"{name}.partial").unlink(missing_ok=True)
+        if made and folder.exists():
+            folder.rmdir()
+        raise _unwritten(folder, error) from None
+
+
+def _unwritten(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"--to {folder} cannot be written ({store.reason(error)}): give another folder")
+
+
+def _of_tokens(tokenizer: str) -> str:
+    """Say how text becomes the numbers that the model knows: that is not among what is written."""
+    if tokenizer:
+        return f"its tokenizer is not written with it: copy {tokenizer} there, as tokenizer.json"
+    return "there is no tokenizer: a token is one byte, torch.tensor([list(text.encode())])"
