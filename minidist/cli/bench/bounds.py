@@ -53,6 +53,7 @@ BOUNDS: tuple[Bound, ...] = (
     *[Bound("pipeline", case, "zb-h1", "torch 1f1b", 0.93) for case in PIPELINES],
     Bound("tensor", STEPS[0], "tensor", "DTensor", 0.78),
     Bound("tensor", STEPS[1], "tensor", "DTensor", 0.9),
+    *[Bound("checkpoint", case, "stall", "synchronous", 0.2) for case in ("D=256", "D=512")],
     Bound("recompute", RECOMPUTED, "full", "stored", 1.36),
     Bound("recompute", RECOMPUTED, "full", "torch full", 1.03),
     Bound("recompute", f"{RECOMPUTED}, activations", "full", "torch full", 1.0),

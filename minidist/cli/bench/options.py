@@ -17,7 +17,19 @@ COLLECTIVES = (
     "scatter",
     "all_to_all",
 )
-NAMES = ("copy", "p2p", *COLLECTIVES, "ddp", "zero", "pipeline", "tensor", "recompute", "adamw", "threads")
+NAMES = (
+    "copy",
+    "p2p",
+    *COLLECTIVES,
+    "ddp",
+    "zero",
+    "pipeline",
+    "tensor",
+    "checkpoint",
+    "recompute",
+    "adamw",
+    "threads",
+)
 PEERS = ("native", "tuned", "gloo")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"

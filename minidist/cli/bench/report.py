@@ -17,6 +17,7 @@ PEERS = {
     "zero": ("local", "DDP", "fully_shard"),
     "pipeline": ("serial", "torch gpipe", "torch 1f1b"),
     "tensor": ("serial", "DTensor"),
+    "checkpoint": ("synchronous", "steps alone"),
     "adamw": ("torch fused", "torch foreach"),
     "recompute": ("stored", "torch full"),
     **dict.fromkeys(COLLECTIVES, ("native", "native tuned", "gloo")),

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 def main(launch: str, file: str, argv: list[str]) -> None:
     """Measure, with a line of progress on standard error for each case."""
     options, comm = parse(argv), init()
-    wanted = (
-        "gloo" in options.peers and launch == "shipped" and options.names not in (("copy",), ("recompute",), ("adamw",))
-    )
+    without = (("copy",), ("recompute",), ("adamw",), ("checkpoint",))
+    wanted = "gloo" in options.peers and launch == "shipped" and options.names not in without
     gloo = start_gloo(comm) if wanted else None
     measurements, last = [], ("", "")
     for measurement in measure(options, launch, comm, gloo):
@@ -69,6 +68,10 @@ def measure(options: Options, launch: str, comm: Communicator, gloo: Any) -> Ite
         from minidist.cli.bench.tensor import bench_tensor
 
         yield from bench_tensor(options, launch, comm, gloo)
+    if "checkpoint" in options.names and launch == "shipped":
+        from minidist.cli.bench.checkpoint import bench_checkpoint
+
+        yield from bench_checkpoint(options, launch, comm)
     if "recompute" in options.names and launch == "shipped":
         from minidist.cli.bench.recompute import bench_recompute
 
