@@ -26,7 +26,7 @@ from minidist.collectives import broadcast
 from minidist.memory.recompute import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.data import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.data import DDP, MIB, DataParallel, NaiveDataParallel, ParameterServer
 from minidist.parallel.executor import Pipeline, tie_stages
 from minidist.parallel.fsdp import FSDP
 from minidist.parallel.pipeline import with_communication
@@ -121,9 +121,14 @@ class Parallel:
             return self.replica.optimizer(kind, groups, **options)
         return kind(groups, **options)
 
+    def stepped(self) -> None:
+        """Have parameters follow what `trained` holds: after it was changed by something else than the optimizer."""
+        if isinstance(self.replica, Sharded):
+            self.replica.stepped()
+
     def clip(self, limit: float) -> Tensor:
         """Clip by the global norm over the mesh, and return it; see `clip_by_global_norm`. Collective."""
-        return clip_by_global_norm(self.trained, limit, self.mesh.tp, self.mesh.pp)
+        return clip_by_global_norm(self.kept, limit, self.mesh.tp, self.mesh.pp)
 
     def unwrap(self) -> None:
         """End training: have parameters whole in `model`, as far as data parallelism shares them out. Collective."""
@@ -223,7 +228,8 @@ def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | No
     if recipe.zero == 3:
         return FSDP(model, mesh.dp, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
     kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
-    return kind(model, mesh.dp, bucket_bytes=recipe.bucket_bytes)
+    first = min(MIB, recipe.bucket_bytes)  # it is to be small
+    return kind(model, mesh.dp, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
 
 
 def _recompute(model: nn.Module, policy: str) -> None:

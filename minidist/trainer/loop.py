@@ -39,6 +39,7 @@ from minidist.trainer.optimizer import build_optimizer
 from minidist.trainer.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.schedule import learning_rate, linear_scaling
 from minidist.trainer.spread import carried_of, check_cuts, check_room, loss_of, recipe_of
+from minidist.trainer.store import CheckpointError
 from minidist.trainer.text import Samples
 
 
@@ -149,7 +150,8 @@ class Trainer:
         if self.resumed is not None:
             path, optimizer = self.resumed.path, self.optimizer
             assert optimizer is not None
-            load_pieces(path, parallel, optimizer)
+            self._all_or_none(lambda: load_pieces(path, parallel, optimizer), CheckpointError)
+            parallel.stepped()
         return parallel
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:

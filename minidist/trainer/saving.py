@@ -24,7 +24,6 @@ from minidist.comm.stream import ThreadStream
 from minidist.memory.masters import MasterWeights
 from minidist.parallel import Parallel
 from minidist.parallel.placement import counts, placement_of, tensor_placement_of, tied_across
-from minidist.parallel.shard import Sharded
 from minidist.trainer import restore, store
 from minidist.trainer.pieces import Extent, Piece
 from minidist.trainer.store import CheckpointError
@@ -133,7 +132,9 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
 
 
 def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> None:
-    """Fill parameters and optimizer from a checkpoint of any layout. Collective, if parameters are sharded.
+    """Fill what this rank updates, and its optimizer, from a checkpoint of any layout. Sends nothing.
+
+    Afterwards `parallel.stepped()`, on all ranks together, has whole parameters follow.
 
     Raises
     ------
@@ -157,8 +158,6 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
             moments = {full: full.removeprefix(f"{name}/") for full in found if full.startswith(f"{name}/")}
             shapes = {full: parameter.shape if there[full][1] else () for full in moments}
             states[parameter] = {moment: found[full].view(shapes[full]) for full, moment in moments.items()}
-    if isinstance(parallel.replica, Sharded):
-        parallel.replica.stepped()
     optimizer.restore({parameter: state for parameter, state in states.items() if state})
 
 
