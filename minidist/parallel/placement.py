@@ -92,7 +92,7 @@ class Placement:
 
 def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter, for an optimizer to update, that is these `values` (flat) and knows what they are."""
-    piece = nn.Parameter(values)
+    piece = nn.Parameter(values, parameter.requires_grad)
     piece.placement = placement  # type: ignore[attr-defined]
     piece.block_of = parameter  # type: ignore[attr-defined]
     return piece
