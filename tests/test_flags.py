@@ -24,8 +24,8 @@ FROZEN = """
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
     --dp --tp --sp --pp --schedule --chunks --microbatches --plan --strategy --zero --hsdp --accumulate --bucket-mib
     --recompute --offload --offload-folder
-    --steps --seed --precision --verify --save --save-every --keep --keep-every --resume --metrics --trace --sample
-    --peak-tflops --debug
+    --steps --seed --init --precision --verify --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
+    --sample --peak-tflops --debug
 """
 
 

@@ -126,12 +126,15 @@ def _write(config: GPTConfig, weights: dict[str, Tensor], folder: Path) -> None:
     made = not folder.exists()
     try:
         write_llama(config, weights, folder)
+        # Some versions of safetensors make files that only their owner may read; this one is to be passed on
+        (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
     except (OSError, SafetensorError) as error:
-        for name in (WEIGHTS_FILE, CONFIG_FILE):
-            (folder / name).unlink(missing_ok=True)
-            (folder / f"{name}.partial").unlink(missing_ok=True)
-        if made and folder.exists():
-            folder.rmdir()
+        if folder.is_dir():
+            for name in (WEIGHTS_FILE, CONFIG_FILE):
+                (folder / name).unlink(missing_ok=True)
+                (folder / f"{name}.partial").unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
         raise _unwritten(folder, error) from None
 
 

@@ -45,9 +45,9 @@ def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     cost = f"{len(wrote)}, training stood still {sum(stalled):.3g} s, written in {sum(wrote):.3g} s"
     rows = [("checkpoints", cost)]
     if hours := trainer.config.run.mtbf:
-        # As if training waited for the disk. Beside it, writing costs less; but a step undone costs what it always did
+        # As if training stood still until a checkpoint is on the disk: so much it costs at most, if written beside it.
         step = median(metrics.seconds for metrics in outcome.history)
-        rows.append((f"    with a failure every {hours:g} h", advice(median(wrote), step, hours)))
+        rows.append(("    how often to save", advice(median(wrote), step, hours)))
     return rows
 
 

@@ -12,7 +12,14 @@ import torch
 
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
-from minidist.cli.train_checks import check_files, check_memory, check_precision, fitting_layout, metrics_file
+from minidist.cli.train_checks import (
+    check_files,
+    check_memory,
+    check_precision,
+    check_spreading,
+    fitting_layout,
+    metrics_file,
+)
 from minidist.comm import Communicator
 from minidist.comm.gather_trace import gather_trace
 from minidist.mesh import Mesh
@@ -62,8 +69,9 @@ def train_and_report(config: Config, comm: Communicator) -> int:
     together(comm, lambda: check_precision(config, device_of(comm)))
     tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
     together(comm, lambda: check_memory(config, tokenizer.vocabulary, len(comm.node)))
-    together(comm, lambda: check_files(config, comm.rank))
     mesh = Mesh(comm, layout)
+    together(comm, lambda: check_spreading(config, tokenizer.vocabulary, mesh))
+    together(comm, lambda: check_files(config, comm.rank))
     trainer = together(comm, lambda: Trainer(config, samples, tokenizer.vocabulary, mesh))
     reporter = None
     if comm.rank == 0:

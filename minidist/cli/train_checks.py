@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 
 from minidist.memory.precision import check_dtype
-from minidist.mesh import Layout
+from minidist.mesh import Layout, Mesh
+from minidist.model import GPT
 from minidist.trainer import resume, store
 from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.spread import check_cuts, recipe_of
 
 
 def fitting_layout(config: Config, ranks: int) -> Layout:
@@ -36,6 +38,12 @@ def check_precision(config: Config, device: torch.device) -> None:
         check_dtype(getattr(torch, config.precision), device)
     except ValueError as error:
         raise ConfigError(f"--precision {config.precision}: {error}") from None
+
+
+def check_spreading(config: Config, vocabulary: int, mesh: Mesh) -> None:
+    """Refuse a way of spreading the model that does not fit it; looked at are shapes, before a large one is drawn."""
+    recipe_of(config, mesh.layout)
+    check_cuts(GPT(resume.sizes_of(config, vocabulary), device="meta"), mesh, config)
 
 
 def check_files(config: Config, rank: int) -> None:

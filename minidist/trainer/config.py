@@ -138,6 +138,9 @@ class RunOptions:
 
     steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
     seed: int = option(0, "what weights, order of samples and dropout are drawn from", SEED)
+    init: str = option(
+        "", "folder of a Hugging Face Llama to start from; with --resume, the checkpoint wins; none: draw weights"
+    )
     precision: str = option(
         "", f"{', '.join(PRECISIONS)}; none: float32, but float64 with --verify", one_of("", *PRECISIONS)
     )
@@ -146,6 +149,9 @@ class RunOptions:
     save_every: int = option(0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE)
     keep: int = option(2, "newest checkpoints to keep", AT_LEAST_ONE)
     keep_every: int = option(0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE)
+    mtbf: float = option(
+        0.0, "hours between two failures of the job, on average, for advice on --save-every; 0: none", NOT_NEGATIVE
+    )
     resume: bool = option(False, "continue from the newest checkpoint in --save")
     metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
     trace: str = option("", "file for a trace that Perfetto opens")

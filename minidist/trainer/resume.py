@@ -1,19 +1,25 @@
-"""Continuing a run: what is read, and compared with what is asked for now, before any work starts."""
+"""Where a run starts: from a checkpoint, from somebody's Llama, or from random weights; found out before any work.
+
+--resume   the checkpoint's weights and optimizer, its step, and its place in the text
+--init     the weights in a folder; also its base of the rotation and epsilon of the norms, for which is no option
+neither    weights drawn from --seed
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from minidist.comm import Communicator
 from minidist.memory.precision import LossScaler
-from minidist.model import GPT
+from minidist.model import GPT, GPTConfig
+from minidist.model.llama_format import read_llama, read_llama_config
 from minidist.trainer import restore, store
 from minidist.trainer.batches import Batches
-from minidist.trainer.config import Config, Sections
+from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.store import CheckpointError
 
 
@@ -39,6 +45,7 @@ def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | N
     path = store.newest(Path(config.run.save))
     restore.verify(path, restore.files_of(path)[comm.rank :: comm.size])
     state = restore.read_state(path)
+    _check_beginning(path, state["config"]["run"].get("init", ""), config.run.init)
     _check_parameters(path, model)
     for name, now in asdict(model.config).items():
         if name != "dropout" and state["model"].get(name) != now:
@@ -59,6 +66,14 @@ def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | N
     if scaler is not None and state.get("scaler"):
         scaler.load_state_dict(state["scaler"])
     return Resumed(path, step, changed_options(state["config"], config.sections()))
+
+
+def _check_beginning(path: Path, before: str, now: str) -> None:
+    """Refuse `--init` where the run began from random weights, and the other way round; the folder may have moved."""
+    if before and not now:
+        raise CheckpointError(f"{path} began from the weights in {before}: add --init {before}, or where it is now")
+    if now and not before:
+        raise CheckpointError(f"{path} began from random weights, not from --init {now}: leave --init out")
 
 
 def _check_parameters(path: Path, model: GPT) -> None:
@@ -82,3 +97,67 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
     names += [("optimizer", name) for name in now["optimizer"]]
     old_and_new = [(name, before[section].get(name), now[section][name]) for section, name in names]
     return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]
+
+
+# ---------------------------------------------------------------- somebody's Llama
+
+
+def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
+    """Return the sizes of the model to train. With `--init`, what is no option is what its folder says.
+
+    A vocabulary may then be larger than the tokenizer's: published models pad it.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be read, or is a model of other sizes.
+    """
+    asked = config.gpt(vocabulary)
+    if not config.run.init:
+        return asked
+    folder = Path(config.run.init)
+    if store.complete(folder):
+        raise ConfigError(
+            f"--init {folder} holds checkpoints: python -m minidist export {folder} --to FOLDER makes of one what "
+            "--init reads"
+        )
+    try:
+        theirs = read_llama_config(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--init {folder}: {error}") from None
+    for name in ("layers", "hidden", "heads", "key_value_heads", "intermediate", "tied"):
+        there, here = getattr(theirs, name), getattr(asked, name)
+        if there != here:
+            raise ConfigError(
+                f"--init {folder} is another model: {name} is {there} there and {here} here: use {_flags(theirs)}"
+            )
+    if vocabulary > theirs.vocabulary or (vocabulary < theirs.vocabulary and not config.data.tokenizer):
+        tokenizer = config.data.tokenizer or "one token a byte"
+        raise ConfigError(
+            f"--init {folder} has {theirs.vocabulary} tokens, and the tokenizer here ({tokenizer}) has {vocabulary}: "
+            f"give the model's own, --tokenizer FILE"
+        )
+    return replace(theirs, sequence=asked.sequence, dropout=asked.dropout)
+
+
+def load_initial(folder: Path, model: GPT) -> None:
+    """Fill a model with the weights of a Llama's folder, whatever their dtype; one is in memory at a time.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be read, or has not just these weights.
+    """
+    parameters = dict(model.named_parameters())
+    try:
+        with torch.no_grad():
+            for name, weight in read_llama(folder, model.config):
+                parameters[name].copy_(weight)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--init {folder}: {error}") from None
+
+
+def _flags(sizes: GPTConfig) -> str:
+    names = ("layers", "hidden", "heads", "key_value_heads", "intermediate")
+    words = [f"{flag(name)} {getattr(sizes, name)}" for name in names]
+    return " ".join([*words, "--tied" if sizes.tied else "--no-tied"])

@@ -14,7 +14,7 @@ from minidist.model import GPT, cross_entropy_sum
 from minidist.parallel import Recipe, vocabulary_parallel_cross_entropy_sum
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.tensor_plan import check_plan
-from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.config import Config, ConfigError, ParallelOptions
 
 MIB = 1 << 20
 
@@ -28,8 +28,10 @@ def recipe_of(config: Config, layout: Layout) -> Recipe:
         If there is none: naming the options and the fix.
     """
     parallel = config.parallel
-    own = _read_plan(Path(parallel.plan)) if parallel.plan else None
-    count = parallel.microbatches or 2 * layout.pp
+    own = _read_plan(config) if parallel.plan else None
+    count = own.microbatches if own else parallel.microbatches or 2 * layout.pp
+    if layout.pp > 1:
+        _check_rows(config, layout, count)
     recipe = Recipe(
         strategy=parallel.strategy,  # type: ignore[arg-type]  # one of the three, or the configuration would not be
         zero=parallel.zero,
@@ -38,31 +40,47 @@ def recipe_of(config: Config, layout: Layout) -> Recipe:
         sequence=parallel.sp,
         schedule=own or parallel.schedule,
         chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" else 1,
-        microbatches=own.microbatches if own else count if layout.pp > 1 else parallel.accumulate,
+        microbatches=count if layout.pp > 1 else parallel.accumulate,
         recompute=config.memory.recompute,
         allocate=_shard_memory(config),
     )
     try:
         recipe.check(layout, config.model.layers)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
-    rows = config.data.batch // layout.dp
-    if layout.pp > 1 and recipe.microbatches > rows:
-        raise ConfigError(
-            f"{recipe.microbatches} microbatches cut the {rows} sequences that each data-parallel rank has (--batch "
-            f"{config.data.batch}, dp={layout.dp}) into more parts than there are: use --microbatches {max(rows, 1)} "
-            "or fewer, or a larger --batch"
-        )
+        raise ConfigError(f"--plan {parallel.plan}: {error}" if own else str(error)) from None
     return recipe
 
 
-def _read_plan(path: Path) -> Plan:
+def _check_rows(config: Config, layout: Layout, microbatches: int) -> None:
+    """Raise ConfigError if some microbatch of a whole batch is empty; before planning, which takes a time for each."""
+    parallel, rows = config.parallel, config.data.batch // layout.dp
+    if microbatches > rows:
+        fewer = f"--microbatches {rows} or fewer, or " if rows and not parallel.plan else ""
+        raise ConfigError(
+            f"{microbatches} microbatches cut the {rows} sequences that each data-parallel rank has (--batch "
+            f"{config.data.batch}, dp={layout.dp}) into more parts than there are: use {fewer}--batch "
+            f"{microbatches * layout.dp} or more"
+        )
+
+
+def _read_plan(config: Config) -> Plan:
+    """Return the user's plan, in which nothing but the words has been looked at."""
+    parallel, path = config.parallel, Path(config.parallel.plan)
+    if parallel.schedule != ParallelOptions().schedule:
+        raise ConfigError(f"--plan {path} takes the place of --schedule {parallel.schedule}: leave one of them out")
     try:
-        return read_plan(path.read_text(encoding="utf-8"), path.name)
+        plan = read_plan(path.read_text(encoding="utf-8"), path.name)
     except OSError as error:
         raise ConfigError(f"--plan {path} cannot be read: {error.strerror}") from None
-    except (ScheduleError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--plan {path} is not text: byte {error.start} is {error.object[error.start]:#x}") from None
+    except ScheduleError as error:
         raise ConfigError(f"--plan {path}: {error}") from None
+    if plan.communicates:
+        raise ConfigError(
+            f"--plan {path} names sends and receives, which are added to a plan before it runs: leave them out"
+        )
+    return plan
 
 
 def check_cuts(model: GPT, mesh: Mesh, config: Config) -> None:
