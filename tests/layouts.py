@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ import minidist
 from minidist.comm import Communicator
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel.parallelize import parallelize
+from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.recipe import Recipe
 from minidist.parallel.sampler import share
 from minidist.parallel.vocabulary import vocabulary_parallel_cross_entropy_sum
@@ -24,10 +26,13 @@ PLAIN = Recipe()
 FROZEN = "layers.1.mlp.up.weight"
 LR, CLIP = 0.02, 0.5
 
+Outcome = tuple[dict[str, Tensor], list[float], list[float]]
+"""Parameters, losses and norms of the gradients."""
+
 
 @dataclass(frozen=True)
 class Case:
-    """One run: where, how, of what."""
+    """One run: where, how, of what. `frozen` are beginnings of names; `costs` are those of the layers, for the cut."""
 
     layout: Layout
     recipe: Recipe = PLAIN
@@ -35,12 +40,37 @@ class Case:
     batch: int = 11
     steps: int = 3
     dtype: torch.dtype = torch.float64
+    frozen: tuple[str, ...] = (FROZEN,)
+    costs: tuple[float, ...] | None = None
+
+    def alone(self, dtype: torch.dtype) -> Case:
+        """Return the serial run of this one, in a precision."""
+        return replace(self, layout=Layout(), recipe=PLAIN, costs=None, dtype=dtype)
 
 
-def build(config: GPTConfig, seed: int, dtype: torch.dtype) -> GPT:
-    """Return a model with a frozen parameter."""
+class TakeGradient(torch.optim.Optimizer):
+    """Makes each parameter its gradient, so that whatever gathers parameters gathers gradients."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            if parameter.grad is not None:
+                parameter.copy_(parameter.grad)
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of all runs."""
+    return torch.optim.AdamW(params, lr=LR)
+
+
+def build(config: GPTConfig, seed: int, dtype: torch.dtype, frozen: tuple[str, ...] = (FROZEN,)) -> GPT:
+    """Return a model with frozen parameters."""
     model = GPT(config, torch.Generator().manual_seed(seed), dtype=dtype)
-    model.get_parameter(FROZEN).requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
     return model
 
 
@@ -51,10 +81,10 @@ def tokens(case: Case, step: int) -> Tensor:
 
 
 @cache
-def serial(case: Case) -> tuple[dict[str, Tensor], list[float], list[float]]:
-    """Return the parameters, losses and gradient norms of the run on one rank."""
-    model, losses, norms = build(case.config, 0, case.dtype), [], []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+def serial(case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
+    """Return what comes of the run on one rank."""
+    model, losses, norms = build(case.config, 0, case.dtype, case.frozen), [], []
+    optimizer = kind(model.parameters())
     for step in range(case.steps):
         optimizer.zero_grad()
         whole = tokens(case, step)
@@ -66,8 +96,8 @@ def serial(case: Case) -> tuple[dict[str, Tensor], list[float], list[float]]:
     return {name: p.detach() for name, p in model.named_parameters()}, losses, norms
 
 
-def trained(comm: Communicator, case: Case) -> tuple[dict[str, Tensor], list[float], list[float]]:
-    """Train as one rank; return the same, the parameters gathered."""
+def spread(comm: Communicator, case: Case) -> Parallel:
+    """Return one rank's part of the model, which every rank has built with other values."""
     mesh, config, recipe = Mesh(comm, case.layout), case.config, case.recipe
     count = case.batch * config.sequence
 
@@ -80,32 +110,74 @@ def trained(comm: Communicator, case: Case) -> tuple[dict[str, Tensor], list[flo
         time = inputs.shape[1] // (mesh.tp.size if recipe.sequence else 1)
         return torch.empty(len(inputs), time, config.hidden, dtype=case.dtype, device="meta")
 
-    parallel = parallelize(build(config, comm.rank, case.dtype), mesh, recipe, loss, carried)
-    optimizer = parallel.optimizer(torch.optim.AdamW, [{"params": list(parallel.model.parameters())}], lr=LR)
-    microbatches = parallel.pipeline.plan.microbatches if parallel.pipeline else recipe.microbatches
+    model = build(config, comm.rank, case.dtype, case.frozen)
+    return parallelize(model, mesh, recipe, loss, carried, costs=case.costs)
+
+
+def one_step(parallel: Parallel, case: Case, step: int) -> float:
+    """Run forward and backward of a step; return the sum of the losses that this rank has computed."""
+    mesh = parallel.mesh
+    microbatches = parallel.pipeline.plan.microbatches if parallel.pipeline else case.recipe.microbatches
+    rows = share(case.batch, mesh.dp.size, mesh.dp.rank)
+    mine = tokens(case, step)[rows]
+    cuts = [share(len(mine), microbatches, number) for number in range(microbatches)]
+    where = [Where(7, step, rows.start + cut.start) for cut in cuts]
+    return float(parallel.step([mine[cut, :-1] for cut in cuts], [mine[cut, 1:] for cut in cuts], where))
+
+
+def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
+    """Train as one rank; return the same as `serial`, the parameters gathered."""
+    parallel = spread(comm, case)
+    optimizer = parallel.optimizer(kind, [{"params": list(parallel.model.parameters())}])
     losses, norms = [], []
     for step in range(case.steps):
         parallel.zero_grad()
-        rows = share(case.batch, mesh.dp.size, mesh.dp.rank)
-        mine = tokens(case, step)[rows]
-        cuts = [share(len(mine), microbatches, number) for number in range(microbatches)]
-        where = [Where(7, step, rows.start + cut.start) for cut in cuts]
-        total = parallel.step([mine[cut, :-1] for cut in cuts], [mine[cut, 1:] for cut in cuts], where)
-        losses.append(sum(comm.roll_call(float(total) if mesh.tp.rank == 0 else 0.0)))
+        total = one_step(parallel, case, step)
+        same = parallel.mesh.tp.roll_call(total)
+        assert len(set(same)) == 1, f"ranks of one tensor axis found losses {same}"
+        losses.append(sum(comm.roll_call(total if parallel.mesh.tp.rank == 0 else 0.0)))
         norms.append(float(parallel.clip(CLIP)))
         optimizer.step()
     parallel.unwrap()
-    names = GPT(config, torch.Generator(), dtype=case.dtype).named_parameters()
+    names = GPT(case.config, torch.Generator(), dtype=case.dtype).named_parameters()
     return {name: value.clone() for name, value in parallel.whole_parameters(names)}, losses, norms
 
 
 def worst(case: Case) -> float:
     """Return the largest max|a - b| / max|b| of parameters, losses and norms on any rank, against the serial run."""
-    expected, losses, norms = serial(replace(case, layout=Layout(), recipe=Recipe()))
-    numbers = torch.tensor([losses, norms])
-    found = 0.0
+    exact, *numbers = serial(case.alone(torch.float64))
+    found = []
     for parameters, *others in minidist.run(lambda comm: trained(comm, case), case.layout.size):
-        assert parameters.keys() == expected.keys()
-        pairs = [(parameters[name], exact) for name, exact in expected.items()] + [(torch.tensor(others), numbers)]
-        found = max(found, *(float((a - b).abs().max() / b.abs().max()) for a, b in pairs))
-    return found
+        assert parameters.keys() == exact.keys()
+        found += [difference(parameters[name], exact[name]) for name in exact]
+        found += [
+            difference(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
+            for a, b in zip(others, numbers, strict=True)
+        ]
+    return max(found)
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """Return max|a - b| / max|b|; NaN anywhere is an infinite difference."""
+    found = float((a - b).abs().max() / b.abs().max().clamp(min=1e-300))
+    return found if found == found else float("inf")
+
+
+def distances(case: Case) -> tuple[float, float]:
+    """Return how far the gradients of one step lie from the serial ones in float64, relative to these.
+
+    Of the rank that is furthest, and of the serial run in the precision of the case.
+    """
+    case = replace(case, steps=1)
+    exact = serial(case.alone(torch.float64), TakeGradient)[0]
+    ranks = minidist.run(lambda comm: trained(comm, case, TakeGradient)[0], case.layout.size)
+    same = serial(case.alone(case.dtype), TakeGradient)[0]
+
+    def distance(ours: dict[str, Tensor]) -> float:
+        assert ours.keys() == exact.keys()
+        names = [name for name in exact if not name.startswith(case.frozen)]
+        apart = torch.stack([(ours[name].double() - exact[name]).norm() for name in names]).norm()
+        found = float(apart / torch.stack([exact[name].norm() for name in names]).norm())
+        return found if found == found else float("inf")
+
+    return max(map(distance, ranks)), distance(same)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from layouts import SMALL, Case, build, worst
+from layouts import SMALL, Case, build, one_step, spread, worst
+from torch import Tensor
 
 import minidist
 from minidist.comm import Communicator
+from minidist.memory.account import Account
 from minidist.mesh import Layout, Mesh
 from minidist.model import cross_entropy_sum
 from minidist.parallel import Recipe, RecipeError, parallelize
@@ -98,6 +103,156 @@ def test_every_axis_sends_what_it_should() -> None:
     assert len(set(minidist.run(program, 8))) == 2, "the stages differ in the head, which is cut"
 
 
+# ---------------------------------------------------------------- bugs that random layouts have found
+
+
+@pytest.mark.parametrize("layout", [PP2, Layout(dp=2, pp=2)], ids=["pp=2", "dp=2, pp=2"])
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
+def test_weight_gradients_that_are_put_off_outlive_recomputation(name: str, layout: Layout) -> None:
+    """A checkpoint hands the saved weight back as another tensor: its gradient has to find the parameter."""
+    for strategy in ("ddp", "naive"):
+        recipe = Recipe(strategy=strategy, schedule=name, microbatches=3, recompute="full")  # type: ignore[arg-type]
+        assert worst(Case(layout, recipe)) <= 1e-9
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("frozen", [("embedding",), ("embedding", "layers.0.", "layers.1.")], ids=["tied", "stage"])
+def test_what_is_frozen_stays_so_on_every_stage(frozen: tuple[str, ...], zero: int) -> None:
+    """A frozen embedding shared by two stages, which weight decay must not move; and a stage with nothing to train."""
+    for config in (SMALL, replace(SMALL, tied=False)):
+        assert worst(Case(Layout(dp=2, pp=2), Recipe(zero=zero, microbatches=2), config, frozen=frozen)) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
+def test_shared_keys_and_values_where_weight_gradients_are_put_off(name: str) -> None:
+    """One key-value head on two ranks: the hook that adds up its gradients is called without one first."""
+    config = replace(SMALL, key_value_heads=1)
+    assert worst(Case(Layout(pp=2, tp=2), Recipe(schedule=name, microbatches=2), config)) <= 1e-9
+
+
+def test_buckets_are_as_small_as_asked_for() -> None:
+    def program(comm: Communicator) -> int:
+        replica = spread(comm, Case(DP2, Recipe(bucket_bytes=4000))).replica
+        return len(replica.buckets)  # type: ignore[union-attr]
+
+    assert min(minidist.run(program, 2)) > 3
+
+
+# ---------------------------------------------------------------- no strategy can be replaced by a simpler one
+
+LEAN = replace(SMALL, layers=8, tied=False, vocabulary=32, hidden=32, intermediate=64)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_bytes_held_after_a_step_on_a_mesh(zero: int) -> None:
+    """Of the n bytes that tensor parallelism and the pipeline leave a rank, ZeRO holds its part. DDP would fail it."""
+
+    def program(comm: Communicator) -> dict[str, float]:
+        case = Case(EIGHT, Recipe(zero=zero, microbatches=2, bucket_bytes=4000), LEAN)
+        parallel = spread(comm, case)
+        optimizer = parallel.optimizer(torch.optim.AdamW, [{"params": list(parallel.model.parameters())}])
+        account = Account()
+        account.watch(parallel.replica, optimizer)
+        one_step(parallel, case, 0)
+        optimizer.step()
+        trained = sum(math.prod(p.shape) * 8 for p in parallel.model.parameters() if p.requires_grad)
+        return {name: held / trained for name, held in account.sample().items()}
+
+    part = 1 / 2
+    expected = {  # of n
+        "parameters": part if zero == 3 else 1,
+        "gradients": {0: 1, 1: 1 + part, 2: part, 3: part}[zero],
+        "optimizer": 2 * part if zero else 2,
+    }
+    for held in minidist.run(program, 8):
+        for name, much in expected.items():  # and a frozen matrix, a count of steps for each parameter
+            assert much <= held[name] + 1e-9 and held[name] <= 1.1 * much, (name, held)
+
+
+class Kept:
+    """The bytes that autograd keeps for backward on this thread, each memory once, and the most there were of them."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self.users: Counter[tuple[int, int]] = Counter()
+        self.now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> Held:
+        """Return what autograd keeps in place of a tensor."""
+        return Held(self, tensor.detach())  # of an operation's own output, its history would keep itself alive
+
+    def add(self, tensor: Tensor, more: int) -> None:
+        """Take notice of one more user of a tensor's memory, or one less."""
+        memory = tensor.untyped_storage()
+        key = memory.data_ptr(), memory.nbytes()
+        if memory.data_ptr() not in self.parameters:
+            before = self.users[key]
+            self.users[key] += more
+            self.now += memory.nbytes() * (bool(self.users[key]) - bool(before))
+            self.most = max(self.most, self.now)
+
+
+class Held:
+    """A tensor that is kept until this is dropped."""
+
+    def __init__(self, kept: Kept, tensor: Tensor) -> None:
+        self.kept, self.tensor = kept, tensor
+        kept.add(tensor, 1)
+
+    def __del__(self) -> None:
+        self.kept.add(self.tensor, -1)
+
+
+def saved_bytes(comm: Communicator, case: Case) -> int:
+    """Return the bytes of activations that autograd keeps of a step at the most."""
+    parallel = spread(comm, case)
+    kept = Kept(parallel.model.parameters())
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda held: held.tensor):
+        one_step(parallel, case, 0)
+    assert kept.now == 0
+    return kept.most
+
+
+def test_sequence_parallelism_keeps_a_part_between_regions() -> None:
+    """One microbatch of [B, T, D] on a 2 x 2 x 2 mesh; inside the regions both keep the same."""
+    case = Case(EIGHT, Recipe(sequence=True), LEAN, batch=6)
+    plain = replace(case, recipe=Recipe())
+    rows, time, hidden, layers = 3, LEAN.sequence, LEAN.hidden, LEAN.layers // 2
+    # For each of attention and MLP: the residual stream, its normalised copy, a byte of mask, the root of each token.
+    between = layers * 2 * (8 + 8 + 1 + 8 / hidden) * rows * time * hidden
+    for whole, part in zip(*(minidist.run(partial(saved_bytes, case=it), 8) for it in (plain, case)), strict=True):
+        assert whole - part >= between / 2
+
+
+@pytest.mark.parametrize("name, most", [("1f1b", (2, 1)), ("gpipe", (6, 6)), ("naive", (1, 1))])
+def test_a_schedule_on_a_mesh_keeps_as_many_microbatches_as_it_says(name: str, most: tuple[int, int]) -> None:
+    """Six microbatches, two stages: bytes as of so many steps of one microbatch, of which another is being computed."""
+    layout = Layout(pp=2, tp=2)
+    one = Case(layout, Recipe(), LEAN, batch=1)
+    all_of_them = replace(one, recipe=Recipe(schedule=name, microbatches=6), batch=6)
+    pairs = zip(*(minidist.run(partial(saved_bytes, case=case), 4) for case in (one, all_of_them)), strict=True)
+    for rank, (single, held) in enumerate(pairs):
+        assert held / single == pytest.approx(most[layout.coordinate(rank)["pp"]], rel=0.1)
+
+
+def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
+    """A pipeline that runs on its first rank has all parameters there, and no forward anywhere else."""
+
+    def program(comm: Communicator) -> tuple[set[str], float]:
+        case = Case(EIGHT, Recipe(microbatches=2), LEAN)
+        parallel = spread(comm, case)
+        one_step(parallel, case, 0)
+        trained = [p for p in parallel.model.parameters() if p.requires_grad]
+        moved = sum(p.grad is not None and bool(p.grad.any()) for p in trained) / len(trained)
+        return {name for name, _ in parallel.model.named_parameters()}, moved
+
+    names = {name for name, _ in build(LEAN, 0, torch.float64).named_parameters()}
+    first = {name for name in names if name.startswith(("embedding", *(f"layers.{layer}." for layer in range(4))))}
+    for rank, (held, moved) in enumerate(minidist.run(program, 8)):
+        assert held == (names - first if EIGHT.coordinate(rank)["pp"] else first)
+        assert moved == 1
+
+
 # ---------------------------------------------------------------- mistakes
 
 
@@ -119,6 +274,10 @@ def test_every_axis_sends_what_it_should() -> None:
         (Layout(pp=8), Recipe(microbatches=8), "8 stages need at least as many layers, but the model has 4"),
         (Layout(pp=4), Recipe(schedule="interleaved", chunks=2, microbatches=6), "takes microbatches in groups of 4"),
         (Layout(pp=4), Recipe(schedule=plan("1f1b", 2, 2)), "the plan is for 2 ranks, but pp=4: use pp=2"),
+        (DP2, Recipe(schedule=plan("1f1b", 2, 2)), "the plan is for 2 ranks, but pp=1: use pp=2"),
+        (DP2, Recipe(strategy="ring"), "there is no strategy 'ring': choose one of ddp, naive, server"),  # type: ignore[arg-type]
+        (DP2, Recipe(zero=1, shard_ranks=2), "shard_ranks=2 is for ZeRO 3, not for ZeRO 1: leave it out"),
+        (DP2, Recipe(zero=3, shard_ranks=3), "shard_ranks=3 does not divide dp=2: choose a divisor of 2"),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1F0")), "backward"),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1B0 1F0")), "1B0"),
         (PP2, Recipe(schedule="1F1B"), "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b"),

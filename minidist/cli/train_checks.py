@@ -88,7 +88,9 @@ def check_memory(config: Config, vocabulary: int, ranks_here: int) -> None:
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
         state = 0
-    needed = count * (2 * bytes + state) * ranks_here  # parameters, gradients, state
+    shares = config.parallel.tp * config.parallel.pp
+    # Each rank draws the whole model, and then keeps its share of it, with gradients and state.
+    needed = count * (bytes + (bytes + state) / shares) * ranks_here
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if needed > there:
         raise ConfigError(

@@ -34,6 +34,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
     if not limit >= 0:
         raise ValueError(f"limit={limit} is no bound for a norm: give a positive number, or 0 for none")
     by_axis: dict[Communicator | None, list[nn.Parameter]] = defaultdict(list)
+    parameters = list(parameters)
     for parameter in parameters:
         if parameter.grad is not None:
             placement = placement_of(parameter)
@@ -42,8 +43,10 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
     axes = tuple(comm for comm in axes if comm.size > 1)
     if not gradients and not axes:
         return torch.zeros(())
-    dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients}, torch.float32)
-    nothing = gradients[0].new_zeros((), dtype=dtype) if gradients else torch.zeros((), dtype=dtype)
+    # Of parameters, not of gradients: a stage that is frozen has none, and yet must send what the others send.
+    dtype = reduce(torch.promote_types, {parameter.dtype for parameter in parameters}, torch.float32)
+    like = [*gradients, *parameters]
+    nothing = like[0].new_zeros((), dtype=dtype) if like else torch.zeros((), dtype=dtype)
     norm = _joint([_norm(several, comm, nothing) for comm, several in by_axis.items()], nothing)
     for comm in axes:
         norm = _over_ranks(norm, comm)

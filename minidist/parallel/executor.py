@@ -74,6 +74,8 @@ class Pipeline:
             raise ValueError(f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}")
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
+        # One communicator each way: on NCCL, a receive posted early holds up what is sent after it on the same one.
+        self.wires = {"F": comm, "B": comm.fork()}
         self.queue = WeightQueue()
         if any(action.kind == "W" for actions in plan.actions for action in actions):
             for module in self.stages.values():
@@ -116,7 +118,7 @@ class Pipeline:
 
 
 def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
-    """Return the parameters with one of these `names` that other ranks of the pipeline have, too. Collective.
+    """Return the trained parameters with one of these `names` that other ranks of the pipeline have, too. Collective.
 
     Parameters
     ----------
@@ -136,7 +138,8 @@ def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communica
         if parameter is not None and sharing.size > 1:
             parameter.tie = Tie(several[0], sharing)  # type: ignore[attr-defined]
             copy_from_root(parameter, sharing)
-            tied.append(parameter)
+            if parameter.requires_grad:  # zeros for a frozen one would have weight decay move it
+                tied.append(parameter)
     return tied
 
 
@@ -193,15 +196,17 @@ class Run:
         else:
             y = pipeline.loss(y, self.targets[microbatch])
             self.total = self.total + y.detach()
-        self.left[key] = (get_gradient_edge(y), y.shape, y.dtype)
+        if y.requires_grad:  # else all is frozen up to here
+            self.left[key] = (get_gradient_edge(y), y.shape, y.dtype)
 
     def backward(self, stage: int, microbatch: int) -> None:
         """Run backward through a stage, from the gradient that came for it."""
         key = (stage, microbatch)
-        edge, shape, dtype = self.left.pop(key)
         last = stage + 1 == self.pipeline.plan.stages
-        gradient = torch.ones(shape, dtype=dtype) if last else self.take("B", *key)
-        torch.autograd.backward([edge], [gradient])
+        gradient = None if last else self.take("B", *key)
+        if key in self.left:
+            edge, shape, dtype = self.left.pop(key)
+            torch.autograd.backward([edge], [torch.ones(shape, dtype=dtype) if gradient is None else gradient])
         self.put_off[key] = self.pipeline.queue.take()
         if stage > 0:
             x = self.entered.pop(key)
@@ -225,13 +230,13 @@ class Run:
         self.sending = [
             (request, tensor) for request, tensor in self.sending if not request.test()
         ]  # free what is through
-        self.sending.append((self.pipeline.comm.isend(tensor, self.peer(action), self.tag(way, to)), tensor))
+        self.sending.append((self.pipeline.wires[way].isend(tensor, self.peer(action), to), tensor))
 
     def receive(self, action: Action) -> None:
         """Begin to receive what a stage will wait for."""
         way = action.kind[-1]
         tensor = torch.empty_like(self.pipeline.carried(self.inputs[action.microbatch]), device=self.device)
-        request = self.pipeline.comm.irecv(tensor, self.peer(action), self.tag(way, action.stage))
+        request = self.pipeline.wires[way].irecv(tensor, self.peer(action), action.stage)
         self.receiving[way, action.stage, action.microbatch] = (request, tensor)
 
     @property
@@ -243,10 +248,6 @@ class Run:
         """Return the rank at the other end of a message."""
         assert action.peer is not None
         return action.peer
-
-    def tag(self, way: str, stage: int) -> int:
-        """Return what tells messages to a stage from others between the same ranks."""
-        return 2 * stage + (way == "B")
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.errors import ScheduleError
 
 MIB = 1 << 20
+Strategy: TypeAlias = Literal["ddp", "naive", "server"]
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
 NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
 
 
@@ -60,7 +62,7 @@ class Recipe:
         For ZeRO 3: see `FSDP`.
     """
 
-    strategy: Literal["ddp", "naive", "server"] = "ddp"
+    strategy: Strategy = "ddp"
     zero: int = 0
     shard_ranks: int | None = None
     bucket_bytes: int = 25 * MIB
@@ -111,17 +113,28 @@ class Recipe:
             raise RecipeError(
                 f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
             )
-        if self.zero and self.strategy != "ddp":
-            raise RecipeError(f"ZeRO {self.zero} shards what ddp reduces, not strategy {self.strategy!r}: use ddp")
+        self._check_data_axis(layout.dp)
         if self.sequence and layout.tp == 1:
             raise RecipeError("sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2")
+        if isinstance(self.schedule, Plan) and self.schedule.ranks != layout.pp:
+            ranks = self.schedule.ranks
+            raise RecipeError(f"the plan is for {ranks} ranks, but pp={layout.pp}: use pp={ranks}")
         if layout.pp == 1:
             return
         found = self.plan(layout)
-        if found.ranks != layout.pp:
-            raise RecipeError(f"the plan is for {found.ranks} ranks, but pp={layout.pp}: use pp={found.ranks}")
         if found.stages > layers:
             raise RecipeError(
                 f"{found.stages} stages need at least as many layers, but the model has {layers}: use fewer ranks in "
                 f"the pipeline, or {found.stages} layers"
             )
+
+    def _check_data_axis(self, ranks: int) -> None:
+        """Raise RecipeError unless what is asked for can be done over so many ranks."""
+        if self.strategy not in STRATEGIES:
+            raise RecipeError(f"there is no strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}")
+        if self.zero and self.strategy != "ddp":
+            raise RecipeError(f"ZeRO {self.zero} shards what ddp reduces, not strategy {self.strategy!r}: use ddp")
+        if self.shard_ranks is not None and self.zero != 3:
+            raise RecipeError(f"shard_ranks={self.shard_ranks} is for ZeRO 3, not for ZeRO {self.zero}: leave it out")
+        if self.shard_ranks is not None and (self.shard_ranks < 1 or ranks % self.shard_ranks):
+            raise RecipeError(f"shard_ranks={self.shard_ranks} does not divide dp={ranks}: choose a divisor of {ranks}")

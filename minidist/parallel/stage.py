@@ -175,14 +175,15 @@ class InputGradient(torch.autograd.Function):
     def forward(ctx: object, x: Tensor, weight: nn.Parameter, queue: WeightQueue) -> Tensor:
         """Return [..., outputs] of x [..., inputs] and weight [outputs, inputs]."""
         ctx.save_for_backward(x, weight)  # type: ignore[attr-defined]
-        ctx.queue = queue  # type: ignore[attr-defined]
+        # Hooks on saved tensors (recomputation's, an account's) bring back another tensor, whose gradient is nobody's.
+        ctx.parameter, ctx.queue = weight, queue  # type: ignore[attr-defined]
         return nn.functional.linear(x, weight)
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of x; leave what that of the weight needs in the queue."""
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
-        ctx.queue.waiting.append((weight, x.detach(), gradient))  # type: ignore[attr-defined]
+        ctx.queue.waiting.append((ctx.parameter, x.detach(), gradient))  # type: ignore[attr-defined]
         return gradient @ weight, None, None
 
 

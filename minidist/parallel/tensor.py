@@ -108,11 +108,16 @@ def load_slices(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None
 def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
     """Have backward add up, over `comm`, a gradient of which each rank computes some terms. Frozen ones have none.
 
-    One all-reduce of the parameter's size in every backward. It comes before the gradient is accumulated, and so before
-    data parallelism takes it.
+    One all-reduce of the parameter's size in every backward that has a gradient for it: where a pipeline puts weight
+    gradients off, autograd comes with None first. It comes before the gradient is accumulated, and so before data
+    parallelism takes it.
     """
+
+    def add_up(gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else reduce_from(gradient, comm)
+
     if parameter.requires_grad and comm.size > 1:
-        parameter.register_hook(lambda gradient: reduce_from(gradient, comm))  # type: ignore[no-untyped-call]
+        parameter.register_hook(add_up)  # type: ignore[no-untyped-call]
 
 
 # ---------------------------------------------------------------- the border of a region

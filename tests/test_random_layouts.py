@@ -1,0 +1,201 @@
+"""Layouts, models and recipes drawn at random train the model of the serial run.
+
+A failing draw prints itself. It is run again by its number, also one of the soak:
+
+    pytest -m "" "tests/test_random_layouts.py::test_a_random_layout[123]"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, pairwise
+from random import Random
+
+import pytest
+import torch
+from layouts import Case, distances, spread, worst
+
+import minidist
+from minidist.comm import Communicator
+from minidist.mesh import Layout
+from minidist.model import GPTConfig
+from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
+from minidist.parallel.recipe import Recipe
+
+DRAWS, SOAK = 25, 500
+MOST_REFUSED = 60  # in a row, of one seed
+
+# ---------------------------------------------------------------- what is drawn
+
+
+def layouts(ranks: int) -> list[Layout]:
+    """Return all of so many ranks."""
+    sizes = range(1, ranks + 1)
+    return [Layout(dp=dp, pp=pp, tp=tp) for dp in sizes for pp in sizes for tp in sizes if dp * pp * tp == ranks]
+
+
+def draws(seed: int) -> Iterator[Case]:
+    """Yield cases of which some are refused."""
+    random = Random(seed)
+    while True:
+        yield draw(random)
+
+
+def draw(random: Random) -> Case:
+    """Return a case that may be refused: about one in three."""
+    layout = random.choice(layouts(random.choice((1, 2, 3, 4, 6, 8))))
+    recipe, stages = draw_recipe(random, layout)
+    config = draw_model(random, layout, stages, recipe)
+    return Case(
+        layout,
+        recipe,
+        config,
+        batch=random.randint(1, 12),
+        dtype=random.choice((torch.float64,) * 5 + (torch.float32, torch.bfloat16, torch.float16)),
+        frozen=draw_frozen(random, config),
+        costs=random.choice((None, tuple(random.uniform(0.1, 3) for _ in range(config.layers)))),
+    )
+
+
+def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
+    """Return a recipe, and how many stages its pipeline has."""
+    microbatches = random.randint(1, 5)
+    schedule: str | Plan = random.choice(NAMES)
+    chunks = random.choice((1, 2, 3)) if schedule == "interleaved" else 1
+    if schedule == "interleaved" and random.random() < 0.8:
+        microbatches = layout.pp * random.choice((1, 2))
+    if layout.pp > 1 and random.random() < 0.3:
+        schedule, chunks = draw_plan(random, layout.pp, microbatches), 1
+    stages = chunks * layout.pp * (2 if schedule in ("zb-v", "dualpipe-v") else 1)
+    zero = random.choice((0, 1, 2, 3))
+    hybrid = zero == 3 and random.random() < 0.5
+    recipe = Recipe(
+        strategy=random.choice(("ddp", "ddp", "naive", "server")) if zero == 0 else "ddp",
+        zero=zero,
+        shard_ranks=random.choice((1, 2, layout.dp)) if hybrid else None,
+        bucket_bytes=random.choice((1, 3000, 25 << 20)),
+        sequence=random.random() < (0.5 if layout.tp > 1 else 0.05),
+        schedule=schedule,
+        chunks=chunks,
+        microbatches=microbatches,
+        recompute=random.choice(("none", "none", "full", "selective", "sqrt", "every 2", "every 3")),
+    )
+    return recipe, schedule.stages if isinstance(schedule, Plan) else stages
+
+
+def draw_model(random: Random, layout: Layout, stages: int, recipe: Recipe) -> GPTConfig:
+    """Return a model: layers enough for the pipeline nearly always, heads that tp divides mostly."""
+    heads = random.choice((1, 2, 3, 4)) if layout.tp == 1 else layout.tp * random.choice((1, 1, 2))
+    heads = heads + 1 if random.random() < 0.05 else heads
+    wanted = stages if layout.pp > 1 else 1
+    return GPTConfig(
+        vocabulary=random.randint(layout.tp, 40),
+        layers=max(1, wanted + random.choice((-1, 0, 0, 1, 1, 2, 3))),
+        hidden=heads * random.choice((2, 4)),
+        heads=heads,
+        key_value_heads=random.choice([n for n in range(1, heads + 1) if heads % n == 0]),
+        intermediate=random.randint(max(2, layout.tp), 30),
+        sequence=random.randint(1, 3) * layout.tp if recipe.sequence else random.randint(2, 8),
+        dropout=random.choice((0.0, 0.1, 0.4)),
+        tied=random.random() < 0.5,
+    )
+
+
+def draw_frozen(random: Random, config: GPTConfig) -> tuple[str, ...]:
+    """Return one matrix of a layer, and sometimes the embedding, all norms, or all that comes before some layer."""
+    layer = random.randrange(config.layers)
+    matrix = f"layers.{layer}.{random.choice(('mlp.up', 'mlp.down', 'attention.key', 'attention.output'))}.weight"
+    norms = tuple(f"layers.{number}.mlp_norm" for number in range(config.layers))
+    below = ("embedding", *(f"layers.{number}." for number in range(layer)))
+    return matrix, *random.choice(((), (), (), ("embedding",), norms, below))
+
+
+def draw_plan(random: Random, ranks: int, microbatches: int) -> Plan:
+    """Return a plan of one's own as it is read from text: a known schedule, or actions in any order that can be."""
+    if random.random() < 0.3:
+        return read_plan(plan(random.choice(("naive", "gpipe", "1f1b", "zb-h1", "zb-v")), ranks, microbatches).text())
+    holders = [*range(ranks), *(random.randrange(ranks) for _ in range(random.randint(0, 2)))]
+    random.shuffle(holders)
+    chains = []  # of each microbatch and stage what has to come in this order, beginning with the first forward
+    for microbatch in range(microbatches):
+        way = [(stage, "F") for stage in range(len(holders))]
+        halves = [(stage, random.random() < 0.5) for stage in reversed(range(len(holders)))]
+        way += [(stage, "I" if half else "B") for stage, half in halves]
+        chains.append([f"{stage}{kind}{microbatch}" for stage, kind in way])
+        for stage, half in halves:
+            if half:
+                chains.append([f"{stage}I{microbatch}", f"{stage}W{microbatch}"])
+    before = {later: earlier for chain in chains for earlier, later in pairwise(chain)}
+    left = sorted({word for chain in chains for word in chain})
+    rows: list[list[str]] = [[] for _ in range(ranks)]
+    while left:
+        word = random.choice([word for word in left if before.get(word) not in left])
+        left.remove(word)
+        rows[holders[int(word[0])]].append(word)
+    return read_plan("\n".join(" ".join(row) for row in rows))
+
+
+# ---------------------------------------------------------------- what is proved
+
+
+def refusal(case: Case) -> str:
+    """Return the sentence by which every rank refuses the case before it trains, or ""."""
+
+    def program(comm: Communicator) -> str:
+        try:
+            spread(comm, case)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    sentences = set(minidist.run(program, case.layout.size))
+    assert len({sentence == "" for sentence in sentences}) == 1, f"some ranks refuse, and some do not: {sentences}"
+    return min(sentences)
+
+
+def prove(case: Case) -> None:
+    """Train, and compare with the serial run."""
+    if case.dtype == torch.float64:
+        assert worst(case) <= 1e-9
+    else:
+        ours, serial = distances(case)
+        assert ours <= 2 * serial
+
+
+def printed(case: Case) -> str:
+    """Return the case as text, a plan as `read_plan` takes it."""
+    own = case.recipe.schedule
+    return str(replace(case, recipe=replace(case.recipe, schedule=own.text() if isinstance(own, Plan) else own)))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= DRAWS)) for seed in range(DRAWS + SOAK)]
+)
+def test_a_random_layout(seed: int) -> None:
+    for case in islice(draws(seed), MOST_REFUSED):
+        try:
+            sentence = refusal(case)
+            if not sentence:
+                prove(case)
+                return
+            assert " " in sentence and (": " in sentence or "but" in sentence), f"no sentence with a fix: {sentence!r}"
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {printed(case)}")
+            raise
+    pytest.fail(f"seed {seed}: {MOST_REFUSED} draws in a row are refused")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ranks", (1, 2, 3, 4, 8))
+def test_every_layout(ranks: int) -> None:
+    """Once each, ZeRO 0 and 1 in turn."""
+    for number, layout in enumerate(layouts(ranks)):
+        heads, shared = (6, 3) if layout.tp == 3 else (8, 2)
+        config = GPTConfig(
+            vocabulary=19, layers=max(2, layout.pp), hidden=2 * heads, heads=heads, key_value_heads=shared,
+            intermediate=13, sequence=4, dropout=0.1, tied=number % 3 > 0,
+        )  # fmt: skip
+        recipe = Recipe(zero=number % 2, microbatches=2)
+        assert worst(Case(layout, recipe, config, batch=5, steps=2)) <= 1e-9, layout
