@@ -1,0 +1,251 @@
+"""`train` with tensor, sequence and pipeline parallelism: the serial run's numbers, and a sentence for each mistake."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import mpirun, torchrun
+from training import PROGRAM, TINY, losses, short_text, train_on
+
+import minidist
+from minidist.cli.train import train
+from minidist.parallel.pipeline import plan
+from minidist.trainer import loop
+
+MESH = "--layers 4 --heads 4 --lr 0.01"
+
+# Three stages on two ranks: rank 0 has the first and the last, rank 1 the one between
+OWN_PLAN = "# mine\n0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1\n\n1F0 1F1 1B0 1B1\n"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A run sets the number of threads as it likes; later tests must not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fifty samples of 16 tokens: with a batch of 8, the seventh of an epoch has 2, fewer than microbatches."""
+    return short_text(tmp_path_factory.mktemp("text"), 900)
+
+
+# ---------------------------------------------------------------- parity
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (4, "--tp 2 --dropout 0.1"),
+        (4, "--tp 2 --zero 3 --accumulate 2"),
+        (4, "--pp 2 --tp 2 --sp --dropout 0.1 --tied"),
+        (4, "--pp 2 --zero 1 --schedule zb-h1"),
+        (4, "--pp 2 --zero 2 --schedule gpipe"),
+        (4, "--pp 2 --zero 3 --microbatches 3"),
+        (4, "--pp 2 --zero 3 --hsdp 1"),
+        (4, "--pp 2 --strategy server --batch 9"),  # 5 and 4 rows
+        (3, "--pp 3 --tied --dropout 0.1"),
+        (4, "--pp 2 --schedule zb-v --tied --dropout 0.1 --zero 1"),
+        (4, "--pp 4 --layers 8 --schedule zb-v --microbatches 8 --steps 3"),
+        (2, "--pp 2 --schedule interleaved --tied"),
+        (4, "--pp 2 --layers 7 --schedule interleaved --chunks 3 --microbatches 2 --zero 1"),
+        (8, "--pp 2 --tp 2 --sp --schedule dualpipe-v --zero 1 --tied --dropout 0.1 --steps 4"),
+        (4, "--pp 2 --plan {plan} --dropout 0.1 --tied"),
+        (4, "--pp 2 --tp 2 --sp --recompute 'every 2' --dropout 0.1"),
+        (2, "--pp 2 --schedule zb-h1 --recompute selective --dropout 0.1"),
+        (4, "--pp 2 --offload memory --zero 1"),
+        (4, "--pp 2 --offload disk --zero 3 --offload-folder {folder}"),
+        (4, "--tp 2 --offload disk --zero 3 --offload-folder {folder}"),
+        (4, "--pp 2 --tp 2 --sp --by-length --sequence 40 --batch 7 --dropout 0.1 --text {uneven}"),
+        (4, "--tp 2 --sp --by-length --sequence 40 --batch 7 --accumulate 2 --text {uneven}"),
+        (3, "--tp 3 --hidden 12 --heads 3 --key-value-heads 1 --intermediate 7"),  # channels 3, 2, 2
+        (2, "--tp 2 --pp 1 --debug"),
+        (4, "--tp 2 --pp 2 --debug"),
+    ],
+)
+def test_every_mesh_trains_the_parameters_of_the_serial_run(
+    ranks: int, words: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over the end of an epoch, in float64, compared by `--verify`."""
+    (tmp_path / "plan").write_text(OWN_PLAN)
+    (tmp_path / "uneven").write_text("\n\n".join(("paragraph " * 4)[:length] for length in range(4, 40)))
+    words = words.format(plan=tmp_path / "plan", folder=tmp_path, uneven=tmp_path / "uneven")
+    assert train_on(ranks, MESH, f"--steps 8 --text {text} --verify", words) == 0
+    said = capsys.readouterr()
+    difference = re.search(r"same parameters as the serial run +yes: largest relative difference (\S+)", said.out)
+    assert difference and 0 < float(difference[1]) < 1e-9
+    assert re.search(r"same bits on every rank +yes", said.out) and said.err == ""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_lower_precisions_on_a_mesh(precision: str, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"--pp 2 --tp 2 --sp --zero 1 --steps 6 --precision {precision} --text {text} --verify"
+    assert train_on(8, MESH, words) == 0
+    said = capsys.readouterr()
+    assert re.search(r"same parameters as the serial run +yes", said.out) and said.err == ""
+    assert f"at most twice that of the serial {precision} run" in said.out
+    assert ("the loss scale is" in said.out) == (precision == "float16")
+
+
+def test_verify_finds_a_stage_that_forgets_its_gradients(
+    text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One microbatch's, on one of four ranks."""
+    clip = loop.Trainer._update
+
+    def broken(self: loop.Trainer, rate: float) -> float:
+        assert self.parallel is not None
+        if self.comm.rank == 2:
+            for parameter in self.parallel.trained:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0.9)
+        return clip(self, rate)
+
+    monkeypatch.setattr(loop.Trainer, "_update", broken)
+    assert train_on(4, MESH, f"--pp 2 --tp 2 --steps 3 --text {text} --verify") == 1
+    assert re.search(r"same parameters as the serial run +NO", capsys.readouterr().out)
+
+
+def test_every_launcher_trains_a_mesh_alike(tmp_path: Path, text: Path) -> None:
+    """The command as a user types it; the losses are those of the run on threads."""
+    options = [*TINY, *MESH.split(), "--steps", "4", "--dropout", "0.1", "--verify", "--text", str(text)]
+    layouts = {"mpirun": ["--pp", "2", "--tp", "2", "--sp"], "torchrun": ["--dp", "2", "--pp", "2", "--zero", "1"]}
+    files = {name: tmp_path / f"{name}.jsonl" for name in layouts}
+    assert train_on(1, *options, f"--metrics {tmp_path / 'serial'}") == 0
+    with ThreadPoolExecutor(2) as pool:
+        args = {name: ["train", *options, *words, "--metrics", str(files[name])] for name, words in layouts.items()}
+        starts = {"mpirun": mpirun, "torchrun": torchrun}
+        jobs = {name: pool.submit(start, 4, PROGRAM, *args[name], timeout=110) for name, start in starts.items()}
+        done = {name: job.result() for name, job in jobs.items()}
+    serial = losses(tmp_path / "serial")
+    for name, spread in (("mpirun", "pp=2 (1f1b, 4 microbatches) tp=2 (with"), ("torchrun", "dp=2 (ZeRO-1) pp=2")):
+        assert done[name].returncode == 0, (name, done[name].stderr)
+        assert spread in done[name].stdout.splitlines()[0], done[name].stdout
+        for (step, ours), (same, theirs) in zip(losses(files[name]), serial, strict=True):
+            assert step == same and ours == pytest.approx(theirs, rel=1e-12), name
+    assert done["mpirun"].stderr == ""
+
+
+# ---------------------------------------------------------------- mistakes
+
+PLANS = {
+    "fitting": "0F0 0B0\n1F0 1B0\n",
+    "cycle": "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0\n",
+    "backward first": "0F0 0B0\n1B0 1F0\n",
+    "no backward": "0F0 0B0 0F1\n1F0 1B0 1F1 1B1\n",
+    "three ranks": "0F0 0B0\n1F0 1B0\n2F0 2B0\n",
+    "nonsense": "hello world\n",
+    "empty": "# nothing\n",
+    "with sends": "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0\n",
+    "gap": "0F0 0B0\n2F0 2B0\n",
+    "huge": "0F0 0F999999999 0B0\n1F0 1B0\n",
+    "too many": plan("1f1b", 2, 9).text(),
+}
+
+# Ranks, options, and how the sentence begins or what it says
+MISTAKES = [
+    (4, "--pp 4 --layers 2", "4 stages need at least as many layers, but the model has 2: use fewer ranks in the"),
+    (4, "--pp 4 --schedule zb-v --microbatches 8", "8 stages need at least as many layers, but the model has 4"),
+    (2, "--pp 2 --schedule interleaved --chunks 3", "6 stages need at least as many layers, but the model has 4"),
+    (4, "--tp 4 --heads 2", "--tp 4: layers.0.attention.query: 2 heads cannot be dealt out to 4 ranks: choose a"),
+    (4, "--pp 2 --microbatches 5", "5 microbatches cut the 4 sequences .* dp=2.*: use --microbatches 4 or fewer, or"),
+    (4, "--pp 2 --batch 1", "4 microbatches cut the 0 sequences .* parts than there are: use --batch 8 or more"),
+    (2, "--pp 2 --microbatches 100000000", "100000000 microbatches cut the 8 sequences"),
+    (
+        4,
+        "--pp 4 --schedule interleaved --microbatches 6",
+        "interleaved takes microbatches in groups of 4, one for each",
+    ),
+    (2, "--pp 2 --plan {cycle}", "--plan .*: deadlock, a cycle of 2 ranks: rank 0 waits at 0B0 for 1B0, rank 1"),
+    (2, "--pp 2 --plan {backward first}", "--plan .*: rank 1, word 1: 1B0 stands before 1F0, which it needs"),
+    (2, "--pp 2 --plan {no backward}", "--plan .*: stage 0, microbatch 1: the backward is missing: 0B1, or 0I1 and"),
+    (2, "--pp 2 --plan {three ranks}", "--plan .*: the plan is for 3 ranks, but pp=2: use pp=3"),
+    (2, "--pp 2 --plan {nonsense}", "--plan .*: rank 0, word 1: 'hello' is no action: write stage, kind and micro"),
+    (2, "--pp 2 --plan {empty}", "--plan .*: the text holds no action: write one line for each rank"),
+    (2, "--pp 2 --plan {with sends}", "--plan .* names sends and receives, which are added to a plan before it runs"),
+    (2, "--pp 2 --plan {gap}", "--plan .*: no rank holds stage 1, but stage 2 is there"),
+    (2, "--pp 2 --plan {huge}", "1000000000 microbatches cut the 8 sequences"),
+    (2, "--pp 2 --plan {too many}", "9 microbatches cut the 8 sequences .* than there are: use --batch 9 or more"),
+    (2, "--pp 2 --plan {binary}", "--plan .* is not text: byte 0 is 0xff"),
+    (2, "--pp 2 --plan {folder}/none", "--plan .*none cannot be read: No such file or directory"),
+    (2, "--pp 2 --plan {folder}", "--plan .* cannot be read: Is a directory"),
+    (2, "--pp 2 --plan {fitting} --schedule gpipe", "--plan .* takes the place of --schedule gpipe: leave one of them"),
+    (2, "--pp 2 --plan {fitting} --microbatches 2", "--plan .* has its own number of microbatches: leave --micro"),
+    (4, "--pp 2 --plan {fitting} --zero 3", "--plan .*: ZeRO 3 does not go with a plan of one's own: use ZeRO 0 or 1"),
+    (2, "--plan {fitting}", "--plan .* is for pipelines: add --pp RANKS"),
+    (2, "--sp", "--sp shares tokens out among the ranks of the tensor axis: add --tp RANKS"),
+    (2, "--microbatches 4", "--microbatches 4 is for pipelines: add --pp RANKS, or say --accumulate"),
+    (2, "--schedule zb-v", "--schedule zb-v is for pipelines: add --pp RANKS"),
+    (2, "--pp 2 --schedule zbv", "--schedule zbv cannot be: it must be one of naive, gpipe, 1f1b, zb-h1, zb-v"),
+    (2, "--pp 2 --chunks 2", "--chunks 2 is for --schedule interleaved, not 1f1b: leave it out"),
+    (2, "--pp 2 --accumulate 2", "--accumulate 2 is for runs without a pipeline: with --pp 2 say --microbatches 2"),
+    (4, "--pp 2 --zero 2 --schedule zb-h1", "ZeRO 2 does not go with zb-h1: use ZeRO 0 or 1, or the schedule gpipe"),
+    (4, "--tp 3 --heads 3 --hidden 12", "tp = 3, but 4 ranks were started: use mpirun -n 3"),
+    (4, "--tp 2 --pp 4", "pp[*]tp = 8, but 4 ranks were started: use mpirun -n 8, or --pp 2"),
+    (5, "--tp 2 --pp 2", "pp[*]tp = 4, but 5 ranks were started: use mpirun -n 4"),
+    (2, "--tp 0", "--tp 0 cannot be: it must be at least 1"),
+    (2, "--tp 1000000000000", "tp = 1000000000000, but 2 ranks were started"),
+    (2, "--tp 2 --sp --sequence 15", "--sp shares the 15 tokens of a sequence out evenly among 2 ranks: use a --seq"),
+    (4, "--tp 2 --hsdp 2", "--hsdp 2 says in which groups --zero 3 shares parameters out, but --zero is 0: add"),
+    (4, "--tp 2 --zero 3 --hsdp 4", "--hsdp 4 must divide the 2 ranks of the data axis into groups of one size"),
+    (4, "--tp 4 --tokenizer {tokenizer} --text {grr}", "--tp 4: embedding: 3 channels are too few for 4 ranks: use at"),
+]
+
+TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+    "pre_tokenizer": null, "post_processor": null, "decoder": null,
+    "model": {"type": "BPE", "vocab": {"G": 0, "r": 1, "e": 2}, "merges": []}}"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the files that `MISTAKES` name."""
+    folder = tmp_path_factory.mktemp("plans")
+    for name, written in [*PLANS.items(), ("tokenizer", TOKENIZER), ("grr", "Grre" * 200)]:
+        (folder / name.replace(" ", "-")).write_text(written)
+    (folder / "binary").write_bytes(b"\xff\xfe\x00\x01")
+    names = [*PLANS, "tokenizer", "grr", "binary"]
+    return {"folder": folder} | {name: folder / name.replace(" ", "-") for name in names}
+
+
+@pytest.mark.parametrize(("ranks", "words", "complaint"), MISTAKES, ids=[words for _, words, _ in MISTAKES])
+def test_a_mistake_is_one_sentence_on_rank_0_and_status_2_on_all(
+    ranks: int,
+    words: str,
+    complaint: str,
+    files: dict[str, Path],
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before any work: nothing was printed, and no folder made. A fault in a plan is followed by a picture of it."""
+    save = tmp_path / "run"
+    asked = f"{MESH} --text {text} --save {save} {words}".format(**files)
+    argv = [*TINY, *shlex.split(asked)]
+    assert minidist.run(lambda comm: train(argv, comm), ranks) == [2] * ranks
+    out, err = capsys.readouterr()
+    sentence, _, picture = err.partition("\n")
+    assert out == "" and not save.exists()
+    assert re.match(f"minidist train: {complaint}", sentence), err
+    assert picture == "" or picture.splitlines()[2].startswith("rank 0 "), err
+
+
+def test_mistakes_under_launchers(files: dict[str, Path]) -> None:
+    """Rank 0 alone says it, and the job's status is 2."""
+    program = ["train", *TINY, *MESH.split(), "--pp", "2"]
+    with ThreadPoolExecutor(2) as pool:
+        ours = pool.submit(mpirun, 2, PROGRAM, *program, "--plan", str(files["three ranks"]))
+        theirs = pool.submit(torchrun, 2, PROGRAM, *program, "--zero", "2", "--schedule", "zb-h1")
+        by_mpi, by_torch = ours.result(), theirs.result()
+    assert by_mpi.returncode == 2 and by_mpi.stdout == "" and by_torch.returncode != 0 and by_torch.stdout == ""
+    assert (
+        by_mpi.stderr == f"minidist train: --plan {files['three ranks']}: the plan is for 3 ranks, but pp=2: use pp=3\n"
+    )
+    assert by_torch.stderr.count("minidist train: ZeRO 2 does not go with zb-h1") == 1
