@@ -26,10 +26,8 @@ from minidist.parallel.pipeline.actions import Action, Plan
 from minidist.parallel.placement import Tie, tied_across
 from minidist.parallel.replicas import copy_from_root
 from minidist.parallel.shard import Sharded
-from minidist.parallel.stage import WeightQueue, backward_weights
+from minidist.parallel.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.zero import ZeRO2
-
-Work = tuple[nn.Parameter, Tensor, Tensor]
 
 
 class Pipeline:
@@ -76,10 +74,10 @@ class Pipeline:
         self.loss, self.carried = loss, carried
         # One communicator each way: on NCCL, a receive posted early holds up what is sent after it on the same one.
         self.wires = {"F": comm, "B": comm.fork()}
-        self.queue = WeightQueue()
-        if any(action.kind == "W" for actions in plan.actions for action in actions):
+        self.weights = WeightGradients()
+        if replica is None or any(action.kind == "W" for actions in plan.actions for action in actions):
             for module in self.stages.values():
-                self.queue.defer(module)
+                self.weights.take_over(module)
         self.tied, self.replica = tied, replica
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
@@ -159,12 +157,12 @@ class Run:
         self, pipeline: Pipeline, inputs: Sequence[Any], targets: Sequence[Any], arguments: tuple[Sequence[Any], ...]
     ) -> None:
         self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
-        self.total = torch.zeros(())
+        self.total = torch.zeros((), device=self.device)
         self.receiving: dict[tuple[str, int, int], tuple[Any, Tensor]] = {}
         self.ready: dict[tuple[str, int, int], Tensor] = {}  # to be sent, or handed to a stage on this rank
         self.entered: dict[tuple[int, int], Tensor] = {}  # the input of a stage, for its gradient
         self.left: dict[tuple[int, int], Any] = {}  # where backward begins: the output itself may be freed
-        self.put_off: dict[tuple[int, int], list[Work]] = {}
+        self.put_off: dict[tuple[int, int], list[Product]] = {}
         self.sending: list[tuple[Any, Tensor]] = []
 
     def do(self, action: Action) -> None:
@@ -174,11 +172,9 @@ class Run:
             if action.kind == "F":
                 self.forward(stage, microbatch)
             elif action.kind in ("B", "I"):
-                self.backward(stage, microbatch)
-                if action.kind == "B":
-                    backward_weights(self.put_off.pop((stage, microbatch)))
+                self.backward(stage, microbatch, put_off=action.kind == "I")
             elif action.kind == "W":
-                backward_weights(self.put_off.pop((stage, microbatch)))
+                compute(self.put_off.pop((stage, microbatch)))
             elif action.kind.startswith("SEND"):
                 self.send(action)
             else:
@@ -197,17 +193,19 @@ class Run:
             y = pipeline.loss(y, self.targets[microbatch])
             self.total = self.total + y.detach()
         if y.requires_grad:  # else all is frozen up to here
-            self.left[key] = (get_gradient_edge(y), y.shape, y.dtype)
+            one = torch.ones_like(y) if stage + 1 == pipeline.plan.stages else None
+            self.left[key] = (get_gradient_edge(y), one)
 
-    def backward(self, stage: int, microbatch: int) -> None:
-        """Run backward through a stage, from the gradient that came for it."""
-        key = (stage, microbatch)
-        last = stage + 1 == self.pipeline.plan.stages
-        gradient = None if last else self.take("B", *key)
+    def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
+        """Run backward through a stage, from the gradient that came for it; `put_off` those of weights."""
+        key, weights = (stage, microbatch), self.pipeline.weights
+        weights.put_off = put_off
+        gradient = self.take("B", *key) if stage + 1 < self.pipeline.plan.stages else None
         if key in self.left:
-            edge, shape, dtype = self.left.pop(key)
-            torch.autograd.backward([edge], [torch.ones(shape, dtype=dtype) if gradient is None else gradient])
-        self.put_off[key] = self.pipeline.queue.take()
+            edge, one = self.left.pop(key)
+            torch.autograd.backward([edge], [one if gradient is None else gradient])
+        if put_off:
+            self.put_off[key] = weights.take()
         if stage > 0:
             x = self.entered.pop(key)
             assert x.grad is not None

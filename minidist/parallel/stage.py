@@ -14,10 +14,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-import torch
-from torch import Tensor, nn
-
-from minidist.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+from torch import nn
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:
@@ -128,82 +125,3 @@ def tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return [tuple(several) for several in names.values() if len(several) > 1]
-
-
-class WeightQueue:
-    """Weight gradients of linear layers that are still to be computed: what zero-bubble schedules put off.
-
-    Backward through a deferred layer gives the gradient of its input, and leaves (input, output's gradient) here.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[nn.Parameter, Tensor, Tensor]] = []
-
-    def defer(self, module: nn.Module) -> None:
-        """Have all linear layers in `module`, also those that are cut, leave their weights' gradients here."""
-        for layer in module.modules():
-            if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
-                layer.product = Deferred(self, layer, None)  # type: ignore[method-assign]
-            elif type(layer) is nn.Linear:
-                layer.forward = Deferred(self, layer, layer.bias)  # type: ignore[method-assign, assignment]
-
-    def take(self) -> list[tuple[nn.Parameter, Tensor, Tensor]]:
-        """Return what has come since the last call, and forget it."""
-        taken, self.waiting = self.waiting, []
-        return taken
-
-
-class Deferred:
-    """The product of a linear layer whose weight gets its gradient later."""
-
-    def __init__(self, queue: WeightQueue, layer: nn.Linear, bias: nn.Parameter | None) -> None:
-        self.queue, self.layer, self.bias = queue, layer, bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ, and the bias if there is one, for x [..., inputs]."""
-        weight = self.layer.weight
-        if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
-            return nn.functional.linear(x, weight, self.bias)
-        y: Tensor = InputGradient.apply(x, weight, self.queue)  # type: ignore[no-untyped-call]
-        return y if self.bias is None else y + self.bias
-
-
-class InputGradient(torch.autograd.Function):
-    """x Wᵀ, whose backward computes the gradient of x alone."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor, weight: nn.Parameter, queue: WeightQueue) -> Tensor:
-        """Return [..., outputs] of x [..., inputs] and weight [outputs, inputs]."""
-        ctx.save_for_backward(x, weight)  # type: ignore[attr-defined]
-        # Hooks on saved tensors (recomputation's, an account's) bring back another tensor, whose gradient is nobody's.
-        ctx.parameter, ctx.queue = weight, queue  # type: ignore[attr-defined]
-        return nn.functional.linear(x, weight)
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of x; leave what that of the weight needs in the queue."""
-        x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
-        ctx.queue.waiting.append((ctx.parameter, x.detach(), gradient))  # type: ignore[attr-defined]
-        return gradient @ weight, None, None
-
-
-class WeightGradient(torch.autograd.Function):
-    """Nothing in forward; in backward the gradient of a weight, so that hooks on it run as ever."""
-
-    @staticmethod
-    def forward(ctx: object, weight: nn.Parameter, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return a zero that depends on `weight`."""
-        ctx.save_for_backward(x, gradient)  # type: ignore[attr-defined]
-        return weight.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: object, _: Tensor) -> tuple[Tensor, None, None]:
-        """Return gradientᵀ x."""
-        x, gradient = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gradient.flatten(0, -2).T @ x.flatten(0, -2), None, None
-
-
-def backward_weights(taken: list[tuple[nn.Parameter, Tensor, Tensor]]) -> None:
-    """Compute weight gradients that were put off, and add them to `parameter.grad`."""
-    if taken:
-        torch.autograd.backward([WeightGradient.apply(*one) for one in taken])  # type: ignore[no-untyped-call]
