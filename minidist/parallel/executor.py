@@ -73,7 +73,8 @@ class Pipeline:
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
         # One communicator each way: on NCCL, a receive posted early holds up what is sent after it on the same one.
-        self.wires = {"F": comm, "B": comm.fork()}
+        self.wires = {"F": comm, "B": comm.split(0)}
+        self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
         if replica is None or any(action.kind == "W" for actions in plan.actions for action in actions):
             for module in self.stages.values():
@@ -157,7 +158,7 @@ class Run:
         self, pipeline: Pipeline, inputs: Sequence[Any], targets: Sequence[Any], arguments: tuple[Sequence[Any], ...]
     ) -> None:
         self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
-        self.total = torch.zeros((), device=self.device)
+        self.total = torch.zeros((), device=pipeline.device)
         self.receiving: dict[tuple[str, int, int], tuple[Any, Tensor]] = {}
         self.ready: dict[tuple[str, int, int], Tensor] = {}  # to be sent, or handed to a stage on this rank
         self.entered: dict[tuple[int, int], Tensor] = {}  # the input of a stage, for its gradient
@@ -233,14 +234,10 @@ class Run:
     def receive(self, action: Action) -> None:
         """Begin to receive what a stage will wait for."""
         way = action.kind[-1]
-        tensor = torch.empty_like(self.pipeline.carried(self.inputs[action.microbatch]), device=self.device)
+        like = self.pipeline.carried(self.inputs[action.microbatch])
+        tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
         request = self.pipeline.wires[way].irecv(tensor, self.peer(action), action.stage)
         self.receiving[way, action.stage, action.microbatch] = (request, tensor)
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank computes."""
-        return next(parameter.device for module in self.pipeline.stages.values() for parameter in module.parameters())
 
     def peer(self, action: Action) -> int:
         """Return the rank at the other end of a message."""
