@@ -587,7 +587,9 @@ def test_mistakes_are_told_in_a_sentence() -> None:
     assert "head is named twice in the plan, by 'head' and by 'hea*'" in (
         refused({"head": ColumnParallel(), "hea*": ColumnParallel()})
     )
-    assert refused(None, 4, config(vocabulary=3)) == ("embedding: 3 channels are too few for 4 ranks: use at most 3")
+    assert refused(None, 4, config(vocabulary=3)) == (
+        "embedding has 3 rows or columns to cut, too few for 4 ranks: use at most 3"
+    )
     assert "nothing in the plan splits the sequence" in refused({"head": ColumnParallel()}, sequence=True)
 
 

@@ -196,7 +196,11 @@ MISTAKES = [
     (2, "--tp 2 --sp --sequence 15", "--sp shares the 15 tokens of a sequence out evenly among 2 ranks: use a --seq"),
     (4, "--tp 2 --hsdp 2", "--hsdp 2 says in which groups --zero 3 shares parameters out, but --zero is 0: add"),
     (4, "--tp 2 --zero 3 --hsdp 4", "--hsdp 4 must divide the 2 ranks of the data axis into groups of one size"),
-    (4, "--tp 4 --tokenizer {tokenizer} --text {grr}", "--tp 4: embedding: 3 channels are too few for 4 ranks: use at"),
+    (
+        4,
+        "--tp 4 --tokenizer {tokenizer} --text {grr}",
+        "--tp 4: embedding has 3 rows or columns to cut, too few for 4 ranks: use at",
+    ),
 ]
 
 TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,

@@ -31,7 +31,7 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
         waiting = sum(metrics.communication * metrics.seconds for metrics in history)
         rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
-        rows.append(("share of time in communication", f"{waiting / seconds:.1%}"))
+        rows.append(("share of time in communication and waiting", f"{waiting / seconds:.1%}"))
     rows += checkpoints(trainer, outcome)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
@@ -54,9 +54,9 @@ def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
 def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     """Return what rank 0 sent along each axis, beside what a formula says where there is a plain one."""
     mesh, parallel, rows = trainer.mesh, trainer.config.parallel, []
-    for axis, what in (("tp", "activations and their gradients"), ("pp", "activations and their gradients")):
+    for axis in ("tp", "pp"):
         if getattr(mesh.layout, axis) > 1:
-            rows.append((f"bytes of {what} sent by rank 0 along {axis}", f"{outcome.sent[axis]:,}"))
+            rows.append((f"bytes of activations sent along {axis}", f"{outcome.sent[axis]:,}"))
     if mesh.dp.size > 1 and parallel.strategy == "ddp":
         what = "gradients and parameters" if parallel.zero else "gradients"
         rows.append((f"bytes of {what} sent by rank 0", f"{outcome.sent['dp']:,}"))

@@ -123,6 +123,8 @@ def headline(trainer: Trainer, samples: Samples) -> str:
         f"{config.data.sequence} tokens; {ranks} on the {comm.wire} wire, {spreading(trainer)}"
     )
     memory, resumed = config.memory, trainer.resumed
+    if config.run.init:
+        line += f", beginning with the weights in {config.run.init}"
     if memory.recompute != "none":
         line += f", recompute {memory.recompute}"
     if memory.offload != "none":
@@ -137,7 +139,9 @@ def headline(trainer: Trainer, samples: Samples) -> str:
 def spreading(trainer: Trainer) -> str:
     """Say in a few words how the model is spread over the ranks."""
     layout, parallel = trainer.mesh.layout, trainer.config.parallel
-    words = [f"dp={layout.dp} ({f'ZeRO-{parallel.zero}' if parallel.zero else parallel.strategy})"]
+    words = [f"dp={layout.dp}"]
+    if layout.dp > 1:
+        words[0] += f" ({f'ZeRO-{parallel.zero}' if parallel.zero else parallel.strategy})"
     if layout.pp > 1:
         schedule = parallel.plan or parallel.schedule
         words.append(f"pp={layout.pp} ({schedule}, {trainer.recipe.microbatches} microbatches)")

@@ -60,7 +60,7 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
             )
     counts = cut(size, ranks // copies)
     if not all(counts):
-        raise ValueError(f"{name}: {size} channels are too few for {ranks} ranks: use at most {size}")
+        raise ValueError(f"{name} has {size} rows or columns to cut, too few for {ranks} ranks: use at most {size}")
     stops = [sum(counts[: part + 1]) for part in range(len(counts))]
     parts = [(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
     return tuple(parts[rank // copies] for rank in range(ranks)), copies
