@@ -31,7 +31,7 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
         waiting = sum(metrics.communication * metrics.seconds for metrics in history)
         rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
-        rows.append(("share of time in communication and waiting", f"{waiting / seconds:.1%}"))
+        rows.append(("time in messages and waiting", f"{waiting / seconds:.1%}"))
     rows += checkpoints(trainer, outcome)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
