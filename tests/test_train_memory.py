@@ -236,7 +236,7 @@ def test_the_headline_names_what_is_not_the_default(tmp_path: Path, capsys: pyte
     headline = capsys.readouterr().out.splitlines()[0]
     assert "in bfloat16," in headline and headline.endswith("the optimizer's state in memory")
     assert main([*TINY, "--steps", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith("(ddp)")
+    assert capsys.readouterr().out.splitlines()[0].endswith("dp=1")
 
 
 def test_a_folder_that_takes_no_files_is_found_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
