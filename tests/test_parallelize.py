@@ -302,3 +302,12 @@ def test_mistakes_get_a_sentence_before_anything_is_sent(layout: Layout, recipe:
 
     found = set(minidist.run(program, layout.size))
     assert len(found) == 1 and sentence in found.pop()
+
+
+def test_a_pipeline_has_to_know_what_travels() -> None:
+    def program(comm: Communicator) -> None:
+        mesh = Mesh(comm, PP2)
+        with pytest.raises(RecipeError, match="pass carried=, see Pipeline"):
+            parallelize(build(SMALL, 0, torch.float64), mesh, Recipe(microbatches=2), cross_entropy_sum)
+
+    minidist.run(program, 2)

@@ -31,7 +31,7 @@ from minidist.parallel.executor import Pipeline, tie_stages
 from minidist.parallel.fsdp import FSDP
 from minidist.parallel.pipeline import with_communication
 from minidist.parallel.placement import tensor_placement_of
-from minidist.parallel.recipe import Recipe
+from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.replicas import make_equal
 from minidist.parallel.sequence import know_all_tokens
 from minidist.parallel.shard import Sharded
@@ -190,6 +190,8 @@ def parallelize(
     layout = mesh.layout
     layers = _count_layers(model) if layout.pp > 1 else 0
     recipe.check(layout, layers)
+    if layout.pp > 1 and carried is None:
+        raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
     if mesh.world.size > 1:
         make_equal(model, mesh.world)
     tied = tied_names(model)
@@ -213,8 +215,8 @@ def parallelize(
     called: Mapping[int, nn.Module] = stages
     if isinstance(replica, FSDP):
         called = dict.fromkeys(stages, replica)  # one stage, whose forward is what gathers
-    assert carried is not None, "a pipeline needs `carried`"
-    return Parallel(model, mesh, recipe, loss, replica, Pipeline(called, mesh.pp, plan, loss, carried, ties, replica))
+    pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica) if carried else None
+    return Parallel(model, mesh, recipe, loss, replica, pipeline)
 
 
 def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:

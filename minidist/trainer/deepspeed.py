@@ -69,7 +69,7 @@ TOP: list[Row] = [
     *unused('--recompute "every K" says how many there are', int, f"{CHECKPOINTING}number_checkpoints"),
     *unused(METRICS, dict, "tensorboard", "wandb", "comet", "csv_monitor", "comms_logger", "flops_profiler"),
     *unused("offloaded files are mapped into memory", dict, "aio"),
-    *unused("rank 0 writes the checkpoint", dict, "checkpoint"),
+    *unused("each rank writes its own pieces of a checkpoint, while training goes on", dict, "checkpoint"),
     *refused("it is not offered here, leave it out", dict, "amp", "autotuning", "compression_training", "elasticity",
              "curriculum_learning", "data_efficiency", "progressive_layer_drop", "sparse_attention"),
 ]  # fmt: skip
@@ -115,7 +115,7 @@ SHARDING: list[Row] = [
             f"{ZERO}stage3_param_persistence_threshold", f"{ZERO}stage3_model_persistence_threshold"),
     *unused("at most two blocks are whole at a time", int,
             f"{ZERO}stage3_max_live_parameters", f"{ZERO}stage3_max_reuse_distance"),
-    *unused("checkpoints always hold whole parameters, in --precision", bool,
+    *unused("each rank writes its own pieces of a checkpoint; export puts them together", bool,
             f"{ZERO}stage3_gather_16bit_weights_on_model_save", f"{ZERO}stage3_gather_fp16_weights_on_model_save"),
     *unused("training sends what it sends in --precision", bool,
             f"{ZERO}zero_quantized_weights", f"{ZERO}zero_quantized_gradients"),
