@@ -197,13 +197,25 @@ def parallelize(
     tied = tied_names(model)
     if layout.tp > 1:
         parallelize_tensor(model, mesh.tp, tensor_plan, recipe.sequence)
-    if layout.pp == 1:
-        replica = replicate(model, mesh, recipe)
-        _recompute(model, recipe.recompute)
-        return Parallel(model, mesh, recipe, loss, replica, None)
-    plan = with_communication(recipe.plan(layout))
-    parts = balance(costs or [1.0] * layers, plan.stages)
-    stages = take_stages(model, parts, plan.stages_of(mesh.pp.rank))
+    if carried is not None and layout.pp > 1:
+        return _in_stages(model, mesh, recipe, loss, carried, tied, costs or [1.0] * layers)
+    replica = replicate(model, mesh, recipe)
+    _recompute(model, recipe.recompute)
+    return Parallel(model, mesh, recipe, loss, replica, None)
+
+
+def _in_stages(
+    model: nn.Module,
+    mesh: Mesh,
+    recipe: Recipe,
+    loss: Loss,
+    carried: Callable[[Any], Tensor],
+    tied: Sequence[Sequence[str]],
+    costs: Sequence[float],
+) -> Parallel:
+    """Cut the model into the stages of a pipeline, and go on with this rank's."""
+    plan = with_communication(recipe.plan(mesh.layout))
+    stages = take_stages(model, balance(costs, plan.stages), plan.stages_of(mesh.pp.rank))
     ties = tie_stages(model, tied, mesh.pp)
     if recipe.sequence:
         for stage, module in stages.items():
@@ -215,8 +227,7 @@ def parallelize(
     called: Mapping[int, nn.Module] = stages
     if isinstance(replica, FSDP):
         called = dict.fromkeys(stages, replica)  # one stage, whose forward is what gathers
-    pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica) if carried else None
-    return Parallel(model, mesh, recipe, loss, replica, pipeline)
+    return Parallel(model, mesh, recipe, loss, replica, Pipeline(called, mesh.pp, plan, loss, carried, ties, replica))
 
 
 def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
