@@ -22,11 +22,11 @@ FAULTY = """
 import os, time
 from minidist.parallel import executor
 backward, calls = executor.Run.backward, [0]
-def broken(self, *rest):
+def broken(self, *rest, **named):
     calls[0] += 1
     if calls[0] == 4 * 4 + 2 and os.environ["PMI_RANK"] == "1":
         FAULT
-    backward(self, *rest)
+    backward(self, *rest, **named)
 executor.Run.backward = broken
 """
 
@@ -50,6 +50,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
     job = Job(2, tmp_path / "run", FAULTY.replace("FAULT", "time.sleep(60)") + PROGRAM)
     assert job.trains()
     while not complete(job.folder):
+        assert job.process.poll() is None, job.log.read_text()
         time.sleep(0.02)
     started = time.monotonic()
     os.killpg(job.process.pid, signal.SIGINT)
