@@ -10,7 +10,7 @@ import pytest
 import torch
 from data_parallel import CONFIG, build
 from ranks import mpirun, torchrun
-from torch import Tensor
+from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
@@ -183,3 +183,62 @@ def test_mistakes_get_a_sentence() -> None:
             take_stages(build(DEEP, 0), [range(7), range(7, 9)], [0])
 
     minidist.run(program, 2)
+
+
+# ---------------------------------------------------------------- several tensors across a cut
+
+
+class Part(nn.Module):
+    """A stage that takes a stream, a sum on the side and a mask, and returns all three."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(number)
+        self.weight = nn.Parameter(torch.randn(4, 4, generator=generator, dtype=torch.float64))
+
+    def forward(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """Return [B, 4], [B] and integers [B, 4]."""
+        side, mask = rest or (x.new_zeros(len(x)), (x > 0).long())
+        y = torch.tanh(x @ self.weight) * (1 + mask)
+        return y, side + y.square().sum(-1), 1 - mask
+
+
+def both(output: tuple[Tensor, ...], target: Tensor) -> Tensor:
+    return (output[0] * target).sum() + output[1].square().sum() + output[2].sum()
+
+
+@pytest.mark.parametrize("name, ranks", (("gpipe", 3), ("1f1b", 3), ("1f1b", 2), ("zb-v", 2), ("1f1b", 1)))
+def test_several_tensors_cross_a_cut(name: str, ranks: int) -> None:
+    """What has no gradient is sent forward only; the gradient on the side counts."""
+    batch = torch.randn(7, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    inputs, targets = list(batch.split(2)), list(batch.flip(0).split(2))
+
+    def program(comm: Communicator) -> tuple[float, dict[int, Tensor], int]:
+        schedule = with_communication(plan(name, ranks, len(inputs)))
+        stages = {stage: Part(stage) for stage in schedule.stages_of(comm.rank)}
+
+        def carried(x: Tensor) -> tuple[Tensor, ...]:
+            return torch.empty_like(x), x.new_empty(len(x)), torch.empty(x.shape, dtype=torch.int64)
+
+        before = comm.traffic.messages_sent
+        loss = Pipeline(stages, comm, schedule, both, carried).step(inputs, targets)
+        sent = comm.traffic.messages_sent - before
+        return float(loss), {stage: part.weight.grad for stage, part in stages.items()}, sent  # type: ignore[misc]
+
+    results = minidist.run(program, ranks)
+    count = sum(len(gradients) for _, gradients, _ in results)
+    parts = [Part(stage) for stage in range(count)]
+    total = torch.zeros((), dtype=torch.float64)
+    for x, target in zip(inputs, targets, strict=True):
+        output: tuple[Tensor, ...] = (x,)
+        for part in parts:
+            output = part(*output)
+        loss = both(output, target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    assert sum(loss for loss, _, _ in results) == pytest.approx(float(total), rel=1e-12)
+    for _, gradients, _ in results:
+        for stage, gradient in gradients.items():
+            assert torch.allclose(gradient, parts[stage].weight.grad, rtol=1e-12)  # type: ignore[arg-type]
+    cuts = ranks - 1 if name != "zb-v" else 2 * (ranks - 1)
+    assert sum(sent for _, _, sent in results) == len(inputs) * cuts * (3 + 2)

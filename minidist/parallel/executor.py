@@ -5,14 +5,15 @@
     2I0, 2W0   the same in two: for the input now, for the weights when there is time (Qi et al. 2023)
 
 The plan says everything else: this file knows no schedule. Each tensor that crosses a cut is sent once forward, and its
-gradient once backward: 2 m messages a cut for m microbatches.
+gradient once backward: 2 m messages a cut for m microbatches. Several may cross: a stage then returns a tuple, and the
+next is called with all of them. Integers, such as a mask, have no gradient, and none is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from minidist.parallel.replicas import copy_from_root
 from minidist.parallel.shard import Sharded
 from minidist.parallel.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.zero import ZeRO2
+
+Tensors: TypeAlias = tuple[Tensor, ...]
 
 
 class Pipeline:
@@ -45,7 +48,7 @@ class Pipeline:
         `loss(output, target)` of the last stage, a scalar; gradients of all microbatches are summed.
     carried : callable
         `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that crosses every cut for a
-        microbatch with these inputs.
+        microbatch with these inputs; or a tuple of them.
     tied : sequence of parameters
         What the first and the last stage share, of this rank's stages; see `tie_stages`.
     replica : DataParallel, optional
@@ -63,7 +66,7 @@ class Pipeline:
         comm: Communicator,
         plan: Plan,
         loss: Callable[[Tensor, Any], Tensor],
-        carried: Callable[[Any], Tensor],
+        carried: Callable[[Any], Tensor | Tensors],
         tied: Sequence[nn.Parameter] = (),
         replica: DataParallel | None = None,
     ) -> None:
@@ -159,10 +162,10 @@ class Run:
     ) -> None:
         self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
         self.total = torch.zeros((), device=pipeline.device)
-        self.receiving: dict[tuple[str, int, int], tuple[Any, Tensor]] = {}
-        self.ready: dict[tuple[str, int, int], Tensor] = {}  # to be sent, or handed to a stage on this rank
-        self.entered: dict[tuple[int, int], Tensor] = {}  # the input of a stage, for its gradient
-        self.left: dict[tuple[int, int], Any] = {}  # where backward begins: the output itself may be freed
+        self.receiving: dict[tuple[str, int, int], list[tuple[Any, Tensor]]] = {}
+        self.ready: dict[tuple[str, int, int], Tensors] = {}  # to be sent, or handed to a stage on this rank
+        self.entered: dict[tuple[int, int], Tensors] = {}  # the inputs of a stage, for their gradients
+        self.left: dict[tuple[int, int], list[Any]] = {}  # where backward begins: the outputs themselves may be freed
         self.put_off: dict[tuple[int, int], list[Product]] = {}
         self.sending: list[tuple[Any, Tensor]] = []
 
@@ -184,60 +187,71 @@ class Run:
     def forward(self, stage: int, microbatch: int) -> None:
         """Run a stage on what came for it."""
         pipeline, key = self.pipeline, (stage, microbatch)
-        x = self.inputs[microbatch] if stage == 0 else self.take("F", *key).requires_grad_()
-        y = pipeline.stages[stage](x, *(several[microbatch] for several in self.arguments))
+        entering = self.take("F", *key) if stage > 0 else (self.inputs[microbatch],)
         if stage > 0:
-            self.entered[key] = x
+            self.entered[key] = tuple(x.requires_grad_() for x in differentiable(entering))
+        y = pipeline.stages[stage](*entering, *(several[microbatch] for several in self.arguments))
         if stage + 1 < pipeline.plan.stages:
-            self.ready["F", stage + 1, microbatch] = y.detach()
+            leaving = y if isinstance(y, tuple) else (y,)
+            self.ready["F", stage + 1, microbatch] = tuple(tensor.detach() for tensor in leaving)
         else:
-            y = pipeline.loss(y, self.targets[microbatch])
-            self.total = self.total + y.detach()
-        if y.requires_grad:  # else all is frozen up to here
-            one = torch.ones_like(y) if stage + 1 == pipeline.plan.stages else None
-            self.left[key] = (get_gradient_edge(y), one)
+            leaving = (pipeline.loss(y, self.targets[microbatch]),)
+            self.total = self.total + leaving[0].detach()
+            self.ready["B", stage, microbatch] = (torch.ones_like(leaving[0]),)
+        self.left[key] = [get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)]
 
     def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
-        """Run backward through a stage, from the gradient that came for it; `put_off` those of weights."""
+        """Run backward through a stage, from the gradients that came for it; `put_off` those of weights."""
         key, weights = (stage, microbatch), self.pipeline.weights
         weights.put_off = put_off
-        gradient = self.take("B", *key) if stage + 1 < self.pipeline.plan.stages else None
-        if key in self.left:
-            edge, one = self.left.pop(key)
-            torch.autograd.backward([edge], [one if gradient is None else gradient])
+        pairs = zip(self.left.pop(key), self.take("B", *key), strict=True)
+        roots = [(edge, gradient) for edge, gradient in pairs if edge is not None]
+        if roots:  # else all is frozen up to here
+            torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
         if put_off:
             self.put_off[key] = weights.take()
         if stage > 0:
-            x = self.entered.pop(key)
-            assert x.grad is not None
-            self.ready["B", stage - 1, microbatch] = x.grad
+            inputs = self.entered.pop(key)
+            self.ready["B", stage - 1, microbatch] = tuple(
+                torch.zeros_like(x) if x.grad is None else x.grad for x in inputs
+            )
 
-    def take(self, way: str, stage: int, microbatch: int) -> Tensor:
+    def take(self, way: str, stage: int, microbatch: int) -> Tensors:
         """Return what a stage waits for, once it is there."""
         key = (way, stage, microbatch)
         if key in self.ready:  # it comes from a stage on this rank
             return self.ready.pop(key)
-        request, tensor = self.receiving.pop(key)
-        request.wait()
-        return tensor
+        coming = self.receiving.pop(key)
+        for request, _ in coming:
+            request.wait()
+        return tuple(tensor for _, tensor in coming)
 
     def send(self, action: Action) -> None:
         """Begin to send what a stage made to the one that waits for it."""
         way = action.kind[-1]
         to = action.stage + (1 if way == "F" else -1)
-        tensor = self.ready.pop((way, to, action.microbatch)).contiguous()
         self.sending = [
             (request, tensor) for request, tensor in self.sending if not request.test()
         ]  # free what is through
-        self.sending.append((self.pipeline.wires[way].isend(tensor, self.peer(action), to), tensor))
+        for number, tensor in enumerate(self.ready.pop((way, to, action.microbatch))):
+            tensor = tensor.contiguous()
+            request = self.pipeline.wires[way].isend(tensor, self.peer(action), self.tag(to, number))
+            self.sending.append((request, tensor))
 
     def receive(self, action: Action) -> None:
         """Begin to receive what a stage will wait for."""
-        way = action.kind[-1]
-        like = self.pipeline.carried(self.inputs[action.microbatch])
-        tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
-        request = self.pipeline.wires[way].irecv(tensor, self.peer(action), action.stage)
-        self.receiving[way, action.stage, action.microbatch] = (request, tensor)
+        way, wire = action.kind[-1], self.pipeline.wires[action.kind[-1]]
+        carried = self.pipeline.carried(self.inputs[action.microbatch])
+        likes = carried if isinstance(carried, tuple) else (carried,)
+        coming = []
+        for number, like in enumerate(likes if way == "F" else differentiable(likes)):
+            tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
+            coming.append((wire.irecv(tensor, self.peer(action), self.tag(action.stage, number)), tensor))
+        self.receiving[way, action.stage, action.microbatch] = coming
+
+    def tag(self, stage: int, number: int) -> int:
+        """Return what tells the tensors for a stage from others between the same ranks."""
+        return stage + number * self.pipeline.plan.stages
 
     def peer(self, action: Action) -> int:
         """Return the rank at the other end of a message."""
@@ -248,3 +262,8 @@ class Run:
         """Wait until all that was sent has left."""
         for request, _ in self.sending:
             request.wait()
+
+
+def differentiable(tensors: Sequence[Tensor]) -> Tensors:
+    """Return those that can have a gradient."""
+    return tuple(tensor for tensor in tensors if tensor.is_floating_point())

@@ -27,7 +27,7 @@ from minidist.memory.recompute import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.data import DDP, MIB, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.executor import Pipeline, tie_stages
+from minidist.parallel.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.fsdp import FSDP
 from minidist.parallel.pipeline import with_communication
 from minidist.parallel.placement import tensor_placement_of
@@ -159,7 +159,7 @@ def parallelize(
     mesh: Mesh,
     recipe: Recipe,
     loss: Loss,
-    carried: Callable[[Any], Tensor] | None = None,
+    carried: Callable[[Any], Tensor | Tensors] | None = None,
     tensor_plan: TensorPlan | None = None,
     costs: Sequence[float] | None = None,
 ) -> Parallel:
@@ -209,7 +209,7 @@ def _in_stages(
     mesh: Mesh,
     recipe: Recipe,
     loss: Loss,
-    carried: Callable[[Any], Tensor],
+    carried: Callable[[Any], Tensor | Tensors],
     tied: Sequence[Sequence[str]],
     costs: Sequence[float],
 ) -> Parallel:
