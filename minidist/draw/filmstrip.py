@@ -1,0 +1,128 @@
+"""A recording as a picture: key frames, for places that run no script.
+
+    before          8 of 68         16 of 68
+    rank 0 [0  ]    rank 0 [0 2]    rank 0 [012]        each frame is the player's picture, without the source lines
+    rank 1 [ 1 ]    rank 1 [01 ]    rank 1 [012]
+    rank 2 [  2]    rank 2 [ 12]    rank 2 [012]
+
+A frame shows the ranks when all of them have come equally far: after the last step of one moment of Lamport's clock.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, Grid, Recording
+
+INK, FAINT, MARK, BAD = "#1f2328", "#59636e", "#0550ae", "#b42318"
+INCH = 100  # pixels of the grid
+MARGIN = 20
+
+
+def filmstrip(recording: Recording, path: str | Path, frames: int = 6) -> None:
+    """Draw key frames, from the first step to the last, to a file whose suffix tells the format (png, pdf, svg).
+
+    Needs matplotlib.
+
+    Raises
+    ------
+    ValueError
+        For fewer than two frames.
+    """
+    counts = key_frames(recording, frames)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    grid = Grid(recording, row=46)
+    across = min(len(counts), 2 if grid.width > 600 else 3)
+    down = -(-len(counts) // across)
+    size = (across * (grid.width + MARGIN) / INCH, down * (grid.height + 3 * MARGIN) / INCH)
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)  # draws without a screen, and is what `savefig` asks
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for panel in panels:
+        panel.set_axis_off()
+    for panel, count in zip(panels, counts, strict=False):
+        _frame(panel, recording, grid, count)
+    figure.savefig(path, dpi=INCH * 1.5)
+
+
+def key_frames(recording: Recording, frames: int) -> list[int]:
+    """Return after how many steps to look: evenly spread over the moments, the beginning and the end included."""
+    if frames < 2:
+        raise ValueError(f"frames={frames}: a filmstrip has at least 2, the beginning and the end")
+    steps, last = recording.steps, len(recording.steps)
+    moments = [(step.seconds, step.moment) for step in steps]
+    whole = [0, *(index for index in range(1, last) if moments[index] != moments[index - 1]), last]
+    wanted = (whole[round(frame * (len(whole) - 1) / (frames - 1))] for frame in range(frames))
+    return sorted(set(wanted))
+
+
+def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
+    """Draw how all ranks stand after `count` steps, and the messages that are under way or have just come."""
+    panel.set_xlim(0, grid.width)
+    panel.set_ylim(grid.height, 0)
+    panel.set_aspect("equal")
+    last = len(recording.steps)
+    title = f"after {count} of {last} events" + ": deadlock" * bool(recording.deadlock and count == last)
+    panel.set_title(title if count else "before the first event", color=INK, fontsize=9.5)
+    for name, left in grid.left.items():
+        panel.text(left, 14, name, color=FAINT, fontsize=8, va="center")
+    for step in recording.at(count):
+        middle, towards = grid.middle(step.rank), {"sends": "to", "receives": "from", "waits": "for"}.get(step.kind)
+        panel.text(0, middle - 8, f"rank {step.rank}", color=INK, fontsize=8, fontweight="bold", va="center")
+        said = f"{step.kind} {towards} {step.peer}" if towards else step.kind
+        panel.text(0, middle + 9, said, color=BAD if step.kind == "waits" else FAINT, fontsize=7.5, va="center")
+        for name, cells in step.buffers.items():
+            for number, contents in enumerate(cells):
+                _cell(panel, grid, *grid.cell(step.rank, name, number), contents)
+    _arrows(panel, recording, grid, count)
+
+
+def _cell(panel: Any, grid: Grid, x: int, y: int, contents: Contents) -> None:
+    """Draw a cell: a place for each rank, coloured and numbered if its contribution is there."""
+    from matplotlib.patches import Rectangle
+
+    width, height, style = grid.cell_width, grid.cell_height, ":" if contents == "" else "-"
+    if isinstance(contents, str):
+        panel.text(x + width / 2, y + height / 2, contents, color=FAINT, fontsize=7, ha="center", va="center")
+    else:
+        for rank, times in enumerate(contents):
+            if times:
+                left, top = x + rank % PLACES * PLACE, y + rank // PLACES * (PLACE + 2)
+                colour, ink = COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]
+                panel.add_patch(Rectangle((left, top), PLACE, PLACE + 2, facecolor=colour, edgecolor="none"))
+                shown = f"{rank}" if times == 1 else f"{rank}$^{times}$"
+                panel.text(
+                    left + PLACE / 2, top + PLACE / 2 + 1, shown, color=ink, fontsize=7, ha="center", va="center"
+                )
+    panel.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=FAINT, linewidth=0.8, linestyle=style))
+
+
+def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
+    """Draw messages in the margin: those under way grey, those that came in this moment blue, waiting ranks red."""
+    waiting = {(step.rank, step.peer) for step in recording.steps[:count] if step.kind == "waits"}
+    sends = [step for step in recording.under_way(count) if (step.rank, step.peer) not in waiting]
+    ends = [(step.rank, step.peer, FAINT, "-") for step in sends] + [(*pair, BAD, "--") for pair in sorted(waiting)]
+    for step in recording.steps[:count]:
+        now = recording.steps[count - 1]
+        if step.kind == "receives" and (step.seconds, step.moment) == (now.seconds, now.moment):
+            ends.append((step.peer or 0, step.rank, MARK, "-"))
+    for start, end, colour, style in ends:
+        assert end is not None
+        _arrow(panel, grid, start, end, colour, style)
+
+
+def _arrow(panel: Any, grid: Grid, start: int, end: int, colour: str, style: str) -> None:
+    """Draw a curve between two rows, the farther apart the wider, and its tip."""
+    from matplotlib.patches import PathPatch, Polygon
+    from matplotlib.path import Path as Curve
+
+    down, x = 1 if end > start else -1, LEFT - 10
+    begin, tip = grid.middle(start) + 6 * down, grid.middle(end) - 6 * down
+    bulge = 20 + 40 * (abs(end - start) - 1) / max(1, grid.ranks - 2) + (8 if down < 0 else 0)
+    points = [(x, begin), (x - bulge, begin), (x - bulge, tip), (x - 6, tip)]
+    curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+    panel.add_patch(PathPatch(curve, fill=False, edgecolor=colour, linestyle=style, linewidth=1.2))
+    panel.add_patch(Polygon([(x - 7, tip - 4), (x, tip), (x - 7, tip + 4)], facecolor=colour, edgecolor="none"))

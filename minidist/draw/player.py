@@ -1,0 +1,275 @@
+"""The player: a recording as a page that steps through it, forward and back.
+
+    ├──────────────●─────────────────────────────┤   34 of 68: rank 2 adds: temporary 2 holds ranks 1 + 2
+    rank 1 ╮  [ 1  ][ 1  ][ 1  ][ 1  ]  [0   ][    ]        51    leaving = chunks[left]
+           │                                              ▶ 53    comm.exchange(leaving, right, arriving, left)
+    rank 2 ◀  [  2 ][  2 ][  2 ][  2 ]  [    ][ 12 ]      ▶ 55    combine(arriving, own, leaving)
+
+A row is a rank, a box a cell of one of its buffers, with a place for each rank whose contribution may be in it. The
+slider counts events, not seconds. The page is one fragment of HTML, which loads nothing: the events as JSON, in which
+a step says only how it left its own rank, and a script (player.html) that draws them.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from importlib.resources import files as package_files
+from linecache import getlines
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+
+Contents: TypeAlias = tuple[int, ...] | str  # how often each rank is in it; or, if that cannot be told, what to say
+Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the cell
+Buffers: TypeAlias = dict[str, tuple[Contents, ...]]  # what the cells of each buffer hold
+Line: TypeAlias = tuple[str, int]  # a file and a line number
+
+COUNTERS = ("messages sent", "bytes sent", "bytes held")
+# Okabe & Ito 2008, told apart by the colour-blind. From the ninth rank on they repeat: the number in the place counts.
+COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00", "#999999")
+INKS = ("#000000",) * 5 + ("#ffffff",) + ("#000000",) * 2
+PLACES = 4  # side by side in a cell
+PLACE, GAP, ROW_GAP, LEFT, TOP, LETTER = 16, 5, 8, 165, 26, 7  # pixels: a place, gaps, margins, a letter
+PACKAGE = Path(__file__).parents[1]
+NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
+LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
+
+
+# ---------------------------------------------------------------- what is played
+
+
+@dataclass(frozen=True)
+class Step:
+    """One event on one rank, and how it left that rank.
+
+    `kind` is `starts`, `watches`, `begins`, `ends`, `sends`, `receives`, `adds`, `writes` or `waits`. `buffers` are all
+    that the rank shows, `cells` those that the event read or changed. `message` is the same at both ends of a message,
+    `seconds` is virtual time, `moment` Lamport's clock.
+    """
+
+    rank: int
+    kind: str
+    text: str
+    line: Line
+    buffers: Buffers
+    counters: tuple[int, ...]
+    cells: tuple[Cell, ...] = ()
+    peer: int | None = None
+    message: str = ""
+    seconds: float = 0.0
+    moment: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class Recording:
+    """A run: how the ranks started, what happened, and why they could not go on, if they could not."""
+
+    start: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    formulas: dict[str, str] = field(default_factory=dict)
+    deadlock: str = ""
+    sources: dict[str, tuple[str, ...]] = field(init=False)  # the lines of the files that steps stand in
+
+    def __post_init__(self) -> None:
+        files = sorted({step.line[0] for step in (*self.start, *self.steps)})
+        object.__setattr__(self, "sources", {file: tuple(map(str.rstrip, getlines(file))) for file in files})
+
+    def at(self, count: int) -> tuple[Step, ...]:
+        """Return every rank's latest step after the first `count` of all steps."""
+        latest = list(self.start)
+        for step in self.steps[:count]:
+            latest[step.rank] = step
+        return tuple(latest)
+
+    def under_way(self, count: int) -> list[Step]:
+        """Return the sends among the first `count` steps whose message has not been received by then."""
+        received = {step.message for step in self.steps[:count] if step.kind == "receives"}
+        return [step for step in self.steps[:count] if step.kind == "sends" and step.message not in received]
+
+    def __repr__(self) -> str:
+        return f"<Recording of {len(self.start)} ranks, {len(self.steps)} steps{', a deadlock' * bool(self.deadlock)}>"
+
+    def _repr_html_(self) -> str:
+        return player(self)
+
+
+def in_order(rows: Sequence[Sequence[Step]], last: Sequence[Step] = ()) -> tuple[Step, ...]:
+    """Merge the ranks' steps, numbered by Lamport's clocks, the same in every run of a program; then come the `last`.
+
+    A step's moment is one more than that of the rank's step before, a receive's also more than its send's. Virtual
+    time comes first, where there is any. (Lamport 1978: "Time, clocks, and the ordering of events".)
+    """
+    known = {step.message for row in rows for step in row if step.kind == "sends"}
+    sent: dict[str, int] = {}
+    done: list[list[Step]] = [[] for _ in rows]
+    while any(len(row) > len(numbered) for row, numbered in zip(rows, done, strict=True)):
+        for row, numbered in zip(rows, done, strict=True):
+            for step in row[len(numbered) :]:
+                receives = step.kind == "receives" and step.message in known
+                if receives and step.message not in sent:
+                    break
+                earlier, cause = numbered[-1].moment if numbered else 0, sent[step.message] if receives else 0
+                numbered.append(replace(step, moment=max(earlier, cause) + 1))
+                if step.kind == "sends":
+                    sent[step.message] = numbered[-1].moment
+    merged = (step for row in done for step in row)
+    return *sorted(merged, key=lambda step: (step.seconds, step.moment, step.rank)), *last
+
+
+# ---------------------------------------------------------------- source lines
+
+
+def line_of(frame: FrameType | None) -> Line:
+    """Return the innermost line that is not about messages themselves: an algorithm's, or the program's."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(NOT_FOLLOWED):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def followed(frame: FrameType) -> bool:
+    """Tell whether lines of this code are of interest: the package's algorithms, and the program."""
+    name: str = frame.f_globals.get("__name__", "")
+    if name.startswith("minidist."):
+        return not name.startswith(NOT_FOLLOWED)
+    return not frame.f_code.co_filename.startswith(LIBRARIES)
+
+
+# ---------------------------------------------------------------- what a cell holds
+
+
+def contents(cell: Array, ranks: int, bits: int) -> Contents:
+    """Read off a cell how often each rank's contribution is in it; `bits` is how wide a digit is."""
+    if not len(cell) or (cell != cell[0]).any():
+        return "mixed" if len(cell) else "empty"
+    value = float(cell[0])
+    if not (value.is_integer() and 0 <= value < 1 << bits * ranks):
+        return f"{value:.3g}"
+    return tuple(int(cell[0]) >> bits * rank & (1 << bits) - 1 for rank in range(ranks))
+
+
+def changes(new: Buffers, old: Buffers) -> tuple[str, tuple[Cell, ...]]:
+    """Return which cells differ, and what was done to them: `adds` if contributions joined others, else `writes`."""
+    every = [(name, number) for name, cells in new.items() for number in range(len(cells))]
+    cells = tuple((name, number) for name, number in every if new[name][number] != old[name][number])
+    joined = any(_joined(new[name][number], old[name][number]) for name, number in cells)
+    return "adds" if joined else "writes", cells
+
+
+def _joined(new: Contents, old: Contents) -> bool:
+    if isinstance(new, str) or isinstance(old, str):
+        return False
+    return any(old) and all(after >= before for after, before in zip(new, old, strict=True))
+
+
+def words(cells: Sequence[Cell], buffers: Mapping[str, Sequence[Contents]], ranks: int) -> str:
+    """Name cells and, if they all hold the same, what: `buffer[2] (ranks 0 + 1)`."""
+    parts: dict[str, list[str]] = {}
+    for name, number in cells:
+        parts.setdefault(name, []).append(str(number))
+    names = [f"{name}[{', '.join(of)}]" if len(of) < len(buffers[name]) else name for name, of in parts.items()]
+    held = {buffers[name][number] for name, number in cells}
+    return " and ".join(names) + (f" ({contents_in_words(held.pop(), ranks)})" if len(held) == 1 else "")
+
+
+def contents_in_words(contents: Contents, ranks: int) -> str:
+    """Say what a cell holds: `ranks 0 + 1`, `2 × rank 0 + 1 × rank 1`, `all ranks`."""
+    if isinstance(contents, str):
+        return contents or "nothing yet"
+    if ranks > 1 and contents == (1,) * ranks:
+        return "all ranks"
+    if max(contents) > 1:
+        return " + ".join(f"{count} × rank {rank}" for rank, count in enumerate(contents) if count)
+    terms = [str(rank) for rank, count in enumerate(contents) if count]
+    return f"rank{'s' * (len(terms) > 1)} {' + '.join(terms)}" if terms else "zero"
+
+
+# ---------------------------------------------------------------- the page
+
+
+class Grid:
+    """Where things are in the picture, in pixels: a row for each rank, a column for each buffer, cells in it."""
+
+    def __init__(self, recording: Recording, row: int = 0) -> None:
+        self.ranks = len(recording.start)
+        self.columns: dict[str, int] = {}  # how many cells, by name
+        for step in (*recording.start, *recording.steps):
+            for name, contents in step.buffers.items():
+                self.columns[name] = max(self.columns.get(name, 0), len(contents))
+        self.cell_width = PLACE * min(self.ranks, PLACES)
+        self.cell_height = (PLACE + 2) * -(-self.ranks // PLACES)
+        self.row = max(row, self.cell_height + 2 * ROW_GAP)
+        self.left: dict[str, int] = {}
+        self.width = LEFT
+        for name, cells in self.columns.items():
+            self.left[name] = self.width
+            self.width += max(cells * (self.cell_width + GAP), LETTER * len(name)) + 3 * GAP
+        self.height = TOP + self.ranks * self.row
+
+    def cell(self, rank: int, name: str, number: int) -> tuple[int, int]:
+        """Return the upper left corner of a cell."""
+        return self.left[name] + number * (self.cell_width + GAP), self.middle(rank) - self.cell_height // 2
+
+    def middle(self, rank: int) -> int:
+        """Return the height of the middle of a rank's row."""
+        return TOP + rank * self.row + self.row // 2
+
+
+def player(recording: Recording) -> str:
+    """Return an HTML fragment that steps through a recording, for a notebook or any page.
+
+    It needs nothing but a browser that runs scripts: where none does, show a `filmstrip`. The same recording gives the
+    same text. The arrow keys step, Home and End go to the ends; a screen reader is told each event.
+    """
+    page = package_files("minidist.draw").joinpath("player.html").read_text(encoding="utf-8")
+    data = json.dumps(_data(recording), separators=(",", ":"), ensure_ascii=False)
+    for mark in "<>&\u2028\u2029":  # so that no text can end the script
+        data = data.replace(mark, f"\\u{ord(mark):04x}")
+    count = len(recording.steps)
+    label = escape(f"A run of {len(recording.start)} ranks in {count} steps")
+    return page.replace("{{label}}", label).replace("{{last}}", str(count)).replace("{{data}}", data)
+
+
+def _data(recording: Recording) -> dict[str, Any]:
+    """Return what the script draws. Steps hold only what changed on their rank."""
+    context = 2 if len(recording.start) <= 4 else 1
+    grid = Grid(recording, row=40 + 17 * (2 * context + 1))
+    names, paths = list(recording.sources), [_short(file) for file in recording.sources]
+    shown: list[Buffers] = [{} for _ in recording.start]
+    steps = []
+    for step in (*recording.start, *recording.steps):
+        changed = {name: held for name, held in step.buffers.items() if shown[step.rank].get(name) != held}
+        shown[step.rank] = step.buffers
+        words = {"rank": step.rank, "kind": step.kind, "text": step.text, "peer": step.peer, "message": step.message}
+        line = [names.index(step.line[0]), step.line[1]]
+        more = {"line": line, "buffers": changed, "counters": step.counters, "cells": step.cells}
+        steps.append(words | more | ({"seconds": step.seconds} if step.seconds else {}))
+    lines: list[dict[int, str]] = [{} for _ in names]
+    for file, number in {step.line for step in (*recording.start, *recording.steps)}:
+        for each in range(max(1, number - context), min(len(recording.sources[file]), number + context) + 1):
+            lines[names.index(file)][each] = recording.sources[file][each - 1]
+    return {
+        "ranks": grid.ranks,
+        "columns": [[name, cells, grid.left[name]] for name, cells in grid.columns.items()],
+        "grid": {name: getattr(grid, name) for name in ("cell_width", "cell_height", "row", "width", "height")}
+        | {"place": PLACE, "places": PLACES, "gap": GAP, "left": LEFT, "top": TOP, "context": context},
+        "colours": [[COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]] for rank in range(grid.ranks)],
+        "sources": [{"file": path, "lines": dict(sorted(of.items()))} for path, of in zip(paths, lines, strict=True)],
+        "counters": [[name, recording.formulas.get(name, "")] for name in COUNTERS],
+        "steps": steps,
+        "deadlock": recording.deadlock,
+    }
+
+
+def _short(file: str) -> str:
+    """Return what to call a file: a path within the package, or its name; a notebook's cells have none of their own."""
+    path = Path(file)
+    if path.is_relative_to(PACKAGE):
+        return path.relative_to(PACKAGE.parent).as_posix()
+    return "this notebook" if path.parent.name.startswith("ipykernel_") or file.startswith("<ipython") else path.name

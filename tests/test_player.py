@@ -1,0 +1,377 @@
+"""The player: recordings of real runs, and the page in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from minidist import Cluster, run
+from minidist.collectives import all_reduce, broadcast, reduce_scatter
+from minidist.collectives.choose import TABLE
+from minidist.comm import Link
+from minidist.draw.filmstrip import filmstrip, key_frames
+from minidist.draw.player import COLOURS, INKS, Recording, player
+from minidist.draw.recording import Watching, record
+
+ALL = (1, 1, 1, 1)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
+
+
+def ring(comm: Watching) -> None:
+    buffer = comm.watch("buffer", np.full(8, comm.contribution), cells=comm.size)
+    all_reduce(buffer, comm, algorithm="ring")
+
+
+def pair(comm: Watching) -> None:
+    buffer = comm.watch("buffer", np.full(3, comm.contribution * (comm.rank == 0)))
+    comm.send(buffer, to=1) if comm.rank == 0 else comm.recv(buffer, source=0)
+
+
+def deadlock(comm: Watching) -> None:
+    buffer = comm.watch("buffer", np.full(2, float(comm.contribution)))
+    comm.send(buffer, to=(comm.rank + 1) % comm.size)
+    comm.recv(buffer, source=(comm.rank - 1) % comm.size)
+
+
+def relay(comm: Watching) -> None:
+    """Pass a buffer on from the last rank to the first."""
+    buffer = comm.watch("buffer", np.full(1, comm.contribution))
+    if comm.rank < comm.size - 1:
+        comm.recv(buffer, source=comm.rank + 1)
+    if comm.rank > 0:
+        comm.send(buffer, to=comm.rank - 1)
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return record(ring, 4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/4 · 64 = 96"})
+
+
+# ---------------------------------------------------------------- recordings
+
+
+def test_a_ring_is_recorded_as_it_ran(recording: Recording) -> None:
+    assert [step.buffers for step in recording.at(0)] == [
+        {"buffer": 4 * (tuple(int(r == rank) for r in range(4)),)} for rank in range(4)
+    ]
+    assert [step.buffers["buffer"] for step in recording.at(68)] == 4 * [4 * (ALL,)]
+    kinds = [step.kind for step in recording.steps if step.rank == 2]
+    assert kinds == ["begins", *3 * ["sends", "receives", "adds"], *3 * ["sends", "receives"], "ends"]
+    third = [step for step in recording.steps if step.rank == 2 and step.kind == "adds"]
+    assert [step.text for step in third] == [
+        "rank 2 adds: temporary 1 (ranks 1 + 2)",
+        "rank 2 adds: temporary 2 (ranks 0 + 1 + 2)",
+        "rank 2 adds: buffer[2] (all ranks)",
+    ]
+
+
+def test_lines_are_the_algorithms_own(recording: Recording) -> None:
+    for step in recording.steps:
+        file, number = step.line
+        source = recording.sources[file][number - 1]
+        expected = {"sends": "comm.exchange(", "receives": "comm.exchange(", "adds": "combine(arriving, own, leaving)"}
+        assert expected.get(step.kind, "with comm.span(") in source
+        assert Path(file).name == ("ring.py" if step.kind in expected else "operations.py")
+
+
+def test_counters_are_those_of_an_unwatched_run(recording: Recording) -> None:
+    def plain(comm: Any) -> tuple[int, int]:
+        all_reduce(np.zeros(8, np.int64), comm, algorithm="ring")
+        return comm.traffic.messages_sent, comm.traffic.bytes_sent
+
+    assert [step.counters[:2] for step in recording.at(68)] == run(plain, 4) == 4 * [(6, 96)]
+    assert [step.counters[2] for step in recording.at(68)] == 4 * [64 + 2 * 16]  # the buffer and two temporaries
+
+
+@pytest.mark.parametrize("cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("no clock", "virtual clock"))
+def test_the_same_run_gives_the_same_page(cluster: Cluster | None) -> None:
+    pages = {player(record(ring, 5, cluster)) for _ in range(5)}
+    assert len(pages) == 1
+
+
+@pytest.mark.parametrize("cluster", (None, Cluster.uniform(1e-6, 1e9), Cluster.uniform(0, 1e30)))
+@pytest.mark.parametrize("program", (ring, relay))
+def test_causes_come_before_effects(program: Callable[[Watching], None], cluster: Cluster | None) -> None:
+    sent: set[str] = set()
+    latest = [(0.0, 0)] * 6
+    for step in record(program, 6, cluster).steps:
+        assert step.kind != "receives" or step.message in sent
+        sent |= {step.message} if step.kind == "sends" else set()
+        assert (step.seconds, step.moment) > latest[step.rank]
+        latest[step.rank] = (step.seconds, step.moment)
+
+
+@pytest.mark.parametrize("ranks", (2, 3, 4, 7))
+@pytest.mark.parametrize("algorithm", sorted(TABLE["all_reduce"].keys() - {"shared"}))
+def test_every_algorithm_ends_with_every_contribution_once(algorithm: str, ranks: int) -> None:
+    def program(comm: Watching) -> None:
+        all_reduce(comm.watch("buffer", np.full(2 * ranks, comm.contribution), ranks), comm, algorithm=algorithm)
+
+    recording = record(program, ranks, Cluster(Link(1e-6, 1e9), Link(1e-5, 1e9), ranks_per_node=2))
+    for step in recording.at(len(recording.steps)):
+        assert step.buffers["buffer"] == ranks * ((1,) * ranks,)
+    counts = range(len(recording.steps) + 1)
+    assert any(recording.under_way(count) for count in counts) and not recording.under_way(counts[-1])
+
+
+def test_a_contribution_that_is_in_twice_is_told() -> None:
+    def program(comm: Watching) -> None:
+        buffer = comm.watch("buffer", np.full(4, float(comm.contribution)), cells=2)
+        broadcast(buffer, comm)
+        buffer[:2] += buffer[:2]
+        buffer[3] = 0.5
+
+    last = record(program, 3).at(100)[1]
+    assert last.buffers["buffer"] == ((2, 0, 0), "mixed")
+    assert last.text == "rank 1 writes: buffer[1] (mixed)" and "buffer[3] = 0.5" in last_line(record(program, 3))
+
+
+def last_line(recording: Recording) -> str:
+    file, number = recording.steps[-1].line
+    return recording.sources[file][number - 1]
+
+
+def test_a_deadlock_is_recorded_up_to_where_it_stops() -> None:
+    recording = record(deadlock, 3)
+    assert [step.text for step in recording.steps[-3:]] == [
+        f"rank {rank} waits to send to rank {(rank + 1) % 3}" for rank in range(3)
+    ]
+    assert "each waits for the next: 0 -> 1 -> 2 -> 0" in recording.deadlock
+    assert repr(recording) == "<Recording of 3 ranks, 6 steps, a deadlock>"
+    assert "comm.send(buffer" in last_line(recording)
+    assert len(recording.under_way(6)) == 3
+
+
+def test_buffers_may_come_later_and_be_split() -> None:
+    def program(comm: Watching) -> None:
+        half = comm.split(comm.rank % 2)
+        assert isinstance(half, Watching)
+        half.watch("shard", reduce_scatter(np.full(4, comm.contribution), half, algorithm="pairwise"))
+
+    recording = record(program, 4)
+    assert [step.buffers["shard"] for step in recording.at(100)] == [((1, 0, 1, 0),), ((0, 1, 0, 1),)] * 2
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    with pytest.raises(ValueError, match="ranks=17: a recording tells at most 16 ranks"):
+        record(ring, 17)
+    with pytest.raises(ValueError, match="no counter 'bubble'"):
+        record(ring, 2, formulas={"bubble": "0"})
+    with pytest.raises(TypeError, match="'x' is float32"):
+        record(lambda comm: comm.watch("x", np.ones(2, np.float32)), 2)
+    with pytest.raises(ValueError, match="without streams and forks"):
+        record(lambda comm: comm.stream(), 2)
+    with pytest.raises(ValueError, match="without comm"):
+        record(lambda comm: comm.allocate(4, "int64"), 2)
+    with pytest.raises(ZeroDivisionError):
+        record(lambda comm: 1 // 0, 2)
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_key_frames_show_whole_moments(recording: Recording, tmp_path: Path) -> None:
+    counts = key_frames(recording, 6)
+    assert counts[0] == 0 and counts[-1] == 68 and len(counts) == 6 and all(count % 4 == 0 for count in counts)
+    assert key_frames(record(pair, 2), 6) == [0, 1, 2]
+    with pytest.raises(ValueError, match="frames=1"):
+        key_frames(recording, 1)
+    filmstrip(recording, tmp_path / "ring.png")
+    pixels = image.imread(tmp_path / "ring.png")[:, :, :3].reshape(-1, 3)
+    for colour in COLOURS[:4]:
+        shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        assert (abs(pixels - shares).max(axis=1) < 0.01).sum() > 1000, colour
+
+
+def test_numbers_can_be_read_on_their_colours() -> None:
+    def luminance(colour: str) -> float:
+        shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+        return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for colour, ink in zip(COLOURS, INKS, strict=True):
+        light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2, level AA
+
+
+# ---------------------------------------------------------------- the page in a browser
+
+
+class Page:
+    """A page in a headless browser, spoken to over two pipes by the DevTools protocol."""
+
+    def __init__(self, folder: Path) -> None:
+        commands, self.commands = os.pipe()
+        self.answers, answers = os.pipe()
+        flags = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --window-size=1100,900"
+        program = f'exec "$0" {flags} --user-data-dir="$1" 3<&{commands} 4>&{answers}'
+        self.process = subprocess.Popen(
+            ["bash", "-c", program, str(CHROMIUM), str(folder)], pass_fds=(commands, answers), stderr=subprocess.DEVNULL
+        )
+        os.close(commands)
+        os.close(answers)
+        self.number, self.session, self.rest = 0, "", b""
+        self.errors: list[str] = []
+
+    def attach(self) -> None:
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Runtime", "Log", "Page", "Network"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **params: object) -> dict[str, Any]:
+        self.number += 1
+        command: dict[str, object] = {"id": self.number, "method": method, "params": params}
+        os.write(
+            self.commands, json.dumps(command | ({"sessionId": self.session} if self.session else {})).encode() + b"\0"
+        )
+        while True:
+            answer = self.read()
+            if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.errors.append(json.dumps(answer["params"]))
+            if (
+                answer.get("method") == "Network.requestWillBeSent"
+                and "file:" not in answer["params"]["request"]["url"]
+            ):
+                self.errors.append("loads " + answer["params"]["request"]["url"])
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]  # type: ignore[no-any-return]
+
+    def read(self) -> dict[str, Any]:
+        while b"\0" not in self.rest:
+            more = os.read(self.answers, 1 << 16)
+            assert more, "the browser has ended"
+            self.rest += more
+        message, self.rest = self.rest.split(b"\0", 1)
+        return json.loads(message)  # type: ignore[no-any-return]
+
+    def open(self, html: str, file: Path) -> None:
+        file.write_text(f'<!doctype html><meta charset="utf-8"><title>test</title>{html}', encoding="utf-8")
+        self.errors.clear()
+        self.ask("Page.navigate", url=file.as_uri())
+        limit = time.monotonic() + 20
+        while self.run("location.href + ' ' + document.readyState") != f"{file.as_uri()} complete":
+            assert time.monotonic() < limit, "the page does not load"
+            time.sleep(0.02)
+
+    def run(self, script: str) -> Any:
+        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def press(self, key: str, times: int = 1) -> None:
+        for _ in range(times):
+            for kind in ("keyDown", "keyUp"):
+                self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def cells(self) -> dict[str, str]:
+        """Return the text of each cell, by `rank buffer[number]`."""
+        script = (
+            "[...document.querySelectorAll('.cell')].map(c => [`${c.dataset.rank} ${c.dataset.cell}`, c.textContent])"
+        )
+        return dict(self.run(script))
+
+    def text(self, selector: str) -> str:
+        return str(self.run(f"document.querySelector({selector!r}).textContent"))
+
+    def screenshot(self, file: Path, scheme: str) -> None:
+        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        file.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
+
+    def close(self) -> None:
+        os.close(self.commands)  # at which it ends
+        os.close(self.answers)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    page = Page(tmp_path_factory.mktemp("browser"))
+    try:
+        page.attach()
+        yield page
+    finally:
+        page.close()
+
+
+@BROWSER
+def test_the_keyboard_steps_to_the_end(page: Page, recording: Recording, tmp_path: Path) -> None:
+    html = recording._repr_html_()
+    assert len(html.encode()) < 150_000
+    assert re.findall(r"https?://[^\"']*|@import|url\(|src=", html) == ["http://www.w3.org/2000/svg"]  # only a name
+    page.open(html, tmp_path / "ring.html")
+    assert {page.cells()[f"{rank} buffer[{cell}]"] for rank in (2,) for cell in range(4)} == {"2"}
+    page.run("document.querySelector('input').focus()")
+    page.press("ArrowRight", 13)
+    assert page.text(".now") == "rank 0 adds: temporary 1 (ranks 0 + 3)" and page.text(".count") == "13 of 68"
+    assert page.cells()["0 temporary 1[0]"] == "03" and page.cells()["1 temporary 1[0]"] == "0"
+    assert "combine(arriving, own, leaving)" in page.text(".pane.on .lines .on")
+    page.press("ArrowLeft")
+    assert page.text(".count") == "12 of 68"
+    page.press("ArrowRight", 80)
+    assert page.run("document.querySelector('input').value") == "68"
+    cells = page.cells()
+    assert [cells[f"{rank} buffer[{cell}]"] for rank in range(4) for cell in range(4)] == 16 * ["0123"]
+    assert "bytes sent96969696" + recording.formulas["bytes sent"] in page.text("table")
+    page.press("Home")
+    assert page.text(".now") == "before the first event"
+    assert page.errors == []
+
+
+@BROWSER
+def test_nothing_is_clipped_or_overlaps(page: Page, recording: Recording, tmp_path: Path) -> None:
+    page.open(player(recording), tmp_path / "ring.html")
+    page.run("document.querySelector('.minidist-player').focus()")
+    page.press("End")
+    outside = """[...document.querySelectorAll('svg *')].filter(e => {
+        const a = e.getBoundingClientRect(), b = e.ownerSVGElement.getBoundingClientRect();
+        return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+    }).map(e => e.outerHTML)"""
+    crossing = """(() => { const boxes = [...document.querySelectorAll('.cell')].map(e => e.getBoundingClientRect());
+        return boxes.some((a, i) => boxes.some((b, j) => i < j && a.left < b.right - 1 && b.left < a.right - 1
+            && a.top < b.bottom - 1 && b.top < a.bottom - 1)); })()"""
+    assert page.run(outside) == [] and page.run(crossing) is False
+
+
+@BROWSER
+def test_text_from_a_program_stays_text(page: Page, tmp_path: Path) -> None:
+    name = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&amp;"
+
+    def program(comm: Watching) -> None:
+        comm.send(comm.watch(name, np.ones(1)), 1) if comm.rank == 0 else comm.recv(comm.watch(name, np.zeros(1)), 0)
+
+    page.open(player(record(program, 2, formulas={"bytes sent": name})), tmp_path / "odd.html")
+    page.run("document.querySelector('.minidist-player').focus()")
+    page.press("End")
+    assert page.run("document.title") == "test" and page.run("document.querySelectorAll('img').length") == 0
+    assert name in page.text("svg") and name in page.text("table") and page.errors == []
+
+
+@BROWSER
+def test_a_deadlock_and_two_players_on_a_page(page: Page, tmp_path: Path) -> None:
+    page.open(player(record(deadlock, 3)) + player(record(pair, 2)), tmp_path / "both.html")
+    page.run("document.querySelector('.minidist-player').focus()")
+    page.press("End")
+    assert "no rank can go on" in page.text(".now.bad") and "waits for 1" in page.text("svg")
+    assert page.run("document.querySelectorAll('path[stroke-dasharray].arrow').length") == 3
+    second = "document.querySelectorAll('.minidist-player')[1].querySelector"
+    assert page.run(f"{second}('.now').textContent") == "before the first event"
+    assert page.run(f"{second}('.count').textContent") == "0 of 2" and page.text(".count") == "6 of 6"
+    assert page.run(f"{second}All('.cell').length") == 2
+    assert re.search(r"test_player\.py:\d+", page.text(".where")) and page.errors == []
