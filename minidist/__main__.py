@@ -12,6 +12,8 @@ COMMANDS = {
     "export": "make a Hugging Face Llama of a checkpoint",
     "bench": "measure against MPI, gloo and torch, in one run",
     "launch": "start a program on several ranks, with the right mpirun",
+    "grade": "grade an exercise of the course",
+    "course": "build the course's handout",
     "doctor": "find out what this machine can run, and what to mend",
 }
 

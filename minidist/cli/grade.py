@@ -1,0 +1,105 @@
+"""`python -m minidist grade 02`: grade an exercise.
+
+    1.1    4.0 of  4.0  passed       ring reduce-scatter: adds up every chunk (2 ranks, 6 elements)
+    2.1    0.0 of  3.0  failed       ring all-gather: passes every chunk on (3 ranks, 10 elements)
+           rank 1: chunk 2[0] is 0.0, expected 35.0
+
+Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. With `--format gradescope` a results file is
+written in any case; until the grade is known it says 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from minidist.comm.errors import LaunchError
+from minidist.grade import report
+from minidist.grade.grading import LIMIT, Graded, grade
+from minidist.grade.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
+
+FORMATS = {"table": report.table, "json": report.as_json, "junit": report.junit, "gradescope": report.gradescope}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Grade; return the exit status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if bool(options.lesson) == options.all:
+        parser.error("name one lesson, as in minidist grade 02, or say --all")
+    results = Path(options.out) if options.out else None
+    if options.format == "gradescope":
+        results = results or Path("results.json")
+    try:
+        if results is not None and options.format == "gradescope":
+            write(results, report.gradescope([], "the grader was ended before it had finished: submit again"))
+        tests = graded(options)
+        write(results, FORMATS[options.format](tests))
+    except (GradeError, LaunchError, OSError) as error:
+        print(f"minidist grade: {error}", file=sys.stderr)
+        if results is not None and options.format == "gradescope" and results.parent.is_dir():
+            write(results, report.gradescope([], str(error)))
+        return 2
+    score, most = report.totals(tests)
+    return 0 if tests and score == most else 1
+
+
+def graded(options: argparse.Namespace) -> list[Graded]:
+    """Return the tests of the lessons that the options name."""
+    folder = Path(options.lessons) if options.lessons else default_lessons()
+    student = Path(options.student) if options.student else folder
+    names = [lesson.name for lesson in lessons_in(folder)] if options.all else [options.lesson]
+    tests: list[Graded] = []
+    for name in names:
+        lesson = find_lesson(folder, name)
+        answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
+        tests += grade(lesson, answer, seed=options.seed, limit=options.limit)
+    if not tests:
+        raise GradeError(f"there are no lessons in {folder}: name their folder with --lessons")
+    return tests
+
+
+def default_lessons() -> Path:
+    """Return `lessons` here, or beside the package."""
+    here = Path("lessons")
+    return here if here.is_dir() else Path(__file__).parents[2] / "lessons"
+
+
+def write(path: Path | None, text: str) -> None:
+    """Print, or write a file."""
+    if path is None:
+        print(text)
+    else:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minidist grade", description="Grade an exercise of the course.")
+    parser.add_argument("lesson", nargs="?", help="its number: 02")
+    parser.add_argument("--all", action="store_true", help="grade every lesson")
+    parser.add_argument("--student", metavar="DIR", help="where the student's exercise.py is (among the lessons)")
+    parser.add_argument("--lessons", metavar="DIR", help="where the lessons and their checks are (lessons)")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
+    parser.add_argument("--out", metavar="FILE", help="write it there (printed; gradescope: results.json)")
+    parser.add_argument("--seed", type=_natural, default=0, help="what the cases are drawn from (0)")
+    parser.add_argument("--limit", type=_positive, default=LIMIT, help=f"seconds for one case ({LIMIT:g})")
+    parser.add_argument("--solution", action="store_true", help="grade the lessons' own solutions, to try the checks")
+    return parser
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: use 0, 1, 2, ...")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds

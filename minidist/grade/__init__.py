@@ -1,0 +1,30 @@
+"""Floor 6: the grader of the course. It sees how an answer works, not only that the sum is right.
+
+    python -m minidist grade 02
+        │   contract.py   what a lesson's checks.py is made of: tasks, checks, cases
+        │   lesson.py     the lesson, and the file to be graded
+        ├── runner.py ──▶ child.py      a process of its own per case: runs the student's code on every rank,
+        │                    │          through witness.py, which notes each message and who sent it
+        │   ◀── record.py ───┘          data only: arrays, notes, an error; nothing that could run here
+        ├── grading.py    the parent computes the right answer and compares; points
+        ├── report.py     table, json, junit, gradescope
+        └── handout.py    the course without its answers
+
+What a student's process hands back is data. It counts only if it is signed with the nonce of its rank, which the child
+took out of a file and deleted before it loaded the student's code; so printed text, exit statuses and files of the
+student's own making are worth nothing, and a rank that ends early leaves a gap that fails the case. Whatever that
+process patches (numpy, the checks, this package) is patched in that process only.
+
+What stays possible, and is not a matter of Python:
+
+- Student code runs in the same process as the witness. Who walks through the interpreter's memory (frames, `gc`) can
+  find the nonce and the list of notes and invent both; a record that is right in every buffer and count is believed.
+  The child compares this package with what it was before the student's code came, and the wire's own count of messages
+  with the witness's: both notice the careless, not who puts everything back.
+- Simulated ranks share one process: an answer can move data through a global variable and send buffers of the right
+  size beside it. The confirmation under `mpirun` takes that away, except through files.
+- What sends nothing (a cost function) may call whatever the package has. Copied source cannot be told from one's own.
+- The process has the rights of whoever started the grader. It can delete or overwrite that user's files, this package
+  among them, and kill the grader; one that starts a program with an empty environment can outlive it. Where that
+  matters, grade in a container, as a user who may write nothing but its temporary folder.
+"""

@@ -1,0 +1,135 @@
+"""What a lesson's `checks.py` is made of.
+
+    CHECKS = [Check(task, "adds up every chunk", points=15, draw=..., program=..., judge=...), ...]
+
+    parent   draw(rng) ─▶ cases ─┐                               ┌─▶ judge(case, results, notes): silence, or Wrong
+    child                        └─▶ program(exercise, comm, given) on every rank ─┘
+
+`program` is the only part that runs beside the student's code. It gets what *its* rank is given and returns arrays
+or numbers by name. `judge` runs in the grader's own process, computes the right answer with numpy, and raises `Wrong`
+with one sentence for the student. Counts decide (messages and bytes, from the notes), never the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from minidist.comm.communicator import Communicator
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Arrays: TypeAlias = Mapping[str, Array]
+
+
+class Wrong(Exception):
+    """An answer is wrong. The text is one sentence for the student: where, what was found, what was expected."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of an exercise, and what an answer may not lean on.
+
+    `not_from` lists modules that no message may have passed through (`minidist.collectives`: all modules of that folder
+    as well), and the communicator's shortcuts: `comm.native`, `comm.roll_call`, `comm.allocate`.
+    """
+
+    number: int
+    title: str
+    not_from: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: what each rank is given, by rank, and in a few words what is special about it."""
+
+    given: tuple[Arrays, ...]
+    label: str
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.given)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the witness saw: a message of one rank, or the use of a shortcut.
+
+    Attributes
+    ----------
+    rank : int
+        Who did it, as numbered in the world.
+    kind : str
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call` or `allocate`.
+    to, bytes : int
+        The receiver, as numbered in the world, and the size, of a `send`.
+    through : tuple[str, ...]
+        The package's modules that the call came through, innermost first.
+    line : str
+        The innermost line of the student's file, as `exercise.py:14 in ring_all_gather`.
+    """
+
+    rank: int
+    kind: str
+    to: int = -1
+    bytes: int = 0
+    through: tuple[str, ...] = ()
+    line: str = ""
+
+
+Draw: TypeAlias = Callable[[np.random.Generator], Sequence[Case]]
+Program: TypeAlias = Callable[[ModuleType, Communicator, Arrays], Mapping[str, Any]]
+Judge: TypeAlias = Callable[[Case, Sequence[Arrays], Sequence[Note]], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Some points of one task: `draw` makes the cases from the seed, and each is worth an equal part."""
+
+    task: Task
+    title: str
+    points: float
+    draw: Draw
+    program: Program
+    judge: Judge
+    hidden: bool = False
+    wire: str = "threads"
+
+    def __post_init__(self) -> None:
+        if self.wire not in ("threads", "mpi") or self.points <= 0:
+            raise ValueError(
+                f"check {self.title!r}: wire={self.wire!r} must be threads or mpi, points={self.points} positive"
+            )
+
+
+def expect_equal(rank: int, name: str, found: Array, expected: Array) -> None:
+    """Raise `Wrong` unless both arrays have the same shape and values; the first difference is named."""
+    if found.shape != expected.shape:
+        raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}")
+    different = np.argwhere(found != expected)
+    if len(different):
+        where = tuple(int(i) for i in different[0])
+        index = f"[{', '.join(map(str, where))}]" if where else ""
+        raise Wrong(f"rank {rank}: {name}{index} is {found[where]}, expected {expected[where]}")
+
+
+def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:
+    """Return the messages that a rank sent, in order, those of barriers left out."""
+    return [note for note in notes if note.rank == rank and note.kind == "send"]
+
+
+def leaning(task: Task, notes: Sequence[Note]) -> str:
+    """Return the sentence that costs the task, if a message came from where it may not; else nothing."""
+    for note in notes:
+        names = note.through if note.kind in ("send", "barrier") else (f"comm.{note.kind}",)
+        for name in names:
+            if any(name == barred or name.startswith(barred + ".") for barred in task.not_from):
+                what = "sends through" if note.kind in ("send", "barrier") else "uses"
+                return (
+                    f"task {task.number} is to be built by hand, but {note.line or f'rank {note.rank}'} {what} {name}"
+                )
+    return ""

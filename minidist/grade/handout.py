@@ -1,0 +1,42 @@
+"""The course as it is handed out: no solution, no mistake, no hidden check.
+
+A lesson's `checks.py` has its hidden checks at the end, below the line `HIDDEN`; the handout's ends there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from minidist.grade.lesson import GradeError, lessons_in, load_checks
+
+HIDDEN = "# ---- hidden: the handout ends here"
+HANDED_OUT = ("README.md", "exercise.py", "cluster.py")
+
+
+def build(lessons: Path, out: Path) -> list[Path]:
+    """Write every lesson's handout into `out/lessons`, which must not exist yet; return the folders.
+
+    Raises
+    ------
+    GradeError
+        If there are no lessons, or something is there already.
+    """
+    found, target = lessons_in(lessons), out / "lessons"
+    if not found:
+        raise GradeError(f"there are no lessons in {lessons}: name their folder with --lessons")
+    if target.exists():
+        raise GradeError(f"{target} exists already: name another folder, or remove it first")
+    written = []
+    for lesson in found:
+        folder = target / lesson.name
+        folder.mkdir(parents=True)
+        for name in HANDED_OUT:
+            if (lesson / name).is_file():
+                shutil.copyfile(lesson / name, folder / name)
+        visible = (lesson / "checks.py").read_text(encoding="utf-8").partition(HIDDEN)[0]
+        (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
+        if any(check.hidden for check in load_checks(folder / "checks.py")):
+            raise GradeError(f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it below")
+        written.append(folder)
+    return written

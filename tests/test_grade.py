@@ -1,0 +1,326 @@
+"""The grader with lesson 02: the reference scores everything, the handout nothing, each mistake loses points.
+
+What goes wrong is said in words: which rank, which index, where a rank waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from hmac import digest
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidist.__main__ import main
+from minidist.cli.grade import default_lessons
+from minidist.grade import record
+from minidist.grade.contract import Check, Wrong, expect_equal
+from minidist.grade.grading import NOT_STARTED, Graded, grade
+from minidist.grade.lesson import Answer, find_lesson, reference_answer
+from minidist.grade.report import totals
+from minidist.grade.runner import collect
+
+LESSON = find_lesson(Path(__file__).parents[1] / "lessons", "02")
+MISTAKES = sorted((LESSON.folder / "mistakes").glob("*.py"))
+HONEST = """
+import numpy as np
+
+def ring_reduce_scatter(chunks, comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    leaving = chunks[left].copy()
+    for step in range(1, comm.size):
+        own = chunks[(comm.rank - step - 1) % comm.size]
+        arriving = np.empty_like(own)
+        comm.exchange(leaving, right, arriving, left)
+        leaving = arriving + own
+    return leaving if comm.size > 1 else chunks[0].copy()
+
+def ring_all_gather(chunks, comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for step in range(comm.size - 1):
+        comm.exchange(chunks[comm.rank - step], right, chunks[comm.rank - step - 1], left)
+
+def ring_all_reduce(buffer, comm):
+    chunks = np.array_split(buffer, comm.size)
+    chunks[comm.rank][:] = ring_reduce_scatter(chunks, comm)
+    ring_all_gather(chunks, comm)
+
+def all_reduce_cost(elements, itemsize, ranks, rank):
+    lengths = [elements // ranks + (i < elements % ranks) for i in range(ranks)]
+    return 2 * (ranks - 1), (2 * elements - lengths[rank] - lengths[(rank + 1) % ranks]) * itemsize
+"""
+
+
+def answer(folder: Path, source: str) -> Answer:
+    """Write a student's file."""
+    path = folder / "exercise.py"
+    path.write_text(textwrap.dedent(source))
+    return Answer(path)
+
+
+def pick(task: int = 0, wire: str = "threads", title: str = "") -> Callable[[Check], bool]:
+    """Choose checks, for `grade(only=...)`; what is not said does not matter."""
+    return lambda check: task in (0, check.task.number) and wire in ("", check.wire) and title in check.title
+
+
+def of_task(tests: list[Graded], number: int) -> list[Graded]:
+    return [test for test in tests if test.check.task.number == number]
+
+
+def test_the_reference_scores_everything() -> None:
+    tests = grade(LESSON, reference_answer(LESSON))
+    assert [(test.name, test.output) for test in tests if test.score < test.max_score] == []
+    assert totals(tests) == (100, 100)
+    confirmed = {test.check.task.number for test in tests if test.check.wire == "mpi"}
+    assert confirmed == {1, 2, 3}, "every task that sends is confirmed under mpirun"
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_other_seeds_draw_other_cases_and_an_honest_answer_passes_them(seed: int, tmp_path: Path) -> None:
+    tests = grade(LESSON, answer(tmp_path, HONEST), seed=seed, only=pick())
+    assert [(test.name, test.output) for test in tests if test.score < test.max_score] == []
+    plain = grade(LESSON, reference_answer(LESSON), seed=0, only=pick(task=4))
+    assert {test.label for test in of_task(tests, 4)} != {test.label for test in plain}
+
+
+def test_an_honest_answer_passes_under_mpirun(tmp_path: Path) -> None:
+    assert all(test.score for test in grade(LESSON, answer(tmp_path, HONEST), only=pick(wire="mpi")))
+
+
+@pytest.mark.parametrize("copied", (False, True))
+def test_the_handout_is_not_started(copied: bool, tmp_path: Path) -> None:
+    handout = LESSON.folder / "exercise.py"
+    tests = grade(LESSON, answer(tmp_path, handout.read_text()) if copied else Answer(handout))
+    assert totals(tests) == (0, 100)
+    assert {test.status for test in tests} == {NOT_STARTED}
+    assert not any("Traceback" in test.output for test in tests)
+
+
+def test_a_stub_is_not_started_beside_a_task_that_is(tmp_path: Path) -> None:
+    source = HONEST.replace(
+        "chunks = np.array_split(buffer", "raise NotImplementedError('task 3 is not started')\n    #"
+    )
+    tests = grade(LESSON, answer(tmp_path, source), only=pick())
+    assert {(test.status, test.output) for test in of_task(tests, 3)} == {(NOT_STARTED, "task 3 is not started")}
+    assert all(test.score == test.max_score for number in (1, 2, 4) for test in of_task(tests, number))
+
+
+@pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
+def test_every_mistake_loses_points_on_the_task_it_is_about(path: Path) -> None:
+    said = re.match(r"# task (\d): .{20}", path.read_text())
+    assert said, "the first line says which task it is about, and what is wrong"
+    tests = grade(LESSON, reference_answer(LESSON, f"mistakes/{path.name}"), only=pick(task=int(said[1])))
+    lost = [test for test in tests if test.score < test.max_score]
+    assert lost
+    assert all("raised" not in test.output for test in lost), "it is wrong, it does not crash"
+
+
+def test_there_are_mistakes_for_every_task() -> None:
+    assert {path.read_text()[7] for path in MISTAKES} == {"1", "2", "3", "4"}
+
+
+def test_partial_credit_per_case(tmp_path: Path) -> None:
+    source = HONEST + "\nring = ring_reduce_scatter\ndef ring_reduce_scatter(chunks, comm):\n"
+    tests = grade(
+        LESSON,
+        answer(tmp_path, source + "    return ring(chunks, comm) + (comm.size == 3)"),
+        only=pick(task=1, wire=""),
+    )
+    assert {test.status for test in tests if test.label.startswith("3 ranks")} == {"failed"}
+    assert {test.status for test in tests if not test.label.startswith("3 ranks")} == {"passed"}
+    assert 0 < sum(test.score for test in tests) < sum(test.max_score for test in tests)
+
+
+# ---------------------------------------------------------------- what the student reads
+
+
+def test_a_wrong_value_is_named_by_rank_and_index(tmp_path: Path) -> None:
+    source = HONEST + "\nring = ring_all_reduce\ndef ring_all_reduce(buffer, comm):\n    ring(buffer, comm)\n"
+    tests = grade(LESSON, answer(tmp_path, source + "    buffer[3:4] -= comm.rank == 1"), only=pick(task=3))
+    assert re.fullmatch(r"rank 1: the buffer\[3\] is (\d+)\.0, expected (\d+)\.0", tests[0].output)
+    with pytest.raises(Wrong, match=r"rank 2: x has shape \(3,\), expected \(2,\)"):
+        expect_equal(2, "x", np.ones(3), np.ones(2))
+    with pytest.raises(Wrong, match="rank 0: x is nan, expected 1"):
+        expect_equal(0, "x", np.asarray(np.nan), np.asarray(1.0))
+
+
+def test_a_deadlock_is_told_by_who_waits_where() -> None:
+    mistake = reference_answer(LESSON, "mistakes/send_before_receive.py")
+    tests = grade(LESSON, mistake, only=pick(task=2))
+    assert "each waits for the next" in tests[0].output
+    assert re.search(r"rank 0 waits: send to rank 1 .* at exercise.py:\d+ in ring_all_gather", tests[0].output)
+
+
+@pytest.mark.parametrize("wire", ("threads", "mpi"))
+def test_a_hang_is_told_by_line(wire: str, tmp_path: Path) -> None:
+    source = """
+    def ring_all_gather(chunks, comm):
+        while comm.rank == 0:  # line 3
+            pass  # line 4
+        comm.recv(chunks[0], 0)  # line 5
+    """
+    tests = grade(LESSON, answer(tmp_path, source), only=pick(task=2, wire=wire), limit=0.7)
+    place = r"rank 0 is still at exercise.py:[34] in ring_all_gather, rank 1 waits at exercise.py:5 in ring_all_gather"
+    assert all(test.score == 0 for test in tests)
+    assert re.search(place, tests[0].output), tests[0].output
+
+
+def test_an_error_is_told_by_rank_and_line_without_a_traceback(tmp_path: Path) -> None:
+    source = HONEST + "\ndef ring_all_gather(chunks, comm):\n    if comm.rank == 1:\n        chunks[99]\n"
+    tests = grade(LESSON, answer(tmp_path, source), only=pick(task=2, wire=""))
+    line = len(source.splitlines())
+    told = f"rank 1 raised IndexError at exercise.py:{line} in ring_all_gather: list index out of range"
+    assert {test.output for test in tests} == {told}
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    (
+        ("def f(:", "rank 0 raised SyntaxError at exercise.py:1"),
+        ("x = 1", "module 'exercise' has no attribute 'ring_all_gather'"),
+        ("import minidist.nothing", "ModuleNotFoundError at exercise.py:1"),
+        (
+            "def ring_all_gather(chunks, comm): raise ValueError('\\x1b[2J\\0')",
+            "ValueError at exercise.py:1 in ring_all",
+        ),
+    ),
+)
+def test_a_file_that_cannot_be_used_is_told_so(source: str, told: str, tmp_path: Path) -> None:
+    tests = grade(LESSON, answer(tmp_path, source), only=pick(task=2))
+    assert all(test.score == 0 and told in test.output and test.output.isprintable() for test in tests), tests[0].output
+
+
+def test_a_function_that_returns_nothing_is_told_so(tmp_path: Path) -> None:
+    source = HONEST.replace("return leaving if", "leaving if")
+    tests = grade(LESSON, answer(tmp_path, source), only=pick(task=1))
+    assert "shard is NoneType, expected numbers: is the result returned?" in tests[0].output
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    status = main(["grade", *argv])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_json_has_the_fields_and_the_exit_status_tells_full_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = run(["02", "--solution", "--format", "json"], capsys)
+    whole = json.loads(out)
+    assert (status, whole["score"], whole["max_score"]) == (0, 100, 100)
+    fields = {"name", "number", "score", "max_score", "status", "output", "visibility"}
+    assert all(test.keys() == fields for test in whole["tests"])
+    assert {test["visibility"] for test in whole["tests"]} == {"visible", "hidden"}
+    assert sum(test["score"] for test in whole["tests"]) == pytest.approx(100)
+    answer(tmp_path, HONEST.replace("2 * (ranks - 1), (", "ranks, ("))
+    status, out, _ = run(["2", "--student", str(tmp_path), "--format", "json", "--seed", "5"], capsys)
+    assert (status, json.loads(out)["score"]) == (1, 85)
+
+
+def test_table_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(tmp_path, "def all_reduce_cost(*_): raise ValueError('<no> & \\x00')")
+    status, out, _ = run(["02", "--student", str(tmp_path)], capsys)
+    assert status == 1 and "0 of 100 points" in out and "4.1" in out and "exercise.py:1 in all_reduce_cost" in out
+    run(["02", "--student", str(tmp_path), "--format", "junit", "--out", str(tmp_path / "junit.xml")], capsys)
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (LESSON.name, suite.get("tests"), "0")
+
+
+def test_a_results_file_for_gradescope_is_written_even_if_nothing_can_be_graded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results.json"
+    options = ["02", "--student", str(tmp_path), "--format", "gradescope", "--out", str(results)]
+    status, _, said = run(options, capsys)
+    assert status == 2 and said.count("\n") == 1 and "there is no exercise.py" in said
+    assert json.loads(results.read_text())["score"] == 0
+    assert "there is no exercise.py" in json.loads(results.read_text())["output"]
+    (tmp_path / "exercise.py").write_text((LESSON.folder / "exercise.py").read_text())
+    assert run(options, capsys)[0] == 1
+    whole = json.loads(results.read_text())
+    assert whole["score"] == 0 and {test["output"] for test in whole["tests"]} == {"not started"}
+
+
+def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "lessons"
+    (folder / LESSON.name).mkdir(parents=True)
+    for name in ("checks.py", "exercise.py"):
+        (folder / LESSON.name / name).write_text((LESSON.folder / name).read_text())
+    status, out, _ = run(["--all", "--lessons", str(folder)], capsys)
+    assert status == 1 and out.startswith(LESSON.name) and out.count("not started") > 20
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    (
+        (["99"], "there is no lesson '99' in"),
+        (["02", "--student", "/nowhere"], "there is no exercise.py of lesson 02_ring_all_reduce in /nowhere"),
+        (["--all", "--lessons", "/nowhere"], "there are no lessons in /nowhere"),
+        (["02", "--format", "json", "--solution", "--limit", "9", "--out", "/nowhere/x.json"], "/nowhere/x.json"),
+    ),
+)
+def test_bad_input_is_one_sentence_and_status_2(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, said = run(argv, capsys)
+    assert (status, out, said.count("\n")) == (2, "", 1) and told in said
+
+
+@pytest.mark.parametrize(
+    "argv", ([], ["02", "--all"], ["02", "--seed", "-1"], ["02", "--limit", "0"], ["02", "--format", "x"])
+)
+def test_a_command_line_that_says_nothing_clear_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["grade", *argv])
+    assert "minidist grade: error" in capsys.readouterr().err
+
+
+def test_the_default_lessons_are_this_checkout_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_lessons() / LESSON.name == LESSON.folder
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_a_record_is_data_and_nothing_else(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(6.0).reshape(2, 3), "empty": np.empty(0, np.int64), "one": np.asarray(7)}
+    record.write(tmp_path / "r", {"nonce": "x"}, arrays)
+    facts, back = record.read(tmp_path / "r")
+    assert facts == {"nonce": "x"} and all(np.array_equal(arrays[name], back[name]) for name in arrays)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    head = b'{"nonce": "x", "arrays": '
+    for name, text in {
+        "cut": (tmp_path / "r").read_bytes().partition(b"\n")[2][:-1],
+        "object": head + b'[["a", "|O", [1]]]}\n' + bytes(8),
+        "huge": head + b'[["a", "<f8", [99999999999]]]}\n',
+        "negative": head + b'[["a", "<f8", [-2]]]}\n' + bytes(8),
+        "list": b"[1, 2]\n",
+        "text": b"PASS",
+        "deep": b"[" * 100_000,
+    }.items():
+        (tmp_path / name).write_bytes(digest(b"", text, "sha256").hex().encode() + b"\n" + text)
+    for name in ("cut", "object", "huge", "negative", "list", "text", "deep", "fifo", "link", "missing"):
+        with pytest.raises(record.BadRecord):
+            record.read(tmp_path / name)
+
+
+def test_only_a_record_that_bears_the_nonce_counts(tmp_path: Path) -> None:
+    facts = {"done": True, "error": None, "notes": []}
+    record.write(tmp_path / "record-0", facts, {"a": np.ones(1)}, "of this run")
+    assert collect(tmp_path, ["of this run"], limit=1).results[0]["a"] == 1
+    assert "rank 0 left no record" in collect(tmp_path, ["of another run"], limit=1).failure
+    assert "rank 1 left no record" in collect(tmp_path, ["of this run", "of this run"], limit=1).failure
+    text = (tmp_path / "record-0").read_bytes()
+    (tmp_path / "record-0").write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
+    assert "rank 0 left no record" in collect(tmp_path, ["of this run"], limit=1).failure, "it was changed"
+    record.write(tmp_path / "record-0", {**facts, "notes": [{"rank": 0}]}, {}, "of this run")
+    assert "rank 0 left no record" in collect(tmp_path, ["of this run"], limit=1).failure

@@ -1,0 +1,323 @@
+"""Answers that want points without work. None may score, each leaves no process behind and the grader in one piece.
+
+What stays possible is written in `minidist/grade/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import textwrap
+from pathlib import Path
+
+import pytest
+from faults import bearing
+from test_grade import HONEST, LESSON, pick
+
+from minidist.grade.grading import Graded, grade
+from minidist.grade.lesson import Answer, find_lesson
+
+NAMES = ("ring_reduce_scatter", "ring_all_gather", "ring_all_reduce", "all_reduce_cost")
+EVERYWHERE = "".join(f"def {name}(*arguments):\n    return attack(*arguments)\n" for name in NAMES)
+FOLDER = "from pathlib import Path; folder = Path(__file__).parent\n"
+
+
+FEW = "unequal"  # two cases of task 1, two of task 2
+
+
+def attack(
+    tmp_path: Path, source: str, *, task: int = 0, wire: str = "threads", title: str = "", limit: float = 1.0
+) -> list[Graded]:
+    path = tmp_path / "exercise.py"
+    path.write_text(source)
+    return grade(LESSON, Answer(path), limit=limit, only=pick(task, wire, title))
+
+
+def scores(tests: list[Graded]) -> float:
+    assert tests
+    return sum(test.score for test in tests)
+
+
+@pytest.mark.parametrize("where", ("import", "call"))
+@pytest.mark.parametrize(
+    "code",
+    (
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "raise SystemExit('PASS')",
+        "raise KeyboardInterrupt",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import os; os.abort()",
+    ),
+)
+def test_exit_early(where: str, code: str, tmp_path: Path) -> None:
+    source = code if where == "import" else f"def attack(*_):\n    {code}\n{EVERYWHERE}"
+    tests = attack(tmp_path, source, task=2)
+    assert scores(tests) == 0
+    assert all("left no record" in test.output or "raised" in test.output for test in tests), tests[0].output
+
+
+@pytest.mark.parametrize("code", ("os._exit(0)", "sys.exit(0)"))
+@pytest.mark.parametrize("rank", (0, 1))
+def test_one_rank_exits_early_under_mpirun(rank: int, code: str, tmp_path: Path) -> None:
+    """Under MPICH such a job ends with status 0. Its other ranks have the right result."""
+    quit = "\nimport os, sys\nring = ring_all_gather\ndef ring_all_gather(chunks, comm):\n    ring(chunks, comm)\n"
+    tests = attack(tmp_path, HONEST + quit + f"    comm.rank == {rank} and {code}\n", task=2, wire="mpi")
+    assert scores(tests) == 0
+    assert f"rank {rank}" in tests[0].output or "left no record" in tests[0].output
+
+
+def test_print_pass(tmp_path: Path) -> None:
+    shout = "import sys, os\nos.write(1, b'PASS 100 of 100\\n')\nos.write(2, b'PASS\\n')\nprint('PASS')\n"
+    assert scores(attack(tmp_path, shout + "def attack(*_):\n    print('PASS')\n" + EVERYWHERE)) == 0
+
+
+FORGED = (
+    FOLDER
+    + """
+import os, numpy as np
+from minidist.grade import record
+def attack(*_):
+    for rank in range(8):
+        for name in (f"record-{rank}", f"given-{rank}"):
+            record.write(folder / name, {"done": True, "error": None, "notes": []}, {"chunks": np.ones(6)}, "0" * 32)
+    (folder / "results.json").write_text('{"score": 100}')
+"""
+)
+
+
+@pytest.mark.parametrize("then", ("os._exit(0)", "return None"))
+def test_write_the_results(then: str, tmp_path: Path) -> None:
+    tests = attack(tmp_path, FORGED + f"    {then}\n" + EVERYWHERE, task=2)
+    assert scores(tests) == 0
+    assert then == "return None" or "left no record of this run" in tests[0].output
+
+
+def test_the_nonces_are_gone_before_the_students_code_comes(tmp_path: Path) -> None:
+    """Every file in reach is searched for one; the answer tells what it found, and where it stands, by its error."""
+    spy = (
+        FOLDER
+        + "import os\nfound = [p.name for p in folder.rglob('*') if p.is_file() and 'non' 'ce' in p.read_text()]\n"
+    )
+    spy += "raise ValueError(f'{found} {os.listdir()} {sorted(p.name for p in folder.iterdir())}')"
+    for wire in ("threads", "mpi"):
+        tests = attack(tmp_path, spy, task=2, wire=wire)
+        assert tests[0].output.split("ValueError")[1].split(": ")[1].startswith("[] []"), tests[0].output
+        assert "given-" not in tests[0].output
+
+
+@pytest.mark.parametrize(
+    "patch",
+    (
+        "np.array_equal = np.allclose = lambda *_, **__: True; np.argwhere = lambda *_: []",
+        "np.ndarray = object; np.asarray = lambda *_: 1 / 0",
+        "import checks; checks.CHECKS.clear(); checks.judge_gather = checks.expect_ring = lambda *_: None",
+        "import checks, types; vars(checks).update({name: lambda *_, **__: None for name in list(vars(checks))})",
+        "import minidist.grade.contract as c; c.expect_equal = lambda *_: None; c.leaning = lambda *_: ''",
+        "import minidist.grade.record as r; r.write = lambda *_: None",
+        "import minidist.grade.grading as g; g.verdict = lambda *_: (1, 'passed', '')",
+        "import builtins; builtins.len = lambda *_: 0",
+        "import json; json.dumps = lambda *_, **__: '{}'",
+    ),
+)
+def test_patch_numpy_or_the_checks(patch: str, tmp_path: Path) -> None:
+    source = f"import numpy as np\nimport minidist\n{patch}\ndef attack(*_):\n    return None\n{EVERYWHERE}"
+    assert scores(attack(tmp_path, source, task=2, title=FEW)) == 0
+
+
+REFERENCE = "from minidist.collectives import all_reduce, all_gather, reduce_scatter, ring\nimport numpy as np\n"
+LEANING = {
+    "the reference itself": REFERENCE
+    + """
+def ring_reduce_scatter(chunks, comm):
+    out = chunks[comm.rank].copy()
+    ring.ring_reduce_scatter(chunks, out, comm, np.add)
+    return out
+def ring_all_gather(chunks, comm):
+    ring.ring_all_gather(chunks, comm)
+def ring_all_reduce(buffer, comm):
+    ring.all_reduce(buffer, comm, np.add)
+""",
+    "the package's collectives": REFERENCE
+    + """
+def ring_reduce_scatter(chunks, comm):
+    return reduce_scatter(np.concatenate(chunks), comm, algorithm="ring")
+def ring_all_gather(chunks, comm):
+    out = np.concatenate(chunks)
+    all_gather(chunks[comm.rank], comm, out, algorithm="ring")
+    for chunk, part in zip(chunks, np.array_split(out, comm.size)):
+        chunk[:] = part
+def ring_all_reduce(buffer, comm):
+    all_reduce(buffer, comm, algorithm="ring")
+""",
+    "a roll call": """
+import numpy as np
+def ring_reduce_scatter(chunks, comm):
+    return sum(comm.roll_call([chunk.copy() for chunk in chunks]), start=np.zeros(1))[comm.rank]
+def ring_all_gather(chunks, comm):
+    for chunk, other in zip(chunks, comm.roll_call(chunks[comm.rank].copy())):
+        chunk[:] = other
+def ring_all_reduce(buffer, comm):
+    buffer[:] = sum(comm.roll_call(buffer.copy()))
+""",
+    "registered memory": """
+def attack(chunks, comm):
+    comm.allocate(10, "float64")
+def ring_reduce_scatter(chunks, comm): attack(chunks, comm)
+def ring_all_gather(chunks, comm): attack(chunks, comm)
+def ring_all_reduce(buffer, comm): attack(buffer, comm)
+""",
+    "a stream": REFERENCE
+    + """
+def ring_all_reduce(buffer, comm):
+    stream = comm.stream()
+    stream.launch(all_reduce, buffer, stream.comm, "sum", "ring").wait()
+""",
+}
+
+
+@pytest.mark.parametrize("how", LEANING)
+def test_lean_on_the_package(how: str, tmp_path: Path) -> None:
+    for number in (3,) if how == "a stream" else (1, 2, 3):
+        tests = attack(tmp_path, LEANING[how], task=number, limit=5.0)
+        assert scores(tests) == 0
+        if how != "a stream":
+            assert all(f"task {number} is to be built by hand, but exercise.py:" in test.output for test in tests)
+        else:
+            assert "minidist.collectives" in tests[0].output
+
+
+def test_lean_in_one_case_only(tmp_path: Path) -> None:
+    """It costs the whole task, and only that."""
+    source = HONEST + "\nring = ring_all_reduce\nfrom minidist.collectives import all_reduce\n"
+    source += "def ring_all_reduce(buffer, comm):\n    (all_reduce if len(buffer) == 10 else ring)(buffer, comm)\n"
+    tests = attack(tmp_path, source, limit=5.0)
+    tasks = {number: [test.score for test in tests if test.check.task.number == number] for number in (1, 2, 3, 4)}
+    assert not any(tasks[3]) and all(tasks[1] + tasks[2] + tasks[4])
+    assert {test.output for test in tests if test.check.task.number == 3} == {
+        f"task 3 is to be built by hand, but exercise.py:{len(source.splitlines())} in ring_all_reduce sends through "
+        "minidist.collectives.recursive"
+    }
+
+
+@pytest.mark.parametrize(
+    "native", ("comm.native.all_reduce(buffer, 'sum')", "all_reduce(buffer, comm, algorithm='native')")
+)
+def test_call_the_native_collective(native: str, tmp_path: Path) -> None:
+    source = REFERENCE + f"def ring_all_reduce(buffer, comm):\n    {native}\n"
+    for wire in ("threads", "mpi"):
+        tests = attack(tmp_path, source, task=3, wire=wire, limit=5.0)
+        assert scores(tests) == 0
+        assert "comm.native" in tests[0].output or "no native collectives" in tests[0].output
+
+
+def test_call_mpi_itself(tmp_path: Path) -> None:
+    """The sum is right, but no message was seen."""
+    source = "from mpi4py import MPI\ndef ring_all_reduce(buffer, comm):\n"
+    tests = attack(
+        tmp_path, source + "    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)\n", task=3, wire="mpi", limit=5
+    )
+    assert scores(tests) == 0 and "sent 0 bytes in 0 messages, expected" in tests[0].output
+
+
+HIDE = {
+    "patches the witness": "import minidist.grade.witness as w\nw.stack = lambda *_: ((), '', False)\n",
+    "patches its method": "import minidist.grade.witness as w\nw.Witness._see = lambda *_: None\n",
+    "swaps code": "import minidist.grade.witness as w\nw.stack.__code__ = (lambda f, e: ((), '', False)).__code__\n",
+}
+
+
+@pytest.mark.parametrize("how", HIDE)
+def test_hide_from_the_witness(how: str, tmp_path: Path) -> None:
+    tests = attack(tmp_path, HIDE[how] + LEANING["the reference itself"], title=FEW)
+    assert scores(tests) == 0
+    assert "which belongs to minidist" in tests[0].output
+
+
+def test_go_past_the_witness(tmp_path: Path) -> None:
+    """The reference on the wire below, and beside it a ring of messages of the right size."""
+    source = HONEST.replace("def ring_all_reduce", "def honest") + REFERENCE
+    source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
+    source += "    ring.all_reduce(buffer, comm._inner, np.add)\n"
+    tests = attack(tmp_path, source, task=3, limit=5.0)
+    assert scores(tests) == 0 and "through the communicator that was given" in tests[0].output
+
+
+@pytest.mark.parametrize(
+    "code",
+    (
+        "import os\nos.fork() or time.sleep(600)",
+        "import os\nos.fork() and os._exit(0)",
+        "import os\nif os.fork() == 0:\n        os.setsid()\n        os.fork()\n        time.sleep(600)",
+        "from subprocess import Popen\nPopen(['sh', '-c', 'sleep 600; :', marker], start_new_session=True)",
+        "while True:\n        pass",
+        "import threading\nthreading.Thread(target=time.sleep, args=(600,)).start()",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nwhile True: time.sleep(1)",
+        "import faulthandler\nfaulthandler.cancel_dump_traceback_later()\nwhile True: time.sleep(1)",
+        "import atexit\natexit.register(time.sleep, 600)",
+        "while True: print('PASS' * 1000)",
+    ),
+)
+def test_forks_and_loops_leave_no_process(code: str, tmp_path: Path) -> None:
+    marker = "marker-" + secrets.token_hex(8)
+    body = textwrap.indent(code.replace("\n        ", "\n    "), "    ")
+    source = f"import time\nmarker = {marker!r}\ndef attack(*_):\n{body}\n    return None\n{EVERYWHERE}"
+    before = graders_children()
+    assert scores(attack(tmp_path, source, title=FEW, task=1, limit=0.5)) == 0
+    assert not bearing(marker) and graders_children() <= before
+
+
+def graders_children() -> set[int]:
+    return set(bearing("minidist.grade.child"))
+
+
+def test_eat_all_memory(tmp_path: Path) -> None:
+    source = "import numpy as np\ndef attack(*_):\n    kept = [np.empty(1 << 27) for _ in range(64)]\n" + EVERYWHERE
+    tests = attack(tmp_path, source, task=4, title="fewer", limit=10.0)
+    assert scores(tests) == 0
+    assert "MemoryError" in tests[0].output
+
+
+def test_delete_files(tmp_path: Path) -> None:
+    """What lies in reach of the answer by its own path; the rest is a matter of the user's rights."""
+    source = FOLDER + "import os, shutil\nshutil.rmtree(folder, ignore_errors=True)\n" + HONEST
+    tests = attack(tmp_path, source, task=2)
+    assert scores(tests) == 0 and "left no record" in tests[0].output
+    assert (tmp_path / "exercise.py").is_file() and (LESSON.folder / "checks.py").is_file()
+
+
+@pytest.mark.parametrize("kind", ("os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)"))
+def test_put_something_else_where_the_record_goes(kind: str, tmp_path: Path) -> None:
+    source = FOLDER + "import os\nfor rank in range(8):\n    path = folder / f'record-{rank}'\n    " + kind
+    assert scores(attack(tmp_path, source + "\ndef attack(*_): pass\n" + EVERYWHERE, task=2, limit=0.5)) == 0
+
+
+def test_files_beside_the_answer_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "sitecustomize.py",
+        "conftest.py",
+        "usercustomize.py",
+        "numpy.py",
+        "checks.py",
+        "solution.py",
+        "json.py",
+    ):
+        (tmp_path / name).write_text("raise SystemExit('this file was imported')")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "json.py"))
+    monkeypatch.chdir(tmp_path)
+    tests = attack(tmp_path, HONEST, task=2, wire="", limit=5.0)
+    assert scores(tests) == sum(test.max_score for test in tests)
+    assert "No module named 'solution'" in attack(tmp_path, "import solution", task=2)[0].output
+
+
+def test_the_environment_holds_nothing_to_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADER_SECRET", "42")
+    tests = attack(tmp_path, "import os\nraise ValueError(sorted(os.environ))", task=2)
+    assert "PATH" in tests[0].output and "SECRET" not in tests[0].output and "PYTHON" not in tests[0].output
+    assert os.environ["GRADER_SECRET"] == "42"
+
+
+def test_lesson_is_the_checkout_s() -> None:
+    assert find_lesson(LESSON.folder.parent, LESSON.name).folder == LESSON.folder
