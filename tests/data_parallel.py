@@ -66,7 +66,7 @@ def build(config: GPTConfig, seed: int) -> GPT:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=draws, dtype=torch.float64) * 0.2)
-    model.layers[1].mlp.up.weight.requires_grad_(False)
+    model.layers[-1].mlp.up.weight.requires_grad_(False)
     return model
 
 

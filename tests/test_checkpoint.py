@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from damage import cut, empty, flip
 from training import RUN as BASE
 from training import TINY, losses, same_bits, short_text, tensors, train_on
 
@@ -145,20 +146,6 @@ def test_a_new_run_does_not_touch_the_checkpoints_of_another(
 
 
 # ---------------------------------------------------------------- damage
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
 
 
 @pytest.mark.parametrize("name", ["rank-0000.safetensors", "index.json", "state.json", "SHA256SUMS"])

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -26,14 +26,6 @@ LAST = f"step-{STEPS:08d}"
 Layout: TypeAlias = tuple[int, str]
 """How many ranks, and the options that spread the model over them."""
 Finished: TypeAlias = Callable[[Layout, str], Path]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A run sets the number of threads as it likes; later tests must not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

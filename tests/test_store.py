@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import cut, empty, flip
 from safetensors.torch import load_file, save_file
 from test_pieces import grid
 from torch import Tensor
@@ -265,20 +266,6 @@ def test_an_element_written_never_or_twice_is_our_mistake(tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------- damage
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
 
 
 @pytest.fixture

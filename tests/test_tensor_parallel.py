@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import data_parallel
 import pytest
 import torch
 from data_parallel import largest_difference
@@ -39,13 +40,8 @@ def config(**changes: object) -> GPTConfig:
 
 
 def build(config: GPTConfig, seed: int) -> GPT:
-    """Return a model with norms that are not one, so that no gradient is small by luck, and frozen parameters."""
-    draws = torch.Generator().manual_seed(seed)
-    model = GPT(config, draws, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draws, dtype=torch.float64) * 0.2)
-    model.layers[-1].mlp.up.weight.requires_grad_(False)
+    """Return a model in which a matrix and a norm are frozen."""
+    model = data_parallel.build(config, seed)
     model.layers[0].attention_norm.weight.requires_grad_(False)
     return model
 

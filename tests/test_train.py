@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,14 +28,6 @@ from minidist.trainer.metrics import Reporter, StepMetrics
 STEP = re.compile(
     r"step 3/3  loss \d\.\d{4}  norm \d\.\d{3}  +[\d,]+ tokens/s  (mfu +\d+\.\d%  )?communication +\d+%  left 0:00"
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A run sets the number of threads as it likes; later tests must not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------- parity

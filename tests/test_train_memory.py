@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,14 +33,6 @@ pytestmark = pytest.mark.filterwarnings(
     "error::RuntimeWarning"
 )  # numpy must not complain of what the scaler deals with
 RUN = "--layers 3 --dropout 0.1 --tied --lr 0.01 --steps 6 --save-every 3 --keep 9"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A run sets the number of threads as it likes; later tests must not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def tensors(folder: Path, step: int = 6) -> dict[str, Tensor]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from ranks import mpirun, torchrun
 from training import PROGRAM, TINY, losses, short_text, train_on
 
@@ -22,14 +20,6 @@ MESH = "--layers 4 --heads 4 --lr 0.01"
 
 # Three stages on two ranks: rank 0 has the first and the last, rank 1 the one between
 OWN_PLAN = "# mine\n0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1\n\n1F0 1F1 1B0 1B1\n"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A run sets the number of threads as it likes; later tests must not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
