@@ -278,6 +278,7 @@ def test_the_readme_prints_the_table_of_what_can_be_combined() -> None:
             "ZeRO 3 does not go with a plan of one's own: use ZeRO 0 or 1",
         ),
         (DP2, Recipe(sequence=True), "sequence parallelism shares tokens out among the ranks of tensor parallelism"),
+        (DP2, Recipe(recompute="every 0"), "there is no policy 'every 0' of recomputation: choose one of none, full"),
         (DP2, Recipe(zero=1, strategy="server"), "ZeRO 1 shards what ddp reduces, not strategy 'server': use ddp"),
         (Layout(pp=8), Recipe(microbatches=8), "8 stages need at least as many layers, but the model has 4"),
         (Layout(pp=4), Recipe(schedule="interleaved", chunks=2, microbatches=6), "takes microbatches in groups of 4"),
@@ -302,6 +303,17 @@ def test_mistakes_get_a_sentence_before_anything_is_sent(layout: Layout, recipe:
 
     found = set(minidist.run(program, layout.size))
     assert len(found) == 1 and sentence in found.pop()
+
+
+def test_heads_that_cannot_be_dealt_out_are_found_before_anything_is_sent() -> None:
+    def program(comm: Communicator) -> None:
+        mesh = Mesh(comm, Layout(tp=3))
+        sent = comm.traffic.messages_sent
+        with pytest.raises(ValueError, match="4 heads cannot be dealt out to 3 ranks"):
+            parallelize(build(SMALL, 0, torch.float64), mesh, Recipe(), cross_entropy_sum)
+        assert comm.traffic.messages_sent == sent
+
+    minidist.run(program, 3)
 
 
 def test_a_pipeline_has_to_know_what_travels() -> None:

@@ -37,7 +37,7 @@ from minidist.parallel.sequence import know_all_tokens
 from minidist.parallel.shard import Sharded
 from minidist.parallel.stage import balance, take_stages, tied_names
 from minidist.parallel.tensor_plan import Plan as TensorPlan
-from minidist.parallel.tensor_plan import parallelize_tensor
+from minidist.parallel.tensor_plan import check_plan, parallelize_tensor
 from minidist.parallel.zero import ZeRO1, ZeRO2
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -192,6 +192,8 @@ def parallelize(
     recipe.check(layout, layers)
     if layout.pp > 1 and carried is None:
         raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
+    if layout.tp > 1:
+        check_plan(model, mesh.tp, tensor_plan, recipe.sequence)
     if mesh.world.size > 1:
         make_equal(model, mesh.world)
     tied = tied_names(model)

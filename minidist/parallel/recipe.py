@@ -11,6 +11,7 @@ so with a pipeline they reduce in every microbatch: m times the bytes of ZeRO 0 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, get_args
@@ -26,6 +27,7 @@ from minidist.parallel.pipeline.errors import ScheduleError
 MIB = 1 << 20
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
+RECOMPUTES = 'none, full, selective, sqrt, "every K" (blocks)'
 NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
 
 
@@ -114,6 +116,8 @@ class Recipe:
                 f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
             )
         self._check_data_axis(layout.dp)
+        if not is_policy(self.recompute):
+            raise RecipeError(f"there is no policy {self.recompute!r} of recomputation: choose one of {RECOMPUTES}")
         if self.sequence and layout.tp == 1:
             raise RecipeError("sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2")
         if isinstance(self.schedule, Plan) and self.schedule.ranks != layout.pp:
@@ -138,3 +142,8 @@ class Recipe:
             raise RecipeError(f"shard_ranks={self.shard_ranks} is for ZeRO 3, not for ZeRO {self.zero}: leave it out")
         if self.shard_ranks is not None and (self.shard_ranks < 1 or ranks % self.shard_ranks):
             raise RecipeError(f"shard_ranks={self.shard_ranks} does not divide dp={ranks}: choose a divisor of {ranks}")
+
+
+def is_policy(words: str) -> bool:
+    """Tell whether these words are a policy of recomputation for the layers of a stage."""
+    return bool(re.fullmatch(r"none|full|selective|sqrt|every [1-9]\d*", words))

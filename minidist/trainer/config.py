@@ -6,7 +6,6 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any, Literal
 
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES
+from minidist.parallel.recipe import RECOMPUTES, is_policy
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 STRATEGIES = ("ddp", "naive", "server")
 OFFLOADS = ("none", "memory", "disk")
-RECOMPUTES = 'none, full, selective, sqrt, "every K" (blocks)'
 
 Sections = dict[str, dict[str, Any]]
 """The options of a run as plain data: by section, then by name."""
@@ -123,7 +122,7 @@ class MemoryOptions:
         f"what backward computes again: {RECOMPUTES}",
         Limit(
             f"one of {RECOMPUTES}",
-            lambda policy: bool(re.fullmatch(r"none|full|selective|sqrt|every [1-9]\d*", policy)),
+            is_policy,
         ),
     )
     offload: str = option(
