@@ -105,8 +105,7 @@ class Segments(nn.ModuleList):
 
     def __init__(self, blocks: nn.ModuleList, plan: Plan) -> None:
         super().__init__()
-        self._modules = dict(blocks._modules)  # a stage of a pipeline has some of the numbers only
-        self.plan = plan
+        self._modules, self.plan = dict(blocks._modules), plan  # a stage of a pipeline has some of the numbers only
 
     def __iter__(self) -> Iterator[Any]:
         """Yield functions to be called in turn, each with what the one before returned."""
@@ -122,7 +121,8 @@ class Segments(nn.ModuleList):
         return self
 
     def _parts(self, plan: Plan) -> list[Callable[..., Any]]:
-        return [[*self.children()][part] if isinstance(part, int) else self._segment(part) for part in plan]
+        blocks = list(self.children())
+        return [blocks[part] if isinstance(part, int) else self._segment(part) for part in plan]
 
     def _segment(self, plan: Plan) -> Callable[..., Any]:
         return partial(checkpoint, partial(segment, self._parts(plan)))
