@@ -1,4 +1,8 @@
-"""`python -m minidist course build --student OUT`: the course to hand out, without its answers."""
+"""`python -m minidist course`: the course to hand out, without its answers; and its notebooks, executed.
+
+python -m minidist course build --student OUT     every lesson's text, exercise and visible checks
+python -m minidist course notebooks 02 04         notebooks/src/*.py ──▶ notebooks/*.ipynb, with outputs
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minidist.cli.grade import default_lessons
+from minidist.cli.notebooks import build_notebooks
 from minidist.grade.handout import build
 from minidist.grade.lesson import GradeError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build the handout; return the exit status: 2 if it cannot be written."""
-    parser = argparse.ArgumentParser(prog="minidist course", description="Build the course's handout.")
-    parser.add_argument("what", choices=["build"], help="build")
-    parser.add_argument("--student", metavar="OUT", required=True, help="the folder to write to")
-    parser.add_argument("--lessons", metavar="DIR", help="where the lessons are (lessons)")
+    """Build the handout or the notebooks; return the exit status: 2 if they cannot be written."""
+    parser = argparse.ArgumentParser(prog="minidist course", description="Build the course's handout or notebooks.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    handout = commands.add_parser("build", help="the handout for students")
+    handout.add_argument("--student", metavar="OUT", required=True, help="the folder to write to")
+    handout.add_argument("--lessons", metavar="DIR", help="where the lessons are (lessons)")
+    notebooks = commands.add_parser("notebooks", help="the notebooks, executed")
+    notebooks.add_argument("names", nargs="*", metavar="NN", help="which ones: 02 (all)")
+    notebooks.add_argument("--folder", metavar="DIR", help="where the notebooks are (notebooks, beside the lessons)")
     options = parser.parse_args(argv)
+    lessons = default_lessons()
     try:
-        written = build(Path(options.lessons) if options.lessons else default_lessons(), Path(options.student))
+        if options.command == "build":
+            written = build(Path(options.lessons) if options.lessons else lessons, Path(options.student))
+            where = Path(options.student) / "lessons"
+            print(f"{len(written)} lessons in {where}: grade there with python -m minidist grade 02")
+        else:
+            folder = Path(options.folder) if options.folder else lessons.parent / "notebooks"
+            for path in build_notebooks(folder, options.names):
+                print(f"{path}: {path.stat().st_size:,} bytes")
     except (GradeError, OSError) as error:
         print(f"minidist course: {error}", file=sys.stderr)
         return 2
-    print(
-        f"{len(written)} lessons in {Path(options.student) / 'lessons'}: grade there with python -m minidist grade 02"
-    )
     return 0

@@ -11,7 +11,7 @@ A frame shows the ranks when all of them have come equally far: after the last s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, Grid, Recording
 
@@ -20,7 +20,7 @@ INCH = 100  # pixels of the grid
 MARGIN = 20
 
 
-def filmstrip(recording: Recording, path: str | Path, frames: int = 6) -> None:
+def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 6) -> None:
     """Draw key frames, from the first step to the last, to a file whose suffix tells the format (png, pdf, svg).
 
     Needs matplotlib.

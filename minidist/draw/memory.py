@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from minidist.memory.account import CATEGORIES, Timeline, total
 from minidist.trace.table import format_bytes
@@ -27,7 +27,7 @@ STACK = {
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def draw_memory(timelines: Sequence[Timeline], path: str | Path) -> None:
+def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> None:
     """Draw the timelines of ranks 0, 1, ... to a file whose suffix tells the format (png, pdf, svg).
 
     All panels share their axes, so heights can be compared. Needs matplotlib.

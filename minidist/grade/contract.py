@@ -33,8 +33,8 @@ class Wrong(Exception):
 class Task:
     """One task of an exercise, and what an answer may not lean on.
 
-    `not_from` lists modules that no message may have passed through (`minidist.collectives`: all modules of that folder
-    as well), and the communicator's shortcuts: `comm.native`, `comm.roll_call`, `comm.allocate`.
+    `not_from` lists modules that the student's code may not call into, nor send through (`minidist.collectives`: all
+    modules of that folder as well), and the communicator's shortcuts: `comm.native`, `comm.roll_call`, `comm.allocate`.
     """
 
     number: int
@@ -115,6 +115,19 @@ def expect_equal(rank: int, name: str, found: Array, expected: Array) -> None:
         where = tuple(int(i) for i in different[0])
         index = f"[{', '.join(map(str, where))}]" if where else ""
         raise Wrong(f"rank {rank}: {name}{index} is {found[where]}, expected {expected[where]}")
+
+
+def expect_close(rank: int, name: str, found: Array, expected: Array, tolerance: float = 1e-9) -> None:
+    """Raise `Wrong` unless both have the same shape and differ by at most `tolerance` times the largest expected value.
+
+    For float64 that was added up in another order. What is not a number differs from everything.
+    """
+    if found.shape != expected.shape:
+        raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}")
+    if found.size and not (far := np.abs(found - expected)).max() <= tolerance * max(np.abs(expected).max(), 1e-300):
+        where = tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(far == far, far, np.inf)), found.shape))
+        index = f"[{', '.join(map(str, where))}]" if where else ""
+        raise Wrong(f"rank {rank}: {name}{index} is {found[where]:.9g}, expected {expected[where]:.9g}")
 
 
 def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:

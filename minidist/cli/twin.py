@@ -1,0 +1,45 @@
+"""What every lesson's `cluster.py` starts with: one training at full scale, in two ways.
+
+    torchrun --nproc-per-node 4 cluster.py              production's own classes
+    torchrun --nproc-per-node 4 cluster.py --minidist   the same training with minidist, on the same wires
+
+One process is one rank: of NCCL with a GPU each, of gloo where there are none. Rank 0 prints the losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from minidist import Communicator
+
+Training = Callable[["Communicator", "torch.device"], Sequence[float]]
+
+
+def run_twin(production: Training, ours: Training) -> None:
+    """Start torch.distributed, run one of the two trainings, and print its losses.
+
+    Each is called with the communicator of all ranks, which wraps torch.distributed's default group, and with this
+    rank's device; it returns the loss of each step, the same on every rank.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import minidist
+
+    parser = argparse.ArgumentParser(description="A lesson at full scale: start me with torchrun.")
+    parser.add_argument("--minidist", action="store_true", help="train with minidist instead of production's classes")
+    options = parser.parse_args()
+    comm = minidist.init()
+    if comm.wire != "torch":
+        parser.error("there are no ranks: start me with torchrun --nproc-per-node 2, or with lessons/cluster.sbatch")
+    on_gpu = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    name, training = ("minidist", ours) if options.minidist else ("production", production)
+    for step, loss in enumerate(training(comm, device), start=1):
+        if comm.rank == 0:
+            print(f"{name} on {comm.size} ranks, {device.type}: step {step}  loss {loss:.9f}", flush=True)

@@ -1,0 +1,115 @@
+# %% [markdown]
+# # 02 · Ring all-reduce
+#
+# Four ranks each hold a buffer; all of them need the sum. Here is the whole algorithm, as it ran: a colour is whose
+# contribution a cell holds. Step through it with the arrow keys (click into the player first).
+
+# %%
+import sys
+
+import numpy as np
+import torch
+
+import minidist
+from minidist import Cluster
+from minidist.collectives import all_reduce
+from minidist.draw.notebook import show
+from minidist.draw.recording import record
+
+
+def ring(comm):
+    buffer = comm.watch("buffer", np.full(8, comm.contribution), cells=comm.size)
+    all_reduce(buffer, comm, algorithm="ring")
+
+
+show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/4 · 64 = 96"}))
+
+# %% [markdown]
+# Each row is a rank. In the first half (*reduce-scatter*) a chunk gathers one colour more with each hop; then rank r
+# holds the complete chunk r. In the second half (*all-gather*) complete chunks travel round until all have all.
+#
+# ## What does a rank send?
+#
+# **Predict:** a buffer of n = 800 bytes on 4 ranks. How many messages does each rank send, and how many bytes? And
+# when a central rank collects and returns everything?
+
+
+# %%
+def traffic(comm, algorithm):
+    all_reduce(np.ones(100), comm, algorithm=algorithm)
+    return comm.traffic.messages_sent, comm.traffic.bytes_sent
+
+
+for algorithm in ("ring", "central"):
+    print(algorithm, minidist.run(lambda comm, algorithm=algorithm: traffic(comm, algorithm), ranks=4))
+
+# %% [markdown]
+# Nobody sends more than 2 (P − 1)/P · n in a ring. The central rank sends (P − 1) n, and everybody waits for its
+# wire.
+#
+# ## How long does it take?
+#
+# **Predict:** twice as many GPUs, the same gigabyte on each. Does the ring take twice as long? (A modelled cluster: a
+# message takes latency + bytes/bandwidth, on a virtual clock.)
+
+
+# %%
+def seconds(comm, algorithm):
+    gradients = torch.empty(2**28, device="meta")  # 1 GiB that is not there
+    all_reduce(gradients, comm, algorithm=algorithm)
+    return comm.clock()
+
+
+for ranks in (2, 4, 8):
+    cluster = Cluster.h100(nodes=1)
+    for algorithm in ("ring", "central"):
+        times = minidist.run(lambda comm, name=algorithm: seconds(comm, name), ranks=ranks, cluster=cluster)
+        print(f"{ranks} GPUs  {algorithm:8} {1000 * max(times):8.3f} ms")
+
+# %% [markdown]
+# The ring's time tends to 2 n / bandwidth. The centre's grows with every rank.
+#
+# ## Break it
+#
+# **Predict:** every rank first sends to its right neighbour, then receives from its left one. Simulated ranks buffer
+# nothing. What happens?
+
+
+# %%
+def send_first(comm):
+    buffer = comm.watch("buffer", np.full(4, comm.contribution))
+    comm.send(buffer, to=(comm.rank + 1) % comm.size)
+    comm.recv(buffer, source=(comm.rank - 1) % comm.size)
+
+
+broken = record(send_first, ranks=3)
+print(broken.deadlock)
+show(broken, frames=2)
+
+# %% [markdown]
+# Everybody waits for somebody who waits. `comm.exchange` posts both sides at once, and this is what the ring uses.
+#
+# ## Now on real processes
+#
+# The same function, under `mpirun`, on four processes of this machine.
+
+# %% tags=["real"]
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+program = """
+import numpy as np, minidist
+from minidist.collectives import all_reduce
+
+comm = minidist.init()
+buffer = np.arange(4.0) + comm.rank
+all_reduce(buffer, comm, algorithm="ring")
+print(f"rank {comm.rank} of {comm.size}: {buffer}, {comm.traffic.bytes_sent} bytes sent")
+"""
+with TemporaryDirectory() as folder:
+    file = Path(folder, "ring.py")
+    file.write_text(program)
+    # !{sys.executable} -m minidist launch -n 4 {file}
+
+# %% [markdown]
+# Next: `lessons/02_ring_all_reduce`, where you write it yourself.
