@@ -16,12 +16,13 @@ from test_grade import HONEST, LESSON, pick
 
 from minidist.grade.grading import Graded, grade
 from minidist.grade.lesson import Answer, find_lesson
+from minidist.grade.runner import clean_environment
+from minidist.grade.warm import Warm
 
 NAMES = ("ring_reduce_scatter", "ring_all_gather", "ring_all_reduce", "all_reduce_cost")
 EVERYWHERE = "".join(f"def {name}(*arguments):\n    return attack(*arguments)\n" for name in NAMES)
 FOLDER = "from pathlib import Path; folder = Path(__file__).parent\n"
-
-
+HONEST_CUT = "def cut(n, ranks):\n    return [n // ranks + (i < n % ranks) for i in range(ranks)]\n"
 FEW = "unequal"  # two cases of task 1, two of task 2
 
 
@@ -31,6 +32,13 @@ def attack(
     path = tmp_path / "exercise.py"
     path.write_text(source)
     return grade(LESSON, Answer(path), limit=limit, only=pick(task, wire, title))
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # the process has ended, or is not ours
+        return ""
 
 
 def scores(tests: list[Graded]) -> float:
@@ -153,7 +161,7 @@ def ring_all_reduce(buffer, comm):
     "a roll call": """
 import numpy as np
 def ring_reduce_scatter(chunks, comm):
-    return sum(comm.roll_call([chunk.copy() for chunk in chunks]), start=np.zeros(1))[comm.rank]
+    return sum(theirs[comm.rank] for theirs in comm.roll_call([chunk.copy() for chunk in chunks]))
 def ring_all_gather(chunks, comm):
     for chunk, other in zip(chunks, comm.roll_call(chunks[comm.rank].copy())):
         chunk[:] = other
@@ -187,6 +195,39 @@ def test_lean_on_the_package(how: str, tmp_path: Path) -> None:
             assert "minidist.collectives" in tests[0].output
 
 
+CUT = "from minidist.collectives.fast import cut\n"
+COST = """
+def cost(elements, itemsize, ranks, rank):
+    counts = cut(elements, ranks)
+    return 2 * (ranks - 1), (2 * elements - counts[rank] - counts[(rank + 1) % ranks]) * itemsize
+"""
+THREAD = """
+from concurrent.futures import ThreadPoolExecutor
+def all_reduce_cost(*question):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(cost, *question).result()
+"""
+CALLS = {
+    "a call": (CUT + COST + "all_reduce_cost = cost", "calls minidist.collectives.fast"),
+    "a call on a thread": (CUT + COST + THREAD, "calls minidist.collectives.fast"),
+    "unwatched": (
+        CUT
+        + COST
+        + "import sys\ndef all_reduce_cost(*question):\n    sys.setprofile(None)\n    return cost(*question)",
+        "sys.setprofile",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_lean_without_a_message(how: str, tmp_path: Path) -> None:
+    source, told = CALLS[how]
+    tests = attack(tmp_path, source, task=4, limit=5.0)
+    assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
+    hidden_by_nobody = attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4, limit=5.0)
+    assert scores(hidden_by_nobody) > 0
+
+
 def test_lean_in_one_case_only(tmp_path: Path) -> None:
     """It costs the whole task, and only that."""
     source = HONEST + "\nring = ring_all_reduce\nfrom minidist.collectives import all_reduce\n"
@@ -195,8 +236,8 @@ def test_lean_in_one_case_only(tmp_path: Path) -> None:
     tasks = {number: [test.score for test in tests if test.check.task.number == number] for number in (1, 2, 3, 4)}
     assert not any(tasks[3]) and all(tasks[1] + tasks[2] + tasks[4])
     assert {test.output for test in tests if test.check.task.number == 3} == {
-        f"task 3 is to be built by hand, but exercise.py:{len(source.splitlines())} in ring_all_reduce sends through "
-        "minidist.collectives.recursive"
+        f"task 3 is to be built by hand, but exercise.py:{len(source.splitlines())} in ring_all_reduce calls "
+        "minidist.collectives.operations"
     }
 
 
@@ -208,7 +249,7 @@ def test_call_the_native_collective(native: str, tmp_path: Path) -> None:
     for wire in ("threads", "mpi"):
         tests = attack(tmp_path, source, task=3, wire=wire, limit=5.0)
         assert scores(tests) == 0
-        assert "comm.native" in tests[0].output or "no native collectives" in tests[0].output
+        assert "comm.native" in tests[0].output or "calls minidist.collectives.operations" in tests[0].output
 
 
 def test_call_mpi_itself(tmp_path: Path) -> None:
@@ -220,25 +261,26 @@ def test_call_mpi_itself(tmp_path: Path) -> None:
     assert scores(tests) == 0 and "sent 0 bytes in 0 messages, expected" in tests[0].output
 
 
+WITNESS = "import minidist.grade.witness as w\n"
 HIDE = {
-    "patches the witness": "import minidist.grade.witness as w\nw.stack = lambda *_: ((), '', False)\n",
-    "patches its method": "import minidist.grade.witness as w\nw.Witness._see = lambda *_: None\n",
-    "swaps code": "import minidist.grade.witness as w\nw.stack.__code__ = (lambda f, e: ((), '', False)).__code__\n",
+    "patches the witness": ("w.stack = lambda *_: ((), '', False)\n", "the reference itself"),
+    "patches its method": ("w.Witness._see = lambda *_: None\n", "a roll call"),
+    "swaps code": ("w.stack.__code__ = (lambda f, e: ((), '', False)).__code__\n", "the reference itself"),
 }
 
 
 @pytest.mark.parametrize("how", HIDE)
 def test_hide_from_the_witness(how: str, tmp_path: Path) -> None:
-    tests = attack(tmp_path, HIDE[how] + LEANING["the reference itself"], title=FEW)
+    patch, leaning = HIDE[how]
+    tests = attack(tmp_path, WITNESS + patch + LEANING[leaning], title=FEW)
     assert scores(tests) == 0
     assert "which belongs to minidist" in tests[0].output
 
 
 def test_go_past_the_witness(tmp_path: Path) -> None:
-    """The reference on the wire below, and beside it a ring of messages of the right size."""
-    source = HONEST.replace("def ring_all_reduce", "def honest") + REFERENCE
-    source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
-    source += "    ring.all_reduce(buffer, comm._inner, np.add)\n"
+    """A sum on the wire below, and beside it a ring of messages of the right size."""
+    source = HONEST.replace("def ring_all_reduce", "def honest")
+    source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n    honest(buffer, comm._inner)\n"
     tests = attack(tmp_path, source, task=3, limit=5.0)
     assert scores(tests) == 0 and "through the communicator that was given" in tests[0].output
 
@@ -284,6 +326,23 @@ def test_delete_files(tmp_path: Path) -> None:
     tests = attack(tmp_path, source, task=2)
     assert scores(tests) == 0 and "left no record" in tests[0].output
     assert (tmp_path / "exercise.py").is_file() and (LESSON.folder / "checks.py").is_file()
+
+
+@pytest.mark.parametrize(
+    "code", ("os.kill(os.getppid(), 9)", "os.kill(os.getppid(), 19)", "os.write(1, b'.' * 100); os._exit(0)")
+)
+def test_attack_the_warm_process(code: str, tmp_path: Path) -> None:
+    """It costs the case, not the ones after it, and nobody is left behind, not even the one that was stopped."""
+    path = tmp_path / "exercise.py"
+    path.write_text(f"import os\n{HONEST}\ndef all_reduce_cost(*_):\n    {code}\n")
+    token = secrets.token_hex(8)
+    environment = {**clean_environment(None), "TOKEN": token}
+    with Warm(LESSON.folder / "checks.py", environment, 1) as warm:
+        attacked = grade(LESSON, Answer(path), limit=1.0, only=pick(4, title="counts"), warm=warm)
+        honest = grade(LESSON, Answer(path), limit=5.0, only=pick(3, title="do not divide"), warm=warm)
+    assert scores(attacked) == 0
+    assert all(test.score == test.max_score for test in honest), honest
+    assert not [entry for entry in Path("/proc").glob("[0-9]*/environ") if token in read(entry)]
 
 
 @pytest.mark.parametrize("kind", ("os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)"))

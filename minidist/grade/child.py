@@ -26,7 +26,7 @@ from minidist.comm.communicator import Communicator
 from minidist.grade import record
 from minidist.grade.contract import Array, Note
 from minidist.grade.lesson import load_checks, load_module
-from minidist.grade.witness import Witness
+from minidist.grade.witness import Witness, watch_calls
 
 Parts: TypeAlias = dict[tuple[str, str], tuple[object, object]]
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
@@ -89,7 +89,13 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
         try:
             sent = comm.traffic.messages_sent  # a barrier, so far
             witness = Witness(comm, share.notes.append, job["exercise"])
+            calls = watch_calls(check.task, comm.rank, share.notes.append, job["exercise"])
+            threading.setprofile(calls)  # of threads that the answer starts
+            sys.setprofile(calls)
             share.results = record.plain(check.program(exercise, witness, share.given))
+            if sys.getprofile() is not calls:
+                raise PermissionError("the answer replaces sys.setprofile's function, by which calls are watched")
+            sys.setprofile(None)
             check_untouched(before)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:

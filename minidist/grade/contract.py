@@ -57,18 +57,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Note:
-    """What the witness saw: a message of one rank, or the use of a shortcut.
+    """What the witness saw: a message of one rank, the use of a shortcut, or a call that the task bars.
 
     Attributes
     ----------
     rank : int
         Who did it, as numbered in the world.
     kind : str
-        `send`, `barrier` (the empty messages of one), `native`, `roll_call` or `allocate`.
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, or `call`.
     to, bytes : int
         The receiver, as numbered in the world, and the size, of a `send`.
     through : tuple[str, ...]
-        The package's modules that the call came through, innermost first.
+        The package's modules that a message came through, innermost first; of a `call`, the module called.
     line : str
         The innermost line of the student's file, as `exercise.py:14 in ring_all_gather`.
     """
@@ -135,14 +135,18 @@ def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:
     return [note for note in notes if note.rank == rank and note.kind == "send"]
 
 
+def barred(task: Task, name: str) -> bool:
+    """Tell whether a task bars a module, or a shortcut as `comm.native`."""
+    return any(name == each or name.startswith(each + ".") for each in task.not_from)
+
+
 def leaning(task: Task, notes: Sequence[Note]) -> str:
-    """Return the sentence that costs the task, if a message came from where it may not; else nothing."""
+    """Return the sentence that costs the task, if it was not built by hand; else nothing."""
+    verbs = {"send": "sends through", "barrier": "sends through", "call": "calls"}
     for note in notes:
-        names = note.through if note.kind in ("send", "barrier") else (f"comm.{note.kind}",)
+        names = note.through if note.kind in verbs else (f"comm.{note.kind}",)
         for name in names:
-            if any(name == barred or name.startswith(barred + ".") for barred in task.not_from):
-                what = "sends through" if note.kind in ("send", "barrier") else "uses"
-                return (
-                    f"task {task.number} is to be built by hand, but {note.line or f'rank {note.rank}'} {what} {name}"
-                )
+            if barred(task, name):
+                where, verb = note.line or f"rank {note.rank}", verbs.get(note.kind, "uses")
+                return f"task {task.number} is to be built by hand, but {where} {verb} {name}"
     return ""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from minidist.grade.contract import Case, Check, Wrong, leaning
 from minidist.grade.lesson import Answer, Lesson
-from minidist.grade.runner import Ran, run_case
+from minidist.grade.runner import Ran, run_case, warm_processes
+from minidist.grade.warm import Warm
 
 PASSED, FAILED, NOT_STARTED, LEANS = "passed", "failed", "not started", "leans"
 LIMIT = 10.0  # seconds for a case on simulated ranks
@@ -44,6 +46,7 @@ def grade(
     seed: int = 0,
     limit: float = LIMIT,
     only: Callable[[Check], bool] = lambda check: True,
+    warm: Warm | None = None,
 ) -> list[Graded]:
     """Grade one file; return every case of every check, in order.
 
@@ -56,6 +59,8 @@ def grade(
         Seconds that one case may take on simulated ranks.
     only
         Says which checks to run; the others are left out of the result.
+    warm : optional
+        What runs simulated cases, to be shared by several gradings of one lesson. Default: made and ended here.
     """
     plan: list[tuple[int, Case, float]] = []
     for index, check in enumerate(lesson.checks):
@@ -68,11 +73,11 @@ def grade(
         index, case, points = entry
         check = lesson.checks[index]
         seconds = limit * (MORE_FOR_MPI if check.wire == "mpi" else 1)
-        ran = Ran(not_started=NOT_STARTED) if untouched else run_case(lesson, index, case, answer, seconds)
+        ran = Ran(not_started=NOT_STARTED) if untouched else run_case(lesson, index, case, answer, seconds, ready)
         score, status, output = verdict(check, case, ran, answer)
         return Graded(lesson.name, check, "", case.label, score * points, points, status, printable(output))
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with nullcontext(warm) if warm else warm_processes(lesson, AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
         return numbered(without_leaning(list(pool.map(one, plan))))
 
 

@@ -1,7 +1,7 @@
 """Run one case in a process of its own, and find out what became of it.
 
     folder/  job.json  exercise.py (the student's, and nothing else of theirs)  given-0  given-1  ...
-             ──▶ python -I child ──▶   record-0  record-1 ...   hang-0.txt   said-0.txt
+             ──▶ child.main(folder) ──▶   record-0  record-1 ...   hang-0.txt   said-0.txt
 
 The process gets an environment without anything of the student's, an empty folder to stand in, a session of its own,
 and a limit of time. Nothing that it prints or exits with is a grade: only records signed with the nonces are.
@@ -25,6 +25,7 @@ from minidist.grade import record
 from minidist.grade.contract import Arrays, Case, Note
 from minidist.grade.hang import hang_report
 from minidist.grade.lesson import Answer, Lesson
+from minidist.grade.warm import SUPPORTED, Warm
 
 START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
     "from minidist.grade.child import main; main(pathlib.Path(sys.argv[2]))"
@@ -54,7 +55,7 @@ class Told:
     results: Arrays
 
 
-def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: float) -> Ran:
+def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: float, warm: Warm) -> Ran:
     """Run check number `index` of the lesson on one case, for at most `limit` seconds. Leaves no process behind."""
     check = lesson.checks[index]
     with tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True) as name:
@@ -75,12 +76,20 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
             "beside": [str(beside.resolve()) for beside in answer.beside],
         }
         (folder / "job.json").write_text(json.dumps(job))
-        start = [sys.executable, "-I", "-c", START, str(Path(__file__).parents[2]), str(folder)]
-        mpirun = _mpirun() if check.wire == "mpi" else None
-        if mpirun is not None:
-            start = [mpirun.path, "-n", str(case.ranks), *start]
-        run_job(start, env=clean_environment(mpirun), cwd=stand, timeout=limit + 3, capture=True, grace=0.5)
+        if check.wire == "threads" and SUPPORTED:
+            warm.run(folder, stand, limit)
+        else:
+            start = [sys.executable, "-I", "-c", START, str(Path(__file__).parents[2]), str(folder)]
+            mpirun = _mpirun() if check.wire == "mpi" else None
+            if mpirun is not None:
+                start = [mpirun.path, "-n", str(case.ranks), *start]
+            run_job(start, env=clean_environment(mpirun), cwd=stand, timeout=limit + 3, capture=True, grace=0.5)
         return collect(folder, nonces, limit)
+
+
+def warm_processes(lesson: Lesson, processes: int) -> Warm:
+    """Return what runs the simulated cases of a lesson, up to `processes` at a time."""
+    return Warm((lesson.folder / "checks.py").resolve(), clean_environment(None), processes)
 
 
 def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:

@@ -4,7 +4,7 @@
 
 What users call is written once, in `Communicator`, on top of a few underscored methods. The witness supplies just
 those, so nothing that is sent through it goes unseen: neither by `exchange`, nor from inside a collective, nor on a
-communicator that was split or forked from it.
+communicator that was split or forked from it. Calls that send nothing are seen by `watch_calls`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from minidist.comm.communicator import Communicator
-from minidist.grade.contract import Note
+from minidist.grade.contract import Note, Task, barred
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -109,6 +109,24 @@ class Witness(Communicator):
 
     def fail(self, error: BaseException) -> None:
         self._inner.fail(error)
+
+
+def watch_calls(task: Task, rank: int, note: Callable[[Note], None], exercise: str) -> Callable[..., None]:
+    """Return a function for `sys.setprofile` that notes calls from the exercise into modules that the task bars."""
+    known: dict[str, bool] = {}
+    noted: set[tuple[str, str]] = set()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event != "call":
+            return
+        name = frame.f_globals.get("__name__", "")
+        if name not in known:
+            known[name] = barred(task, name)
+        if known[name] and (line := stack(frame, exercise)[1]) and (name, line) not in noted:
+            noted.add((name, line))
+            note(Note(rank, "call", through=(name,), line=line))
+
+    return profile
 
 
 def stack(frame: FrameType | None, exercise: str) -> tuple[tuple[str, ...], str, bool]:
