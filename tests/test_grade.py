@@ -274,7 +274,16 @@ def test_bad_input_is_one_sentence_and_status_2(argv: list[str], told: str, caps
 
 
 @pytest.mark.parametrize(
-    "argv", ([], ["02", "--all"], ["02", "--seed", "-1"], ["02", "--limit", "0"], ["02", "--format", "x"])
+    "argv",
+    (
+        [],
+        ["02", "--all"],
+        ["02", "--seed", "-1"],
+        ["02", "--limit", "0"],
+        ["02", "--format", "x"],
+        ["02", "--user", "nobody-is-called-so"],
+        ["--all", "--package"],
+    ),
 )
 def test_a_command_line_that_says_nothing_clear_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -4,6 +4,8 @@
     2.1    0.0 of  3.0  failed       ring all-gather: passes every chunk on (3 ranks, 10 elements)
            rank 1: chunk 2[0] is 0.0, expected 35.0
 
+    python -m minidist grade --package 02 --seed 7     the zip for Gradescope, in place of a grade
+
 Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. With `--format gradescope` a results file is
 written in any case; until the grade is known it says 0.
 """
@@ -11,14 +13,17 @@ written in any case; until the grade is known it says 0.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
 from minidist.grade import report
-from minidist.grade.grading import LIMIT, Graded, grade
+from minidist.grade.grading import AT_ONCE, LIMIT, Graded, grade
 from minidist.grade.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
+from minidist.grade.package import package
+from minidist.grade.runner import warm_processes
 
 FORMATS = {"table": report.table, "json": report.as_json, "junit": report.junit, "gradescope": report.gradescope}
 
@@ -30,6 +35,10 @@ def main(argv: Sequence[str]) -> int:
     if bool(options.lesson) == options.all:
         parser.error("name one lesson, as in minidist grade 02, or say --all")
     results = Path(options.out) if options.out else None
+    if options.package:
+        if options.all:
+            parser.error("a zip grades one lesson: minidist grade --package 02")
+        return build_zip(options, results)
     if options.format == "gradescope":
         results = results or Path("results.json")
     try:
@@ -46,6 +55,18 @@ def main(argv: Sequence[str]) -> int:
     return 0 if tests and score == most else 1
 
 
+def build_zip(options: argparse.Namespace, out: Path | None) -> int:
+    """Write the autograder's zip; return the exit status."""
+    try:
+        lesson = find_lesson(Path(options.lessons) if options.lessons else default_lessons(), options.lesson)
+        path = package(lesson, out or Path(f"minidist-{lesson.name}.zip"), options.seed)
+    except (GradeError, OSError) as error:
+        print(f"minidist grade: {error}", file=sys.stderr)
+        return 2
+    print(f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder")
+    return 0
+
+
 def graded(options: argparse.Namespace) -> list[Graded]:
     """Return the tests of the lessons that the options name."""
     folder = Path(options.lessons) if options.lessons else default_lessons()
@@ -55,7 +76,8 @@ def graded(options: argparse.Namespace) -> list[Graded]:
     for name in names:
         lesson = find_lesson(folder, name)
         answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
-        tests += grade(lesson, answer, seed=options.seed, limit=options.limit)
+        with warm_processes(lesson, AT_ONCE, options.user) as warm:
+            tests += grade(lesson, answer, seed=options.seed, limit=options.limit, warm=warm)
     if not tests:
         raise GradeError(f"there are no lessons in {folder}: name their folder with --lessons")
     return tests
@@ -85,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="FILE", help="write it there (printed; gradescope: results.json)")
     parser.add_argument("--seed", type=_natural, default=0, help="what the cases are drawn from (0)")
     parser.add_argument("--limit", type=_positive, default=LIMIT, help=f"seconds for one case ({LIMIT:g})")
+    parser.add_argument("--user", type=_user, help="run the student's code as this user (needs root)")
+    parser.add_argument("--package", action="store_true", help="build the autograder's zip for Gradescope instead")
     parser.add_argument("--solution", action="store_true", help="grade the lessons' own solutions, to try the checks")
     return parser
 
@@ -93,6 +117,18 @@ def _natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no seed: use 0, 1, 2, ...")
     return int(text)
+
+
+def _user(text: str) -> str:
+    import pwd
+
+    try:
+        pwd.getpwnam(text)
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"there is no user {text!r}: create it first, or leave --user out") from None
+    if os.geteuid() != 0:
+        raise argparse.ArgumentTypeError(f"only root can run code as {text!r}: leave --user out")
+    return text
 
 
 def _positive(text: str) -> float:

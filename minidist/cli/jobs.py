@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MARK = "MINIDIST_JOB"
 TIMED_OUT = 124  # exit status, as of timeout(1)
@@ -42,6 +43,7 @@ def run_job(
     timeout: float | None = None,
     capture: bool = False,
     grace: float = 2.0,
+    user: str | None = None,
 ) -> Outcome:
     """Run `command` in a session of its own until it ends; leave no process of it behind, whatever happens.
 
@@ -55,6 +57,8 @@ def run_job(
         Collect the output and give the job no input, instead of sharing this process's.
     grace : float
         Seconds between SIGTERM and SIGKILL.
+    user : str, optional
+        Run it as this user and its group, which only root can. Default: as oneself.
     """
     mark = secrets.token_hex(8)
     environment = {**(os.environ if env is None else env), MARK: mark}
@@ -69,6 +73,7 @@ def run_job(
         text=True,
         errors="replace",
         start_new_session=True,
+        **become(user),
     )
     timed_out = False
     try:
@@ -82,6 +87,15 @@ def run_job(
     code = process.wait()
     status = TIMED_OUT if timed_out else 128 - code if code < 0 else code  # a shell's number for "ended by a signal"
     return Outcome(status, out or "", error or "", timed_out)
+
+
+def become(user: str | None) -> dict[str, Any]:
+    """Return what `subprocess.Popen` is told to run as another user."""
+    if user is None:
+        return {}
+    import pwd
+
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
 def end_job(root: int, mark: str, grace: float) -> None:

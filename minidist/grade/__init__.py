@@ -3,12 +3,13 @@
     python -m minidist grade 02
         │   contract.py   what a lesson's checks.py is made of: tasks, checks, cases
         │   lesson.py     the lesson, and the file to be graded
-        ├── runner.py ──▶ child.py      a process of its own per case: runs the student's code on every rank,
-        │                    │          through witness.py, which notes each message and who sent it
+        ├── runner.py ──▶ child.py      a process of its own per case (forked by warm.py's): runs the student's code
+        │                    │          on every rank; witness.py notes each message and call, and where it came from
         │   ◀── record.py ───┘          data only: arrays, notes, an error; nothing that could run here
         ├── grading.py    the parent computes the right answer and compares; points
         ├── report.py     table, json, junit, gradescope
-        └── handout.py    the course without its answers
+        ├── handout.py    the course without its answers
+        └── package.py    the zip for Gradescope
 
 What a student's process hands back is data. It counts only if it is signed with the nonce of its rank, which the child
 took out of a file and deleted before it loaded the student's code; so printed text, exit statuses and files of the
@@ -23,8 +24,8 @@ What stays possible, and is not a matter of Python:
   with the witness's: both notice the careless, not who puts everything back.
 - Simulated ranks share one process: an answer can move data through a global variable and send buffers of the right
   size beside it. The confirmation under `mpirun` takes that away, except through files.
-- What sends nothing (a cost function) may call whatever the package has. Copied source cannot be told from one's own.
+- Copied source cannot be told from one's own, nor what a process of the student's own computes.
 - The process has the rights of whoever started the grader. It can delete or overwrite that user's files, this package
-  among them, and kill the grader; one that starts a program with an empty environment can outlive it. Where that
-  matters, grade in a container, as a user who may write nothing but its temporary folder.
+  among them, and kill the grader. Where that matters, grade as root in a container without a network and say
+  `--user student`: student code then runs as somebody who may write nothing but its temporary folder.
 """

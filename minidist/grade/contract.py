@@ -7,7 +7,8 @@
 
 `program` is the only part that runs beside the student's code. It gets what *its* rank is given and returns arrays
 or numbers by name. `judge` runs in the grader's own process, computes the right answer with numpy, and raises `Wrong`
-with one sentence for the student. Counts decide (messages and bytes, from the notes), never the clock.
+with one sentence for the student. Counts decide (messages and bytes, from the notes), never the clock. A judge may
+return figures of its own, the smaller the better ({"bubble": 0.2}): the leaderboard shows the largest of all cases.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Note:
 
 Draw: TypeAlias = Callable[[np.random.Generator], Sequence[Case]]
 Program: TypeAlias = Callable[[ModuleType, Communicator, Arrays], Mapping[str, Any]]
-Judge: TypeAlias = Callable[[Case, Sequence[Arrays], Sequence[Note]], None]
+Figures: TypeAlias = Mapping[str, float]
+Judge: TypeAlias = Callable[[Case, Sequence[Arrays], Sequence[Note]], Figures | None]
 
 
 @dataclass(frozen=True)

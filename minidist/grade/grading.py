@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class Graded:
     max_score: float
     status: str
     output: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -60,7 +61,8 @@ def grade(
     only
         Says which checks to run; the others are left out of the result.
     warm : optional
-        What runs simulated cases, to be shared by several gradings of one lesson. Default: made and ended here.
+        What runs simulated cases, to be shared by several gradings of one lesson, and as which user. Default: made and
+        ended here.
     """
     plan: list[tuple[int, Case, float]] = []
     for index, check in enumerate(lesson.checks):
@@ -74,28 +76,30 @@ def grade(
         check = lesson.checks[index]
         seconds = limit * (MORE_FOR_MPI if check.wire == "mpi" else 1)
         ran = Ran(not_started=NOT_STARTED) if untouched else run_case(lesson, index, case, answer, seconds, ready)
-        score, status, output = verdict(check, case, ran, answer)
-        return Graded(lesson.name, check, "", case.label, score * points, points, status, printable(output))
+        status, output, figures = verdict(check, case, ran, answer)
+        score = points if status == PASSED else 0.0
+        return Graded(lesson.name, check, "", case.label, score, points, status, printable(output), figures)
 
     with nullcontext(warm) if warm else warm_processes(lesson, AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
         return numbered(without_leaning(list(pool.map(one, plan))))
 
 
-def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[float, str, str]:
-    """Return (1 or 0, the status, what to tell the student)."""
+def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, str, Mapping[str, float]]:
+    """Return the status, what to tell the student, and the figures of an answer that passes."""
     if not answer.may_lean and (sentence := leaning(check.task, ran.notes)):
-        return 0, LEANS, sentence
+        return LEANS, sentence, {}
     if ran.not_started:
-        return 0, NOT_STARTED, ran.not_started
+        return NOT_STARTED, ran.not_started, {}
     if ran.failure:
-        return 0, FAILED, ran.failure
+        return FAILED, ran.failure, {}
     try:
-        check.judge(case, ran.results, ran.notes)
+        figures = check.judge(case, ran.results, ran.notes) or {}
     except Wrong as wrong:
-        return 0, FAILED, str(wrong)
+        return FAILED, str(wrong), {}
     except Exception as error:  # whatever a student's data does to a judge must not end the grading of the others
-        return 0, FAILED, f"the answer cannot be read: {type(error).__name__}: {error}"
-    return 1, PASSED, ""
+        return FAILED, f"the answer cannot be read: {type(error).__name__}: {error}", {}
+    sent = [note.bytes for note in ran.notes if note.kind == "send"]
+    return PASSED, "", {"messages sent": len(sent), "bytes sent": sum(sent), **figures}
 
 
 def without_leaning(tests: list[Graded]) -> list[Graded]:

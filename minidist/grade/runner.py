@@ -76,6 +76,9 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
             "beside": [str(beside.resolve()) for beside in answer.beside],
         }
         (folder / "job.json").write_text(json.dumps(job))
+        if warm.user is not None:
+            for path in (folder, *folder.iterdir()):
+                shutil.chown(path, warm.user)
         if check.wire == "threads" and SUPPORTED:
             warm.run(folder, stand, limit)
         else:
@@ -83,13 +86,14 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
             mpirun = _mpirun() if check.wire == "mpi" else None
             if mpirun is not None:
                 start = [mpirun.path, "-n", str(case.ranks), *start]
-            run_job(start, env=clean_environment(mpirun), cwd=stand, timeout=limit + 3, capture=True, grace=0.5)
+            env, seconds = clean_environment(mpirun), limit + 3
+            run_job(start, env=env, cwd=stand, timeout=seconds, capture=True, grace=0.5, user=warm.user)
         return collect(folder, nonces, limit)
 
 
-def warm_processes(lesson: Lesson, processes: int) -> Warm:
+def warm_processes(lesson: Lesson, processes: int, user: str | None = None) -> Warm:
     """Return what runs the simulated cases of a lesson, up to `processes` at a time."""
-    return Warm((lesson.folder / "checks.py").resolve(), clean_environment(None), processes)
+    return Warm((lesson.folder / "checks.py").resolve(), clean_environment(None), processes, user)
 
 
 def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from minidist.cli.jobs import MARK, end_job
+from minidist.cli.jobs import MARK, become, end_job
 from minidist.grade import child
 from minidist.grade.lesson import load_checks
 
@@ -36,10 +36,10 @@ GRACE = 5.0  # seconds beyond a case's limit before the warm process itself coun
 
 
 class Warm:
-    """Up to `processes` warm processes for the checks of one lesson. A context manager: no process outlives it."""
+    """Up to `processes` warm processes for one lesson's checks, run as `user`. A context manager: none outlives it."""
 
-    def __init__(self, checks: Path, environment: dict[str, str], processes: int) -> None:
-        self.checks, self.environment = checks, environment
+    def __init__(self, checks: Path, environment: dict[str, str], processes: int, user: str | None = None) -> None:
+        self.checks, self.environment, self.user = checks, environment, user
         self.free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
         for _ in range(processes):
             self.free.put(None)
@@ -56,7 +56,7 @@ class Warm:
         """Run the case that lies in `folder`, standing in `stand`; its processes have ended when this returns."""
         process = self.free.get()
         try:
-            process = process or _Process(self.checks, self.environment)
+            process = process or _Process(self.checks, self.environment, self.user)
             if not process.run(folder, stand, limit):
                 process.end()
                 process = None
@@ -67,7 +67,7 @@ class Warm:
 class _Process:
     """One warm process, seen from the grader."""
 
-    def __init__(self, checks: Path, environment: dict[str, str]) -> None:
+    def __init__(self, checks: Path, environment: dict[str, str], user: str | None) -> None:
         self.mark = secrets.token_hex(8)
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", START, PACKAGES, str(checks)],
@@ -76,6 +76,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            **become(user),
         )
         self.await_word(timeout=60)
 
