@@ -7,7 +7,7 @@ import functools
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from ranks import mpirun, torchrun
 
-from minidist.grade.grading import AT_ONCE, FAILED, NOT_STARTED, grade
+from minidist.grade.contract import Check
+from minidist.grade.grading import AT_ONCE, FAILED, NOT_STARTED, Graded, grade
 from minidist.grade.lesson import Answer, Lesson, find_lesson, lessons_in, reference_answer
 from minidist.grade.report import totals
 from minidist.grade.runner import warm_processes
-from minidist.grade.warm import Warm
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = lessons_in(ROOT / "lessons")
@@ -29,17 +29,28 @@ PARTS = ("README.md", "exercise.py", "solution.py", "checks.py", "cluster.py")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
+Grader = Callable[..., list[Graded]]
+EACH = pytest.mark.parametrize(("graded", "name"), [(name, name) for name in NAMES], indirect=["graded"], ids=NAMES)
+
+
 @functools.cache
 def load(name: str) -> Lesson:
     return find_lesson(ROOT / "lessons", name)
 
 
 @pytest.fixture(scope="module")
-def warm(request: pytest.FixtureRequest) -> Iterator[tuple[Lesson, Warm]]:
-    """A lesson, and processes that have imported what it needs: shared by all tests of its mistakes."""
+def graded(request: pytest.FixtureRequest) -> Iterator[Grader]:
+    """Grade a lesson's simulated cases, by processes that all its tests share."""
     lesson = load(request.param)
-    with warm_processes(lesson, AT_ONCE) as processes:
-        yield lesson, processes
+    with warm_processes(lesson, AT_ONCE) as warm:
+
+        def grader(answer: Answer, task: int = 0, **options: Any) -> list[Graded]:
+            def only(check: Check) -> bool:
+                return check.wire == "threads" and task in (0, check.task.number)
+
+            return grade(lesson, answer, only=only, warm=warm, **options)
+
+        yield grader
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,50 +73,44 @@ def task_of(lesson: str, mistake: str) -> int:
     return int(said[1])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_reference_scores_everything(name: str) -> None:
-    tests = grade(load(name), reference_answer(load(name)))
-    assert [(test.name, test.output) for test in tests if test.score < test.max_score] == []
-    assert any(test.check.wire == "mpi" for test in tests)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_other_seeds_draw_other_cases(name: str) -> None:
-    tests = grade(load(name), reference_answer(load(name)), seed=7, only=lambda check: check.wire == "threads")
+@EACH
+@pytest.mark.parametrize("seed", (0, 7))
+def test_the_reference_scores_everything(graded: Grader, name: str, seed: int) -> None:
+    tests = graded(reference_answer(load(name)), seed=seed)
     assert [(test.name, test.output) for test in tests if test.score < test.max_score] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_handout_is_not_started(name: str, tmp_path: Path) -> None:
+def test_the_reference_scores_under_mpirun(name: str) -> None:
+    tests = grade(load(name), reference_answer(load(name)), only=lambda check: check.wire == "mpi")
+    assert tests and [(test.name, test.output) for test in tests if test.score < test.max_score] == []
+
+
+@EACH
+def test_the_handout_is_not_started(graded: Grader, name: str, tmp_path: Path) -> None:
     handout = tmp_path / "exercise.py"
     handout.write_text((load(name).folder / "exercise.py").read_text() + "\nchanged = True\n")
-    tests = grade(load(name), Answer(handout), only=lambda check: check.wire == "threads")
+    tests = graded(Answer(handout))
     assert totals(tests)[0] == 0
     assert {(test.status, test.output) for test in tests} == {
         (NOT_STARTED, f"task {test.check.task.number} is not started") for test in tests
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_leaning_on_the_package_s_own_answer_scores_nothing(name: str) -> None:
+@EACH
+def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name: str) -> None:
     """The solution, handed in by a student, is just that."""
-    tests = grade(load(name), Answer(load(name).folder / "solution.py"), only=lambda check: check.wire == "threads")
+    tests = graded(Answer(load(name).folder / "solution.py"))
     leaned = [test for test in tests if test.check.task.not_from]
     assert leaned and all(test.score == 0 and "is to be built by hand, but" in test.output for test in leaned)
 
 
-@pytest.mark.parametrize(("warm", "mistake"), MISTAKES, indirect=["warm"], ids=[f"{a}-{b}" for a, b in MISTAKES])
-def test_a_mistake_loses_points_on_the_task_it_is_about(warm: tuple[Lesson, Warm], mistake: str) -> None:
-    lesson, processes = warm
-    number = task_of(lesson.name, mistake)
-    tests = grade(
-        lesson,
-        reference_answer(lesson, f"mistakes/{mistake}.py"),
-        limit=3.0,
-        only=lambda check: check.task.number == number and check.wire == "threads",
-        warm=processes,
-    )
-    lost = [test for test in tests if test.score < test.max_score]
+@pytest.mark.parametrize(
+    ("graded", "name", "mistake"), [(a, a, b) for a, b in MISTAKES], indirect=["graded"], ids=map("-".join, MISTAKES)
+)
+def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: str, mistake: str) -> None:
+    answer = reference_answer(load(name), f"mistakes/{mistake}.py")
+    lost = [test for test in graded(answer, task_of(name, mistake), limit=3.0) if test.score < test.max_score]
     assert lost and {test.status for test in lost} == {FAILED}
     assert not any("raised" in test.output or "cannot be read" in test.output for test in lost), "it does not crash"
 
