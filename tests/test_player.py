@@ -96,6 +96,27 @@ def test_counters_are_those_of_an_unwatched_run(recording: Recording) -> None:
     assert [step.counters[2] for step in recording.at(68)] == 4 * [64 + 2 * 16]  # the buffer and two temporaries
 
 
+def test_the_bubble_is_the_time_without_computing() -> None:
+    """Two stages, three microbatches of one second: each rank computes 3 of 4 seconds."""
+
+    def forward(comm: Watching) -> None:
+        activation = comm.watch("activation", np.zeros(1, np.int64))
+        for _ in range(3):
+            if comm.rank == 1:
+                comm.recv(activation, source=0)
+            comm.advance(1.0)
+            if comm.rank == 0:
+                comm.isend(activation, to=1)
+        comm.barrier()
+
+    recording = record(
+        forward, 2, cluster=Cluster.uniform(0.0, 1e30), formulas={"bubble": "(p − 1)/(m + p − 1) = 25 %"}
+    )
+    assert [step.counters[3] for step in recording.at(10**9)] == [25, 25]
+    assert '["bubble","(p − 1)/(m + p − 1) = 25 %"]' in player(recording).replace(", ", ",")
+    assert not record(ring, 2).computes
+
+
 @pytest.mark.parametrize("cluster", (None, Cluster.uniform(1e-6, 1e9)), ids=("no clock", "virtual clock"))
 def test_the_same_run_gives_the_same_page(cluster: Cluster | None) -> None:
     pages = {player(record(ring, 5, cluster)) for _ in range(5)}
@@ -168,8 +189,8 @@ def test_buffers_may_come_later_and_be_split() -> None:
 def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(ValueError, match="ranks=17: a recording tells at most 16 ranks"):
         record(ring, 17)
-    with pytest.raises(ValueError, match="no counter 'bubble'"):
-        record(ring, 2, formulas={"bubble": "0"})
+    with pytest.raises(ValueError, match="no counter 'seconds'"):
+        record(ring, 2, formulas={"seconds": "0"})
     with pytest.raises(TypeError, match="'x' is float32"):
         record(lambda comm: comm.watch("x", np.ones(2, np.float32)), 2)
     with pytest.raises(ValueError, match="without streams and forks"):

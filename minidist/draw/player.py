@@ -31,7 +31,7 @@ Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the 
 Buffers: TypeAlias = dict[str, tuple[Contents, ...]]  # what the cells of each buffer hold
 Line: TypeAlias = tuple[str, int]  # a file and a line number
 
-COUNTERS = ("messages sent", "bytes sent", "bytes held")
+COUNTERS = ("messages sent", "bytes sent", "bytes held", "bubble")
 # Okabe & Ito 2008, told apart by the colour-blind. From the ninth rank on they repeat: the number in the place counts.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00", "#999999")
 INKS = ("#000000",) * 5 + ("#ffffff",) + ("#000000",) * 2
@@ -75,6 +75,7 @@ class Recording:
     steps: tuple[Step, ...]
     formulas: dict[str, str] = field(default_factory=dict)
     deadlock: str = ""
+    computes: bool = False  # on a virtual clock: then a rank's time that is not spent computing is its bubble
     sources: dict[str, tuple[str, ...]] = field(init=False)  # the lines of the files that steps stand in
 
     def __post_init__(self) -> None:
@@ -261,7 +262,7 @@ def _data(recording: Recording) -> dict[str, Any]:
         | {"place": PLACE, "places": PLACES, "gap": GAP, "left": LEFT, "top": TOP, "context": context},
         "colours": [[COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]] for rank in range(grid.ranks)],
         "sources": [{"file": path, "lines": dict(sorted(of.items()))} for path, of in zip(paths, lines, strict=True)],
-        "counters": [[name, recording.formulas.get(name, "")] for name in COUNTERS],
+        "counters": [[name, recording.formulas.get(name, "")] for name in COUNTERS[: 3 + recording.computes]],
         "steps": steps,
         "deadlock": recording.deadlock,
     }

@@ -59,7 +59,7 @@ def record(
     Parameters
     ----------
     formulas : optional
-        What to print next to the counters: a text for any of `messages sent`, `bytes sent` and `bytes held`.
+        What to print next to a counter: `messages sent`, `bytes sent`, `bytes held`, and on a cluster `bubble`.
 
     Raises
     ------
@@ -88,8 +88,8 @@ def record(
     except DeadlockError as error:
         deadlock = str(error)
     waiting = [each.waiting for each in observers if deadlock and each.waiting is not None]
-    start = tuple(each.start for each in observers)
-    return Recording(start, in_order([each.steps for each in observers], waiting), dict(formulas or {}), deadlock)
+    start, steps = tuple(each.start for each in observers), in_order([each.steps for each in observers], waiting)
+    return Recording(start, steps, dict(formulas or {}), deadlock, computes=any(each.busy for each in observers))
 
 
 # ---------------------------------------------------------------- a rank's side
@@ -154,6 +154,7 @@ class Watching(Communicator):
 
     def advance(self, seconds: float) -> None:
         self.inner.advance(seconds)
+        self.observer.busy += seconds
 
 
 class _WatchedSpan(Span):
@@ -207,6 +208,7 @@ class _Observer:
         self.comm: Watching | None = None
         self.start = Step(rank, "starts", f"rank {rank} starts", ("", 0), {}, (0,) * len(COUNTERS))
         self.waiting: Step | None = None
+        self.busy = 0.0  # seconds of computing
         self.steps: list[Step] = []
         self.cells: dict[str, list[Array]] = {}
         self.shown: Buffers = {}
@@ -224,9 +226,10 @@ class _Observer:
         """Return what could be noted now."""
         assert self.comm is not None
         traffic, held = self.comm.traffic, sum(cell.nbytes for cells in self.cells.values() for cell in cells)
-        counters = (traffic.messages_sent, traffic.bytes_sent, held)
         line = line or line_of(sys._getframe(1))
         seconds = self.comm.clock() if self.timed else 0.0
+        idle = round(100 * (1 - self.busy / seconds)) if seconds else 0
+        counters = (traffic.messages_sent, traffic.bytes_sent, held, idle)
         return Step(self.rank, kind, f"rank {self.rank} {text}", line, self._read(), counters, seconds=seconds, **more)
 
     def sent(self, array: Array, peer: int, message: str) -> None:
