@@ -42,7 +42,8 @@ def build_notebook(source: Path, target: Path) -> Path:
     from nbclient import NotebookClient
 
     notebook = cells_of(source)
-    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", record_timing=False).execute()
+    options = {"record_timing": False, "coalesce_streams": True}  # however the kernel's prints were cut on their way
+    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", **options).execute()
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     text = nbformat.writes(notebook) + "\n"
     if len(text) > MOST_BYTES:

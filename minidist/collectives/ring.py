@@ -42,7 +42,7 @@ def all_gather(chunks: list[Array], comm: Communicator) -> None:
 
 
 def ring_reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """One round of P - 1 steps. `chunks` stay as they are; `out` may be this rank's own chunk."""
+    """One round of P - 1 steps. `chunks` stay as they are; `out` may be this rank's own chunk (alone, it has to be)."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     longest = max(len(chunk) for chunk in chunks)
     leaving = chunks[left]

@@ -1,11 +1,15 @@
 """The course as it is handed out: no solution, no mistake, no hidden check.
 
+    OUT/lessons/    README.md and what else lies there, and of each lesson its text, exercise, twin, visible checks
+    OUT/notebooks/  the executed notebooks
+
 A lesson's `checks.py` has its hidden checks at the end, below the line `HIDDEN`; the handout's ends there.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from minidist.grade.lesson import GradeError, lessons_in, load_checks
@@ -15,7 +19,7 @@ HANDED_OUT = ("README.md", "exercise.py", "cluster.py")
 
 
 def build(lessons: Path, out: Path) -> list[Path]:
-    """Write every lesson's handout into `out/lessons`, which must not exist yet; return the folders.
+    """Write every lesson's handout into `out/lessons`, which must not exist yet; return the lessons' folders.
 
     Raises
     ------
@@ -27,16 +31,23 @@ def build(lessons: Path, out: Path) -> list[Path]:
         raise GradeError(f"there are no lessons in {lessons}: name their folder with --lessons")
     if target.exists():
         raise GradeError(f"{target} exists already: name another folder, or remove it first")
+    target.mkdir(parents=True)
+    copy([*lessons.glob("*.md"), *lessons.glob("*.sbatch")], target)
+    copy((lessons.parent / "notebooks").glob("*.ipynb"), out / "notebooks")
     written = []
     for lesson in found:
         folder = target / lesson.name
-        folder.mkdir(parents=True)
-        for name in HANDED_OUT:
-            if (lesson / name).is_file():
-                shutil.copyfile(lesson / name, folder / name)
+        copy([lesson / name for name in HANDED_OUT if (lesson / name).is_file()], folder)
         visible = (lesson / "checks.py").read_text(encoding="utf-8").partition(HIDDEN)[0]
         (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
         if any(check.hidden for check in load_checks(folder / "checks.py")):
             raise GradeError(f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it below")
         written.append(folder)
     return written
+
+
+def copy(files: Iterable[Path], folder: Path) -> None:
+    """Copy files into a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(files):
+        shutil.copyfile(file, folder / file.name)

@@ -1,0 +1,12 @@
+# task 4: one leader of each node sends everything across, while the network ports of the others are idle.
+import numpy as np
+from solution import *  # noqa: F403
+
+from minidist.collectives import ring, tree
+
+
+def hierarchical_all_reduce(buffer, inside, across):
+    tree.reduce(buffer, inside, 0, np.add)
+    if inside.rank == 0:
+        ring.all_reduce(buffer, across, np.add)
+    tree.broadcast(buffer, inside, 0)

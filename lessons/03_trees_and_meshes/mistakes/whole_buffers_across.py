@@ -1,0 +1,10 @@
+# task 4: sums inside the node, then every rank sends the whole buffer across: G times the bytes between nodes.
+import numpy as np
+from solution import *  # noqa: F403
+
+from minidist.collectives import ring
+
+
+def hierarchical_all_reduce(buffer, inside, across):
+    ring.all_reduce(buffer, inside, np.add)
+    ring.all_reduce(buffer, across, np.add)

@@ -1,0 +1,238 @@
+# %% [markdown]
+# # 01 · Ranks and messages
+#
+# Four ranks, one token: it starts on rank 0 and goes round the ring, and every rank adds its own number. A colour is
+# whose contribution the token holds. Step through it with the arrow keys (click into the player first).
+
+# %%
+import sys
+import time
+
+import numpy as np
+
+import minidist
+from minidist import Cluster
+from minidist.draw.notebook import show
+from minidist.draw.recording import record
+
+
+def token_round(comm):
+    own = np.array([comm.contribution])
+    token = comm.watch("token", own.copy() if comm.rank == 0 else np.zeros_like(own))
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    if comm.rank == 0:
+        comm.send(token, right)
+        comm.recv(token, left)
+    else:
+        comm.recv(token, left)
+        token += own
+        comm.send(token, right)
+
+
+show(record(token_round, ranks=4))
+
+# %% [markdown]
+# Every row is a *rank*: a copy of the same program with memory of its own. All four run the function above; only
+# `comm.rank` differs. Nobody sees another one's token: what travels, travels as a message.
+#
+# ## Whose variable is it?
+#
+# **Predict:** every rank has an array with its own rank in it. Rank 0 sends to rank 2. What do the four hold then?
+
+
+# %%
+def one_message(comm):
+    number = np.array([float(comm.rank)])
+    if comm.rank == 0:
+        comm.send(number, to=2)
+    if comm.rank == 2:
+        comm.recv(number, source=0)
+    return number.item()
+
+
+print(minidist.run(one_message, ranks=4))
+
+# %% [markdown]
+# A copy of rank 0's number is in rank 2's array. Ranks 1 and 3 ran past both branches and never knew.
+#
+# ## Who is first?
+#
+# **Predict:** rank 0 sleeps, rank 1 does not; each notes when it comes to a line and when it goes on. In which order
+# are the notes? And with a barrier in that line?
+
+
+# %%
+def note_order(comm, notes, barrier):
+    if comm.rank == 0:
+        time.sleep(0.2)
+    notes.append(f"rank {comm.rank} comes")
+    if barrier:
+        comm.barrier()
+    notes.append(f"rank {comm.rank} goes on")
+
+
+without, behind = [], []
+minidist.run(lambda comm: note_order(comm, without, barrier=False), ranks=2)
+minidist.run(lambda comm: note_order(comm, behind, barrier=True), ranks=2)
+print(without, behind[:2], sorted(behind[2:]), sep="\n")
+
+# %% [markdown]
+# Without a message between them, two ranks have no order: the sleep decides, or whatever else the machine is doing.
+# With the barrier nobody goes on before both have come. Who goes on first is open: the last line is sorted here.
+#
+# ## Which messages fit?
+#
+# **Predict:** rank 0 sends three doubles. Rank 1 receives into an array of four, of which it expects three to be
+# filled. What happens?
+
+
+# %%
+def wrong_size(comm):
+    if comm.rank == 0:
+        comm.send(np.ones(3), to=1)
+    else:
+        comm.recv(np.zeros(4), source=0)
+
+
+try:
+    minidist.run(wrong_size, ranks=2)
+except RuntimeError as error:
+    print(f"{type(error).__name__}: {error}")
+
+# %% [markdown]
+# A message has no shape; both ends have to know it. MPI would fill three elements and say nothing.
+#
+# **Predict:** rank 0 sends 1.0 and then 2.0, with tags 7 and 8. Rank 1 receives tag 8 first. What does it get?
+
+
+# %%
+def by_tag(comm):
+    if comm.rank == 0:
+        for request in [comm.isend(np.array([1.0]), 1, tag=7), comm.isend(np.array([2.0]), 1, tag=8)]:
+            request.wait()
+        return None
+    first, second = np.empty(1), np.empty(1)
+    comm.recv(first, 0, tag=8)
+    comm.recv(second, 0, tag=7)
+    return first.item(), second.item()
+
+
+print(minidist.run(by_tag, ranks=2)[1])
+
+# %% [markdown]
+# Tags pick messages; among messages of one tag the order of sending holds. Had rank 0 used `send` instead of `isend`,
+# it would wait for somebody to take tag 7, and rank 1 for tag 8: a deadlock.
+#
+# ## Break it
+#
+# **Predict:** every rank sends to its right, then receives from its left. On simulated ranks a send waits for its
+# receive.
+
+
+# %%
+def send_first(comm):
+    token = comm.watch("token", np.array([comm.contribution]))
+    arriving = comm.watch("arriving", np.zeros_like(token))
+    comm.send(token, to=(comm.rank + 1) % comm.size)
+    comm.recv(arriving, source=(comm.rank - 1) % comm.size)
+
+
+broken = record(send_first, ranks=4)
+print(broken.deadlock)
+show(broken, frames=2)
+
+# %% [markdown]
+# A circle: everybody waits for the next. Now let small messages be put aside, as MPI and networks do.
+#
+# **Predict:** sends of up to 64 bytes do not wait. Does the same program run with 1 number? With 100?
+
+
+# %%
+def sized(comm, elements):
+    comm.send(np.ones(elements), to=(comm.rank + 1) % comm.size)
+    comm.recv(np.empty(elements), source=(comm.rank - 1) % comm.size)
+
+
+lines = []
+for elements in (1, 100):
+    try:
+        minidist.run(lambda comm, n=elements: sized(comm, n), ranks=4, eager_limit=64)
+        lines.append(f"{elements} numbers: all came through")
+    except minidist.DeadlockError as error:
+        lines.append(f"{elements} numbers: {str(error).splitlines()[-1].strip()}")
+print("\n".join(lines))
+
+# %% [markdown]
+# This is how such a mistake survives its tests. Mend it: post the send and the receive at once.
+
+
+# %%
+def exchange(comm):
+    token = comm.watch("token", np.array([comm.contribution]))
+    arriving = comm.watch("arriving", np.zeros_like(token))
+    comm.exchange(token, (comm.rank + 1) % comm.size, arriving, (comm.rank - 1) % comm.size)
+
+
+show(record(exchange, ranks=4), frames=2)
+
+# %% [markdown]
+# ## How long does a chain take?
+#
+# **Predict:** rank 0's megabyte has to get to 8 ranks along a chain, on a cluster with 1 GB/s and 10 µs per message.
+# Whole, that is 7 hops of about 1 ms. And in pieces, each passed on before the next one comes? Once with `recv` and
+# `send` in turn, once with all receives posted ahead.
+
+
+# %%
+def chain(comm, pieces, ahead):
+    cut = np.array_split(np.zeros(125_000), pieces)  # 1 MB
+    posted = [comm.irecv(piece, comm.rank - 1) for piece in cut] if ahead and comm.rank > 0 else []
+    for number, piece in enumerate(cut):
+        if posted:
+            posted[number].wait()
+        elif comm.rank > 0:
+            comm.recv(piece, comm.rank - 1)
+        if comm.rank < comm.size - 1:
+            comm.send(piece, comm.rank + 1)
+    return comm.clock()
+
+
+lines = ["pieces   recv, send in turn   receives posted ahead"]
+for pieces in (1, 10, 100, 1000):
+    milliseconds = []
+    for ahead in (False, True):
+        cluster = Cluster.uniform(latency=10e-6, bandwidth=1e9)
+        times = minidist.run(lambda comm, n=pieces, ahead=ahead: chain(comm, n, ahead), ranks=8, cluster=cluster)
+        milliseconds.append(1000 * max(times))
+    lines.append(f"{pieces:6} {milliseconds[0]:17.3f} ms {milliseconds[1]:20.3f} ms")
+print("\n".join(lines))
+
+# %% [markdown]
+# Pieces keep all links busy at once, as in a pipeline. Posted ahead, a piece can come while the one before it leaves:
+# (P − 1) · latency + (P + k − 2) · n/(k · bandwidth). In turn, a rank does one or the other, and a piece that finds no
+# receive waits at its door: then each piece costs a latency as well, and too many of them are worse than few.
+#
+# ## Now on real processes
+#
+# Four processes of this machine, under `mpirun`. Each prints its line when it gets there.
+
+# %% tags=["real"]
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+program = """
+import numpy as np, minidist
+
+comm = minidist.init()
+token, right, left = np.array([float(comm.rank)]), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+arriving = np.empty(1)
+comm.exchange(token, right, arriving, left)
+print(f"rank {comm.rank} of {comm.size}: my left neighbour sent {arriving[0]}")
+"""
+with TemporaryDirectory() as folder:
+    file = Path(folder, "ring.py")
+    file.write_text(program)
+    # !{sys.executable} -m minidist launch -n 4 {file}
+
+# %% [markdown]
+# Next: `lessons/01_ranks`, where you write five such programs yourself.
