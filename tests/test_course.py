@@ -22,8 +22,11 @@ def test_the_handout_has_no_answers(tmp_path: Path) -> None:
     there = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     lesson = f"lessons/{LESSON.name}"
     assert {f"{lesson}/exercise.py", f"{lesson}/checks.py"} <= there
-    allowed = {"README.md", "exercise.py", "checks.py", "cluster.py"}
-    assert {path.split("/")[-1] for path in there} <= allowed
+    of_lessons = {path.split("/")[-1] for path in there if path.count("/") == 2}
+    assert of_lessons == {"README.md", "exercise.py", "checks.py", "judges.py", "cluster.py"}
+    beside = {path for path in there if path.count("/") == 1}
+    assert {f"notebooks/{LESSON.name}.ipynb", "lessons/README.md", "lessons/cluster.sbatch"} <= beside
+    assert {path.rpartition(".")[2] for path in beside} == {"ipynb", "md", "sbatch"}
     text = (out / lesson / "checks.py").read_text()
     assert HIDDEN not in text and "hidden=True" not in text
     visible = [check for check in LESSON.checks if not check.hidden]

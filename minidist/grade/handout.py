@@ -15,7 +15,7 @@ from pathlib import Path
 from minidist.grade.lesson import GradeError, lessons_in, load_checks
 
 HIDDEN = "# ---- hidden: the handout ends here"
-HANDED_OUT = ("README.md", "exercise.py", "cluster.py")
+HANDED_OUT = ("README.md", "exercise.py", "judges.py", "cluster.py")
 
 
 def build(lessons: Path, out: Path) -> list[Path]:

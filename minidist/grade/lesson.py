@@ -69,7 +69,10 @@ def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
 
 
 def load_checks(path: Path) -> list[Check]:
-    """Return the checks of a lesson."""
+    """Return the checks of a lesson. A `judges.py` beside them is what they may import, if they are too long alone."""
+    judges = path.with_name("judges.py")
+    if judges.is_file():
+        load_module("judges", judges)
     checks: list[Check] = load_module("checks", path).CHECKS
     return checks
 

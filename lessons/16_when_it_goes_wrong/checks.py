@@ -1,0 +1,293 @@
+"""Lesson 16: what is checked, and for how many points.
+
+Words, weights and states are made so that the right answer is known beforehand. Times are whole numbers, so a judge
+can count moments one by one. What was sent is counted: digests must stay digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from judges import (
+    HORIZON,
+    KINDS,
+    SCENES,
+    as_arrays,
+    ask_memory,
+    ask_words,
+    beside,
+    expect_finding,
+    judge_memory,
+    judge_scene,
+    judge_trace,
+    judge_training,
+    judge_words,
+    letters,
+    look_on,
+    read_trace,
+    real_run,
+    scene_case,
+    train,
+)
+
+from minidist.grade.contract import Arrays, Case, Check, Draw, Note, Task
+from minidist.trace import Event
+
+BY_HAND = ("minidist.collectives", "minidist.parallel", "comm.native", "comm.roll_call", "comm.allocate")
+ODD = Task(1, "who makes another call", (*BY_HAND, "minidist.comm.agree"))
+DIFFERENCE = Task(2, "where the weights differ", (*BY_HAND, "minidist.trainer"))
+SLOW = Task(3, "the slow rank", ("minidist.trace.table",))
+MEMORY = Task(4, "who runs out of memory", BY_HAND)
+WATCH = Task(5, "a watchdog")
+
+
+# ---------------------------------------------------------------- task 1: words
+
+
+def words(*groups: Sequence[str]) -> Draw:
+    """One case for each sequence of what the ranks say."""
+
+    def draw(rng: np.random.Generator) -> list[Case]:
+        return [
+            Case(tuple({"words": np.frombuffer(text.encode(), np.uint8)} for text in group), f"{len(group)} ranks")
+            for group in groups
+        ]
+
+    return draw
+
+
+# ---------------------------------------------------------------- task 2: weights that differ
+
+
+def damage(kind: str, where: int, when: int, *who: int, ranks: int = 3) -> Draw:
+    """Draw a training of four steps in which, at step `when`, something becomes of array number `where` on some ranks.
+
+    `kind` is what: `bit` (one bit of one number), `swap` (two numbers change places), `sign` (0.0 becomes -0.0), `nan`
+    (on every rank alike), `sum` (two numbers change, their sum does not) or `nothing`.
+    """
+
+    def draw(rng: np.random.Generator) -> list[Case]:
+        weights = rng.integers(1, 9, (3, 2, 4)).astype(np.float64)
+        weights[:, 0, 0], weights[:, 1, 1] = 20.0, 0.0
+        shared = {"weights": weights, "where": np.array(where), "when": np.array(when), "kind": letters(kind)}
+        given = tuple({**shared, "mine": np.array(not who or rank in who)} for rank in range(ranks))
+        label = f"{ranks} ranks, {kind}"
+        return [Case(given, label)]
+
+    return draw
+
+
+# ---------------------------------------------------------------- task 3: traces
+
+
+def traces(*makers: tuple[str, Callable[[np.random.Generator], list[Event]]]) -> Draw:
+    """One case for each way to make events."""
+
+    def draw(rng: np.random.Generator) -> list[Case]:
+        return [Case((as_arrays(make(rng)),), label) for label, make in makers]
+
+    return draw
+
+
+# ---------------------------------------------------------------- task 4: accounts
+
+
+def accounts(*cases: tuple[str, Sequence[Sequence[Sequence[int]]]]) -> Draw:
+    """One case for each set of timelines: for every rank, samples of five categories. The capacity is 100."""
+
+    def draw(rng: np.random.Generator) -> list[Case]:
+        return [
+            Case(tuple({"held": np.array(samples)} for samples in timelines), f"{len(timelines)} ranks, {label}")
+            for label, timelines in cases
+        ]
+
+    return draw
+
+
+USUAL = [[40, 0, 20, 0, 1], [40, 0, 20, 25, 1], [40, 10, 20, 5, 1]]
+MORE_ACTIVATIONS = [[40, 0, 20, 0, 1], [40, 0, 20, 45, 1], [40, 10, 20, 5, 1]]
+OTHERS_BUFFERS = [[40, 0, 20, 0, 30], [40, 0, 20, 25, 30], [40, 10, 20, 5, 30]]
+NEVER_TOGETHER = [[40, 0, 20, 39, 0], [40, 39, 20, 0, 0], [40, 0, 20, 0, 39]]
+
+
+# ---------------------------------------------------------------- task 5: looks
+
+
+def scenes(*labels: str) -> Draw:
+    """One case for each of these scenes."""
+    return lambda rng: [scene_case(label, *SCENES[label][:2]) for label in labels]
+
+
+# ---------------------------------------------------------------- the checks
+
+
+def odd(title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False) -> Check:
+    """Check task 1."""
+    return Check(ODD, title, points, draw, ask_words, judge_words, hidden, wire)
+
+
+def difference(title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False) -> Check:
+    """Check task 2."""
+    return Check(DIFFERENCE, title, points, draw, train, judge_training, hidden, wire)
+
+
+def slow(title: str, points: float, draw: Draw, hidden: bool = False) -> Check:
+    """Check task 3."""
+    return Check(SLOW, title, points, draw, read_trace, judge_trace, hidden)
+
+
+def memory(title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False) -> Check:
+    """Check task 4."""
+    return Check(MEMORY, title, points, draw, ask_memory, judge_memory, hidden, wire)
+
+
+REDUCE, GATHER = "all_reduce(float32, 1000, sum)", "all_gather(float32, 1000)"
+ACTIVATIONS = ("activations", [USUAL, MORE_ACTIVATIONS, USUAL])
+BUFFERS = ("communication", [USUAL, USUAL, USUAL, OTHERS_BUFFERS])
+
+CHECKS = [
+    odd("one rank calls another collective", 6, words([REDUCE, GATHER, REDUCE], [REDUCE] * 4 + [GATHER])),
+    odd("all call the same", 2, words([REDUCE] * 4)),
+    odd("rank 0 is the odd one", 3, words([REDUCE + "!", REDUCE, REDUCE, REDUCE])),
+    odd("the same under mpirun", 3, words([REDUCE, REDUCE, GATHER]), "mpi"),
+    difference("one bit of one number", 5, damage("bit", 1, 2, 2)),
+    difference("nothing is wrong", 3, damage("nothing", 0, 0, 1)),
+    difference("two numbers change places", 4, damage("swap", 2, 1, 0, ranks=4)),
+    difference("the same under mpirun", 2, damage("sum", 0, 3, 1, ranks=2), "mpi"),
+    slow("a run with a slow rank", 6, traces(("rank 2 of 4", real_run(2)))),
+    slow("a run without one", 3, traces(("4 ranks", real_run(None)))),
+    slow("messages posted ahead, and a stream", 5, traces(("4 ranks", beside))),
+    memory("one rank holds more", 5, accounts(ACTIVATIONS, BUFFERS)),
+    memory("everything fits", 3, accounts(("never together", [USUAL, NEVER_TOGETHER]))),
+    memory("the same under mpirun", 3, accounts(("activations", [MORE_ACTIVATIONS, USUAL])), "mpi"),
+    Check(WATCH, "a deadlock", 4, scenes("three wait in a circle"), look_on, judge_scene),
+    Check(WATCH, "a rank that has gone", 4, scenes("rank 2 has finished"), look_on, judge_scene),
+    Check(WATCH, "a rank that is slow", 4, scenes("rank 2 computes for long"), look_on, judge_scene),
+    Check(WATCH, "nothing to report", 4, scenes("a message was on its way", "all is well"), look_on, judge_scene),
+]
+
+# ---- hidden: the handout ends here ----
+
+
+def spoken(rng: np.random.Generator) -> list[Case]:
+    """Any number of ranks, each says one of three long texts that begin alike; and a tie."""
+    sayings = [f"all_reduce(float32, {int(rng.integers(1e6))}, {op})" for op in ("sum", "max", "sum, ring")]
+    ranks = int(rng.integers(4, 8))
+    texts = [sayings[i] for i in rng.choice(3, ranks, p=[0.6, 0.2, 0.2])]
+    tie = [sayings[1], sayings[0], sayings[0], sayings[1], sayings[2]]
+    return list(words(texts, tie)(rng))
+
+
+def drawn_damage(kind: str) -> Draw:
+    """Something happens, at some step, on some rank."""
+
+    def draw(rng: np.random.Generator) -> list[Case]:
+        ranks = int(rng.integers(3, 6))
+        return list(
+            damage(kind, int(rng.integers(3)), int(rng.integers(4)), int(rng.integers(ranks)), ranks=ranks)(rng)
+        )
+
+    return draw
+
+
+def at_random(rng: np.random.Generator) -> list[Event]:
+    """Intervals anywhere, in no order; one rank has few."""
+    events = []
+    slow = int(rng.integers(5))
+    for rank in rng.permutation(5).tolist():
+        for _ in range(1 if rank == slow else 12):
+            start, middle, end = np.sort(rng.integers(0, HORIZON, 3)).tolist()
+            kind, waited = KINDS[int(rng.integers(len(KINDS)))], float(middle) if rng.random() < 0.4 else None
+            track = "main" if rng.random() < 0.8 else "+1"
+            events.append(Event(rank, kind, kind, float(start), float(end), track=track, waited_from=waited))
+    return events
+
+
+def silent(rng: np.random.Generator) -> list[Event]:
+    """Rank 2 has never communicated; it has only computed."""
+    return [Event(2, "compute", "forward", 0.0, 50.0)] + [
+        Event(rank, "exchange", "exchange", float(rng.integers(0, 5)), 50.0) for rank in (0, 1, 3)
+    ]
+
+
+def some_rank_slow(rng: np.random.Generator) -> list[Event]:
+    """A run, with other numbers."""
+    ranks = int(rng.integers(3, 6))
+    return real_run(int(rng.integers(ranks)), ranks)(rng)
+
+
+def drawn_accounts(rng: np.random.Generator) -> list[Case]:
+    """Timelines at random, around what fits."""
+    cases = [("drawn", rng.integers(0, 33, (int(rng.integers(2, 6)), 5, 5)).tolist()) for _ in range(2)]
+    return list(accounts(*cases)(rng))
+
+
+def drawn_looks(rng: np.random.Generator) -> list[Case]:
+    """Ranks that wait for others at random: some move on between two looks. In the end all is done, whatever it was."""
+    cases = []
+    for number in range(4):
+        ranks, looks = int(rng.integers(3, 8)), []
+        states = ["C"] * ranks
+        for now in range(1, 13):
+            for rank in range(ranks):
+                if states[rank] != "F" and rng.random() < 0.35 and now < 9:
+                    peer = int((rank + rng.integers(1, ranks)) % ranks)
+                    states[rank] = str(rng.choice([f"{peer}@{now - 0.5}", "C", f"{peer}@{now - 0.25}", "F"]))
+            looks.append(f"{now}: {' '.join(states)}")
+        looks.append("14: " + "F " * ranks)
+        cases.append(scene_case(f"drawn {number}, {ranks} ranks", 6.0, looks))
+    return cases
+
+
+def judge_looks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Follow each chain for as many hops as there are ranks: where it is then, is where it ends."""
+    given = case.given[0]
+    for number, now in enumerate(given["now"].tolist()):
+        doing, peer, since = (given[name][number] for name in ("doing", "peer", "since"))
+        previous = None if number == 0 else [given[name][number - 1] for name in ("doing", "peer", "since")]
+        next_one = np.where(doing == 1, peer, np.arange(len(doing)))
+        for rank in np.flatnonzero(doing == 1).tolist():
+            chain = [rank]
+            for _ in doing:
+                chain.append(int(next_one[chain[-1]]))
+            end = chain[-1]
+            members = sorted(set(chain), key=chain.index)
+            kind = {0: "slow", 1: "deadlock", 2: "gone"}[int(doing[end])]
+            if kind == "deadlock":
+                members = [end]
+                while next_one[members[-1]] != end:
+                    members.append(int(next_one[members[-1]]))
+                lowest = members.index(min(members))
+                members = members[lowest:] + members[:lowest]
+            waits = [member for member in members if doing[member] == 1]
+            still = previous is not None and all(
+                (now_is[waits] == was[waits]).all() for now_is, was in zip((doing, peer, since), previous, strict=True)
+            )
+            if (kind == "slow" and now - since[rank] > given["limit"]) or (kind != "slow" and still):
+                return expect_finding(results[0], (kind, members), number + 1)
+        if (doing == 2).all():
+            return expect_finding(results[0], None, number + 1)
+    raise AssertionError("every scene comes to an end")
+
+
+SCENES["rank 0 only waits for a circle"] = (
+    100,
+    ("1: 3@0 C 3@0 2@0", "2: 3@0 C 3@0 2@0"),
+    ("deadlock", [2, 3]),
+    2,
+)
+
+CHECKS += [
+    odd("other words and rank counts, ties", 4, spoken, hidden=True),
+    difference("the sum stays the same", 2, drawn_damage("sum"), hidden=True),
+    difference("other steps, arrays, ranks", 2, drawn_damage("bit"), hidden=True),
+    difference("minus zero", 2, damage("sign", 1, 1, 1), hidden=True),
+    difference("not a number, on all alike", 2, damage("nan", 0, 1), hidden=True),
+    slow("events at random", 4, traces(("5 ranks", at_random), ("5 ranks again", at_random)), hidden=True),
+    slow("other runs", 2, traces(("some rank", some_rank_slow)), hidden=True),
+    slow("a rank that never communicates", 1, traces(("rank 2 of 4", silent)), hidden=True),
+    memory("timelines at random", 5, drawn_accounts, hidden=True),
+    Check(WATCH, "outside of a circle", 2, scenes("rank 0 only waits for a circle"), look_on, judge_scene, True),
+    Check(WATCH, "states at random", 5, drawn_looks, look_on, judge_looks, True),
+]
