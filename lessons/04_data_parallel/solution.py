@@ -1,0 +1,73 @@
+"""Lesson 04, solved with the package. Read `minidist/parallel/data.py`, `buckets.py` and `sampler.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from minidist import Communicator
+from minidist.collectives import all_reduce
+from minidist.parallel.buckets import Bucket, FlatBucket, partition
+from minidist.parallel.data import DDP
+from minidist.parallel.replicas import copy_from_root
+from minidist.parallel.sampler import share
+
+
+def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:
+    """Return the sum over this rank's rows, divided by everybody's."""
+    mine = share(len(inputs), comm.size, comm.rank)
+    return (model(inputs[mine]) - targets[mine]).square().sum() / len(inputs)
+
+
+def start_equal(model: nn.Module, comm: Communicator) -> None:
+    """Give every rank the parameters of rank 0."""
+    for parameter in model.parameters():
+        copy_from_root(parameter, comm)
+
+
+def sum_gradients(model: nn.Module, comm: Communicator) -> None:
+    """Reduce every gradient, as `NaiveDataParallel.synchronize` does."""
+    for parameter in model.parameters():
+        all_reduce(parameter.grad, comm, algorithm="ring")
+
+
+def assign_buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
+    """Deal parameters into buckets, last parameter first."""
+    return partition(parameters[::-1], limit, limit)
+
+
+class BucketedGradients(DDP):
+    """The package's DDP on a stream that is given, with rings. It waits at the end of backward by itself."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, stream: Any, limit: int) -> None:
+        super().__init__(model, comm, bucket_bytes=limit, first_bucket_bytes=limit)
+        self.stream = stream
+
+    def _launch(self, bucket: Bucket) -> Any:
+        assert isinstance(bucket, FlatBucket)
+        return self.stream.launch(all_reduce, bucket.flat, self.stream.comm, self.op, "ring")
+
+    def finish(self) -> None:
+        """Reduce what no backward has reduced."""
+        self.synchronize()
+
+
+def accumulate(
+    model: nn.Module,
+    gradients: BucketedGradients,
+    inputs: Tensor,
+    targets: Tensor,
+    microbatches: int,
+    comm: Communicator,
+) -> None:
+    """Run all microbatches, of which the last one synchronises."""
+    mine = share(len(inputs), comm.size, comm.rank)
+    parts = zip(inputs[mine].tensor_split(microbatches), targets[mine].tensor_split(microbatches), strict=True)
+    try:
+        for number, (some, wanted) in enumerate(parts, start=1):
+            gradients.synchronising = number == microbatches
+            ((model(some) - wanted).square().sum() / len(inputs)).backward()
+    finally:
+        gradients.synchronising = True
+    gradients.finish()

@@ -1,0 +1,110 @@
+"""Lesson 14 at full scale: tensor parallel inside, data parallel outside, clipped by one norm for the whole mesh.
+
+    torchrun --nproc-per-node 4 lessons/14_meshes/cluster.py              DeviceMesh, parallelize_module, fully_shard
+    torchrun --nproc-per-node 4 lessons/14_meshes/cluster.py --minidist   Mesh, parallelize with ZeRO 3
+
+On 4 ranks the mesh is dp=2 x tp=2; on 2 ranks it is tp=2. Both name the axes, both put tp innermost.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from minidist import Communicator, Layout, Mesh
+from minidist.cli.twin import run_twin
+from minidist.collectives import all_reduce
+from minidist.parallel import ColumnParallel, Recipe, RowParallel, parallelize
+
+ROWS, WIDTH, BLOCKS = 16, 12, 3  # rows of the whole batch
+STEPS, RATE, LIMIT = 4, 1.0, 0.5
+
+
+class Block(nn.Module):
+    """x + down(relu(up(x)))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False, dtype=torch.float64)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [rows, WIDTH]."""
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def build(device: torch.device) -> nn.Module:
+    """Return the serial model, the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2, generator=generator)
+    return model.to(device)
+
+
+def batch(step: int, dp: int, of: int, device: torch.device) -> Tensor:
+    """Return this data rank's rows of a step."""
+    rows = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+    return rows.chunk(of)[dp].to(device)
+
+
+def sizes_of(comm: Communicator) -> tuple[int, int]:
+    """Return (dp, tp)."""
+    tp = 2 if comm.size % 2 == 0 else 1
+    return comm.size // tp, tp
+
+
+def production(comm: Communicator, device: torch.device) -> list[float]:
+    """Train with torch's own mesh."""
+    mesh = init_device_mesh(device.type, sizes_of(comm), mesh_dim_names=("dp", "tp"))
+    model, losses = build(device), []
+    for block in model:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for step in range(STEPS):
+        x = batch(step, mesh["dp"].get_local_rank(), mesh["dp"].size(), device)
+        loss = (model(x) - x.flip(1)).square().mean()  # fully_shard averages gradients over dp
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), LIMIT)  # DTensors know which ranks hold the same
+        optimizer.step()
+        losses.append(mean_over(comm, loss))
+    return losses
+
+
+def ours(comm: Communicator, device: torch.device) -> list[float]:
+    """Train with minidist's mesh."""
+    dp, tp = sizes_of(comm)
+    mesh = Mesh(comm, Layout(dp=dp, tp=tp))
+
+    def loss_of(y: Tensor, target: Tensor) -> Tensor:
+        return (y - target).square().mean() / dp  # gradients are summed over dp
+
+    plan = {"*.up": ColumnParallel(), "*.down": RowParallel()}
+    parallel = parallelize(build(device), mesh, Recipe(zero=3 if dp > 1 else 0), loss_of, tensor_plan=plan)
+    optimizer = parallel.optimizer(torch.optim.SGD, [{"params": list(parallel.model.parameters())}], lr=RATE)
+    losses = []
+    for step in range(STEPS):
+        x = batch(step, mesh.dp.rank, mesh.dp.size, device)
+        parallel.zero_grad()
+        loss = parallel.step([x], [x.flip(1)])
+        parallel.clip(LIMIT)
+        optimizer.step()
+        losses.append(mean_over(comm, loss * dp))
+    return losses
+
+
+def mean_over(comm: Communicator, loss: Tensor) -> float:
+    """Return the mean of all ranks' losses."""
+    total = loss.detach().clone()
+    all_reduce(total, comm, op="mean")
+    return total.item()
+
+
+if __name__ == "__main__":
+    run_twin(production, ours)
