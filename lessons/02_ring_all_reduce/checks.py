@@ -97,7 +97,7 @@ def judge_scatter(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     shards = np.array_split(np.sum([given["buffer"] for given in case.given], axis=0), case.ranks)
     for rank, result in enumerate(results):
         expect_equal(rank, "the returned sum", result["shard"], shards[rank].astype(result["kept"].dtype))
-        expect_equal(rank, "the input, chunks one after the other,", result["kept"], case.given[rank]["buffer"])
+        expect_equal(rank, "after the call the caller's own input", result["kept"], case.given[rank]["buffer"])
     expect_ring(case, notes, 1, lambda rank, chunks: sum(chunks) - chunks[rank])
 
 
@@ -113,7 +113,7 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     """Each rank has the sum, in place, at the price of both rounds."""
     total = np.sum([given["buffer"] for given in case.given], axis=0)
     for rank, result in enumerate(results):
-        expect_equal(rank, "the buffer", result["buffer"], total)
+        expect_equal(rank, "after the call the caller's buffer", result["buffer"], total)
     expect_ring(case, notes, 2, lambda rank, chunks: 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % case.ranks])
 
 
@@ -165,7 +165,7 @@ CHECKS = [
     Check(GATHER, "large chunks under mpirun", 4, buffers((3, 300_001)), gather, judge_gather, wire="mpi"),
     Check(REDUCE, "adds up in place", 12, buffers((2, 6), (3, 12), (4, 8)), reduce, judge_reduce),
     Check(REDUCE, "sizes that do not divide", 6, buffers((3, 10), (4, 7)), reduce, judge_reduce),
-    Check(REDUCE, "few elements, none, one rank alone", 4, buffers((4, 2)), edges, judge_edges),
+    Check(REDUCE, "fewer elements than ranks; none; one rank alone", 4, buffers((4, 2)), edges, judge_edges),
     Check(REDUCE, "the same under mpirun", 4, buffers((4, 10)), reduce, judge_reduce, wire="mpi"),
     Check(COST, "counts messages and bytes", 8, questions((12, 8, 4), (10, 4, 3)), cost, judge_cost),
 ]

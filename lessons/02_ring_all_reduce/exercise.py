@@ -50,7 +50,8 @@ def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
 
     Messages
     --------
-    P - 1 from every rank, all to the right neighbour, one chunk each: first its own, then always what came last.
+    P - 1 from every rank, all to the right neighbour, one chunk each: first its own, then always what came last. The
+    only chunk that a rank never sends is its right neighbour's own, which comes to it last.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -66,7 +67,7 @@ def ring_all_reduce(buffer: Array, comm: Communicator) -> None:
 
     Messages
     --------
-    2(P - 1) from every rank, all to the right neighbour, one chunk each.
+    2(P - 1) from every rank, all to the right neighbour, one chunk each. (A message of length 0 may be left out.)
     """
     raise NotImplementedError("task 3 is not started")
 

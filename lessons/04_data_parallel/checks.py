@@ -243,10 +243,15 @@ def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         for arrivals in result["arrivals"].reshape(steps, 6).tolist():
             late = [max(at for at, p in enumerate(arrivals) if bucket[p] <= number) for number in range(bucket[0] + 1)]
             launches += [len(launches) // len(late) * 6 + 1 + at for at in late]
-        expect(rank, "gradients there when a bucket was launched:", result["launches"], launches)
+        if len(result["launches"]) != len(launches):
+            raise Wrong(
+                f"rank {rank}: {len(result['launches'])} buckets were launched in {steps} steps, expected "
+                f"{len(launches)}: does every step launch each bucket once, and `finish` prepare for the next?"
+            )
+        expect(rank, "bucket by bucket, gradients that had come when it was launched:", result["launches"], launches)
         expect(rank, "messages sent:", result["messages"], 2 * (case.ranks - 1) * len(launches))
         waits = np.repeat(6 * np.arange(1, steps + 1), bucket[0] + 1).tolist()
-        expect(rank, "gradients there when a bucket was waited for:", result["waits"], waits)
+        expect(rank, "bucket by bucket, gradients that had come when it was waited for:", result["waits"], waits)
     judge_trained(case, results)
 
 

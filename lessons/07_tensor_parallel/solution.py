@@ -1,0 +1,76 @@
+"""Lesson 07, solved: the package's own. Read it in `minidist/parallel/adjoint.py`, `tensor.py` and `vocabulary.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from minidist import Communicator
+from minidist.collectives.fast import cut
+from minidist.model.gpt import causal_attention
+from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.parallel.tensor import Boundary, VocabularyParallelEmbedding
+from minidist.parallel.vocabulary import vocabulary_parallel_cross_entropy_sum
+
+
+def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
+    """Cut outputs of `up`, inputs of `down`."""
+    counts = cut(len(whole["up.bias"]), ranks)
+    return {
+        "up.weight": whole["up.weight"].split(counts)[rank].clone(),
+        "up.bias": whole["up.bias"].split(counts)[rank].clone(),
+        "down.weight": whole["down.weight"].split(counts, dim=1)[rank].clone(),
+        "down.bias": whole["down.bias"].clone(),
+    }
+
+
+def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
+    """Enter, multiply by slices, leave; the bias comes after the sum."""
+    hidden = F.gelu(F.linear(copy_to(x, comm), mine["up.weight"], mine["up.bias"]))  # [B, T, C/P]
+    return reduce_from(F.linear(hidden, mine["down.weight"]), comm) + mine["down.bias"]
+
+
+def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: int) -> dict[str, Tensor]:
+    """Deal out heads."""
+    if heads % ranks:
+        raise ValueError(f"{heads} heads cannot be dealt out evenly to {ranks} ranks")
+    slices = {name: whole[name].chunk(ranks)[rank].clone() for name in ("query", "key", "value")}
+    return slices | {"output": whole["output"].chunk(ranks, dim=1)[rank].clone()}
+
+
+def parallel_attention(x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator) -> Tensor:
+    """Enter once, attend with the heads that are here, leave."""
+    inside = copy_to(x, comm)
+    query, key, value = (
+        F.linear(inside, mine[name]).unflatten(-1, (-1, head_dim)).transpose(1, 2) for name in ("query", "key", "value")
+    )
+    found = causal_attention(query, key, value)  # [B, H/P, T, d]
+    return reduce_from(F.linear(found.transpose(1, 2).flatten(2), mine["output"]), comm)
+
+
+def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Communicator) -> Tensor:
+    """Look up one's own words, and sum."""
+    table: Any = SimpleNamespace(weight=mine, num_embeddings=vocabulary)
+    vectors: Tensor = VocabularyParallelEmbedding(table, Boundary(comm))(tokens)
+    return vectors
+
+
+def parallel_cross_entropy(logits: Tensor, targets: Tensor, vocabulary: int, comm: Communicator) -> Tensor:
+    """Three numbers a token are reduced."""
+    return vocabulary_parallel_cross_entropy_sum(logits, targets, comm, vocabulary) / len(targets)
+
+
+__all__ = [
+    "attention_slices",
+    "copy_to",
+    "mlp_slices",
+    "parallel_attention",
+    "parallel_cross_entropy",
+    "parallel_embedding",
+    "parallel_mlp",
+    "reduce_from",
+]

@@ -1,0 +1,105 @@
+"""Lesson 08: what is checked, and for how many points.
+
+Everything is float64. The judges compute with whole sequences, on one rank; a trace tells which collectives an answer
+called in forward and in backward. What autograd saves is counted. Values of tasks 1 and 3 are whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from judges import (
+    HEADS,
+    border,
+    judge_block,
+    judge_border,
+    judge_partial,
+    judge_ring,
+    judge_ulysses,
+    run_block,
+    run_partial,
+    run_ring,
+    run_ulysses,
+)
+
+from minidist.grade.contract import Case, Check, Draw, Task
+
+BY_HAND = ("minidist.parallel", "torch.distributed", "comm.native")
+BORDERS = Task(1, "gather and scatter tokens", BY_HAND)
+BLOCK = Task(2, "a block on split tokens", BY_HAND)
+PARTIAL = Task(3, "gradients that are a part", BY_HAND)
+ULYSSES = Task(4, "attention by all-to-all", BY_HAND)
+RING = Task(5, "attention around a ring")  # of which the package has none: `judge_ring` sees that messages are plain
+
+# ---------------------------------------------------------------- cases
+
+
+def each(make: Callable[..., Case], *sizes: Any) -> Draw:
+    """Draw `make(rng, *size)` for each size."""
+    return lambda rng: [make(rng, *size) for size in sizes]
+
+
+def tokens(rng: np.random.Generator, ranks: int, own: int) -> Case:
+    """Draw whole numbers [B, T, D]: on each rank other tokens, and other gradients."""
+    drawn = rng.integers(-99, 99, (ranks, 2, 2, own * ranks, 3)).astype(float)
+    return Case(tuple({"x": x, "gradient": gradient} for x, gradient in drawn), f"P = {ranks}, {own * ranks} tokens")
+
+
+def block(rng: np.random.Generator, ranks: int, own: int) -> Case:
+    """Draw a block of 16 channels, and 4 a rank inside, the same for every rank."""
+    shapes = {"norm.weight": 16, "up.weight": (4 * ranks, 16), "up.bias": 4 * ranks}
+    shapes |= {"down.weight": (16, 4 * ranks), "down.bias": 16}
+    shapes |= {"x": (2, own * ranks, 16), "gradient": (2, own * ranks, 16)}
+    given = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    return Case((given,) * ranks, f"P = {ranks}, {own * ranks} tokens")
+
+
+def partial(rng: np.random.Generator, ranks: int, hidden: int) -> Case:
+    """Draw whole numbers as gradients: on each rank others."""
+    shapes = {"norm.weight": hidden, "up.weight": (2, hidden), "up.bias": 2, "down.weight": (hidden, 2)}
+    shapes |= {"down.bias": hidden}
+    drawn = ({name: rng.integers(-99, 99, shape).astype(float) for name, shape in shapes.items()} for _ in range(ranks))
+    return Case(tuple(drawn), f"P = {ranks}, {hidden} channels")
+
+
+def attention(rng: np.random.Generator, ranks: int, heads: int, own: int, large: float = 1.0) -> Case:
+    """Draw queries, keys and values [B, H, T, d], the same for every rank; scores grow with `large`."""
+    given = {name: rng.normal(size=(2, heads, own * ranks, 3)) for name in (*HEADS, "gradient")}
+    given["query"] *= large
+    return Case((given,) * ranks, f"P = {ranks}, {heads} heads, {own * ranks} tokens")
+
+
+# ---------------------------------------------------------------- the checks
+
+
+GATHER, SCATTER = ((border(name), judge_border(name[0] == "g")) for name in ("gather_tokens", "scatter_tokens"))
+
+CHECKS = [
+    Check(BORDERS, "all tokens, then a slice of the sum", 6, each(tokens, (2, 2), (4, 1)), *GATHER),
+    Check(BORDERS, "a slice of the sum, then all tokens", 6, each(tokens, (2, 2), (4, 1)), *SCATTER),
+    Check(BORDERS, "the first under mpirun", 3, each(tokens, (2, 2)), *GATHER, wire="mpi"),
+    Check(BLOCK, "as the whole block", 18, each(block, (2, 2), (4, 2)), run_block, judge_block),
+    Check(BLOCK, "the same under mpirun", 3, each(block, (2, 2)), run_block, judge_block, wire="mpi"),
+    Check(
+        PARTIAL, "sums what is a part, and nothing else", 10, each(partial, (2, 3), (4, 5)), run_partial, judge_partial
+    ),
+    Check(PARTIAL, "the same under mpirun", 2, each(partial, (2, 3)), run_partial, judge_partial, wire="mpi"),
+    Check(ULYSSES, "as attention on one rank", 16, each(attention, (2, 4, 2), (3, 3, 2)), run_ulysses, judge_ulysses),
+    Check(ULYSSES, "the same under mpirun", 2, each(attention, (2, 2, 2)), run_ulysses, judge_ulysses, wire="mpi"),
+    Check(RING, "as attention on one rank", 12, each(attention, (2, 1, 2), (4, 2, 3)), run_ring, judge_ring),
+    Check(RING, "scores of a thousand", 4, each(attention, (3, 1, 2, 1000.0)), run_ring, judge_ring),
+    Check(RING, "the same under mpirun", 2, each(attention, (2, 1, 2)), run_ring, judge_ring, wire="mpi"),
+]
+
+# ---- hidden: the handout ends here ----
+
+CHECKS += [
+    Check(BORDERS, "gathering on other ranks", 2, each(tokens, (1, 3), (3, 2)), *GATHER, hidden=True),
+    Check(BORDERS, "scattering on other ranks", 2, each(tokens, (1, 3), (3, 2)), *SCATTER, hidden=True),
+    Check(BLOCK, "other sizes", 4, each(block, (1, 3), (3, 1)), run_block, judge_block, hidden=True),
+    Check(PARTIAL, "other sizes", 2, each(partial, (1, 2), (3, 4)), run_partial, judge_partial, hidden=True),
+    Check(ULYSSES, "other sizes", 3, each(attention, (3, 6, 1)), run_ulysses, judge_ulysses, hidden=True),
+    Check(RING, "other sizes", 3, each(attention, (1, 1, 3), (5, 1, 1)), run_ring, judge_ring, hidden=True),
+]

@@ -1,0 +1,242 @@
+"""Lesson 08: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from minidist import Communicator, Trace
+from minidist.grade import contract
+from minidist.grade.contract import Array, Arrays, Case, Judge, Note, Program, Wrong, sent_by
+
+TIME, HEADS = 1, ("query", "key", "value")
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
+CUTS = {"norm.weight": None, "up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None}
+
+
+def rounds(
+    comm: Communicator, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], gradient: Tensor
+) -> dict[str, Any]:
+    """Return what forward gives, the leaves' gradients, and which collectives were called in forward and backward."""
+    comm.trace = trace = Trace()
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    out = forward()
+    before = calls(trace)
+    torch.autograd.backward(out, gradient)
+    found = {"out": out.detach().numpy(), "forward": before, "backward": calls(trace)[len(before) :]}
+    for name, leaf in leaves.items():
+        if leaf.grad is None:
+            raise ValueError(f"backward left no gradient of {name}")
+        found[f"the gradient of {name}"] = leaf.grad.numpy()
+    return found
+
+
+def calls(trace: Trace) -> list[list[int]]:
+    """Return the collectives so far: which, and the bytes of the whole buffer."""
+    found = [(event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"]
+    return [[OPERATIONS.index(name), bytes] for name, bytes in found]
+
+
+def own(array: Array, comm: Communicator, dim: int = TIME) -> Tensor:
+    """Return this rank's part."""
+    return torch.tensor(np.array_split(array, comm.size, axis=dim)[comm.rank])
+
+
+def border(name: str) -> Program:
+    """Return a program that runs one function of task 1 on tensors that are not contiguous."""
+    gathers = name == "gather_tokens"
+
+    def program(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+        x = own(given["x"], comm) if gathers else torch.tensor(given["x"])
+        gradient = torch.tensor(given["gradient"]) if gathers else own(given["gradient"], comm)
+        x, gradient = (each.movedim(0, -1).contiguous().movedim(-1, 0) for each in (x, gradient))
+        return rounds(comm, lambda: getattr(exercise, name)(x, comm), {"x": x}, gradient)
+
+    return program
+
+
+def run_block(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 2, and count what autograd saves besides parameters and the input, each storage once."""
+    x = own(given["x"], comm)
+    mine = {
+        name: torch.tensor(given[name]) if dim is None else own(given[name], comm, dim) for name, dim in CUTS.items()
+    }
+    known = {tensor.untyped_storage().data_ptr() for tensor in (x, *mine.values())}
+    saved: dict[int, Any] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if (storage := tensor.untyped_storage()).data_ptr() not in known:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    def forward() -> Tensor:
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            return exercise.sequence_block(x, mine, comm)
+
+    found = rounds(comm, forward, {"x": x, **mine}, own(given["gradient"], comm))
+    return {**found, "saved": sum(storage.nbytes() for storage in saved.values())}
+
+
+def run_partial(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 3."""
+    comm.trace = trace = Trace()
+    gradients = {name: torch.tensor(array) for name, array in given.items()}
+    exercise.sum_partial_gradients(dict(gradients), comm)
+    return {**{name: gradient.numpy() for name, gradient in gradients.items()}, "sum_partial_gradients": calls(trace)}
+
+
+def run_ulysses(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4; before that with one head more than ranks."""
+    refused, odd = True, torch.ones(1, comm.size + 1, 1, 2)
+    with suppress(ValueError):
+        exercise.ulysses_attention(odd, odd, odd, comm)
+        refused = comm.size == 1
+    qkv = {name: own(given[name], comm, 2) for name in HEADS}
+    found = rounds(comm, lambda: exercise.ulysses_attention(*qkv.values(), comm), qkv, own(given["gradient"], comm, 2))
+    return {**found, "refused": refused}
+
+
+def run_ring(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 5."""
+    qkv = [own(given[name], comm, 2) for name in HEADS]
+    with torch.no_grad():
+        return {"out": exercise.ring_attention(*qkv, comm).numpy()}
+
+
+def expect_calls(results: Sequence[Arrays], notes: Sequence[Note], bytes: int, **expected: Sequence[str]) -> None:
+    """Raise `Wrong` unless just these collectives were called, of so many bytes each, one alone calling none."""
+    for note in notes:
+        plain = note.kind in ("send", "roll_call", "allocate")
+        if plain and not any(name.startswith("minidist.collectives") for name in note.through):
+            raise Wrong(f"rank {note.rank} uses {note.kind} at {note.line}: use the collectives only")
+    for rank, result in enumerate(results):
+        for phase, names in expected.items():
+            found = spelled(result[phase])
+            wanted = ", ".join(f"{name} of {bytes} bytes" for name in names if len(results) > 1) or "no collective"
+            if found != wanted:
+                raise Wrong(f"rank {rank} of {len(results)}: {phase} calls {found}, expected {wanted}")
+
+
+def spelled(rows: Array) -> str:
+    """Return calls in words."""
+    return ", ".join(f"{OPERATIONS[int(row[0])]} of {int(row[1])} bytes" for row in rows) or "no collective"
+
+
+def part(array: Array, case: Case, rank: int, dim: int | None = TIME) -> Array:
+    """Return a rank's part."""
+    return array if dim is None else np.array_split(array, case.ranks, axis=dim)[rank]
+
+
+def judge_border(gathers: bool) -> Judge:
+    """Compare with all slices, and with a slice of the sum."""
+
+    def judge(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+        xs, gradients = ([given[name] for given in case.given] for name in ("x", "gradient"))
+        slices, terms = (xs, gradients) if gathers else (gradients, xs)
+        every = np.concatenate([part(array, case, rank) for rank, array in enumerate(slices)], axis=TIME)
+        for rank, result in enumerate(results):
+            own = part(np.sum(terms, axis=0), case, rank)
+            contract.expect_equal(rank, "what forward returns", result["out"], every if gathers else own)
+            contract.expect_equal(rank, "the gradient of x", result["the gradient of x"], own if gathers else every)
+        both = ["all_gather"], ["reduce_scatter"]
+        forward, backward = both if gathers else both[::-1]
+        expect_calls(results, notes, xs[0].nbytes, forward=forward, backward=backward)
+
+    return judge
+
+
+def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As the whole block; of what is kept for backward, one tensor of all tokens and a few of this rank's."""
+    given = case.given[0]
+    x = torch.tensor(given["x"], requires_grad=True)
+    weights = {name: torch.tensor(given[name]) for name in CUTS}
+    for name in ("norm.weight", "down.bias"):
+        weights[name] = weights[name].expand(x.shape).clone()  # a copy for each token, so that its terms can be told
+    for weight in weights.values():
+        weight.requires_grad_()
+    normed = weights["norm.weight"] * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5))
+    hidden = F.gelu(F.linear(normed, weights["up.weight"], weights["up.bias"]))
+    out = x + F.linear(hidden, weights["down.weight"]) + weights["down.bias"]
+    out.backward(torch.tensor(given["gradient"]))
+    wide, tokens = x.nbytes, x[..., 0].nbytes
+    most = wide + (3 * wide + 2 * hidden.nbytes + 4 * tokens) // case.ranks
+    for rank, result in enumerate(results):
+        contract.expect_close(rank, "what forward returns", result["out"], part(out.detach().numpy(), case, rank))
+        contract.expect_close(rank, "the gradient of x", result["the gradient of x"], part(x.grad.numpy(), case, rank))
+        if int(result["saved"]) > most:
+            raise Wrong(f"rank {rank}: {int(result['saved'])} bytes are kept for backward, expected at most {most}")
+        for name, dim in CUTS.items():
+            gradient = part(weights[name].grad.numpy(), case, rank, TIME if dim is None else dim)
+            gradient = gradient.sum((0, 1)) if dim is None else gradient
+            contract.expect_close(rank, f"the gradient of {name}", result[f"the gradient of {name}"], gradient)
+    both = ["all_gather", "reduce_scatter"]
+    expect_calls(results, notes, wide, forward=both, backward=both)
+
+
+def judge_partial(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The norm's and the last bias's are summed, in one all-reduce."""
+    for rank, result in enumerate(results):
+        for name, dim in CUTS.items():
+            every = [given[name] for given in case.given]
+            expected = np.sum(every, axis=0) if dim is None else every[rank]
+            contract.expect_equal(rank, f"the gradient of {name}", result[name], expected)
+    numbers = 2 * len(case.given[0]["norm.weight"])
+    expect_calls(results, notes, 8 * numbers, sum_partial_gradients=["all_reduce"])
+
+
+def whole_attention(given: Arrays) -> tuple[Tensor, list[Tensor]]:
+    """Return causal attention over all tokens, as it is written, and the gradients of queries, keys and values."""
+    q, k, v = (torch.tensor(given[name], requires_grad=True) for name in HEADS)
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+    out = scores.softmax(-1) @ v
+    out.backward(torch.tensor(given["gradient"]))
+    return out.detach(), [q.grad, k.grad, v.grad]
+
+
+def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As attention on one rank; four tensors' worth of all-to-all, and as much back."""
+    out, gradients = whole_attention(case.given[0])
+    for rank, result in enumerate(results):
+        contract.expect_close(rank, "what forward returns", result["out"], part(out.numpy(), case, rank, 2))
+        for name, gradient in zip(HEADS, gradients, strict=True):
+            found, expected = result[f"the gradient of {name}"], part(gradient.numpy(), case, rank, 2)
+            contract.expect_close(rank, f"the gradient of {name}", found, expected)
+        for phase in ("forward", "backward"):
+            rows = result[phase].reshape(-1, 2).astype(int)
+            if {OPERATIONS[row[0]] for row in rows} != {"all_to_all"} or rows[
+                :, 1
+            ].sum() != 4 * out.nbytes // case.ranks:
+                wanted = f"all_to_alls of {4 * out.nbytes // case.ranks} bytes together"
+                raise Wrong(f"rank {rank}: {phase} calls {spelled(rows)}, expected {wanted}")
+        if not result["refused"]:
+            raise Wrong(f"rank {rank}: ulysses_attention raises no ValueError for {case.ranks + 1} heads")
+    expect_calls(results, notes, 0)
+
+
+def judge_ring(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As attention on one rank; keys and values go to the right, P - 1 times."""
+    out, _ = whole_attention(case.given[0])
+    steps, bytes = case.ranks - 1, 2 * out.nbytes // case.ranks
+    for rank, result in enumerate(results):
+        contract.expect_close(rank, "what is returned", result["out"], part(out.numpy(), case, rank, 2))
+        sent, right = sent_by(rank, notes), (rank + 1) % case.ranks
+        for note in notes:
+            if note.kind not in ("send", "call") or any(
+                name.startswith("minidist.collectives") for name in note.through
+            ):
+                raise Wrong(f"rank {note.rank} uses a collective or comm.{note.kind} at {note.line}: exchange only")
+        if any(note.to != right for note in sent):
+            raise Wrong(f"rank {rank} sends to {sorted({note.to for note in sent})}, expected to {right} only")
+        if sum(note.bytes for note in sent) != steps * bytes or len(sent) > 2 * steps:
+            found = f"{sum(note.bytes for note in sent)} bytes in {len(sent)} messages"
+            raise Wrong(f"rank {rank} sends {found}, expected {steps * bytes} bytes in {steps} or {2 * steps}")
