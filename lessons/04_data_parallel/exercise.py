@@ -11,8 +11,8 @@ package only two collectives:
 
 Both want contiguous tensors and the same sizes, in the same order, on every rank. Hand them `parameter.detach()`, which
 shares the parameter's memory, or `parameter.grad`. (Without `algorithm` the package chooses one, perhaps without any
-message; the grader counts messages.) `minidist.parallel` is what you are building: calling it scores
-nothing, and neither does torch's DistributedDataParallel.
+message; the grader counts messages.) `minidist.parallel` is what you are building: calling it scores nothing, and
+neither does torch's DistributedDataParallel.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 04             points, and what is still wrong
@@ -106,8 +106,8 @@ class BucketedGradients:
         self.synchronising = True  # and here the hooks are to be registered
 
     def finish(self) -> None:
-        """Wait for all buckets and copy each sum back into its `parameter.grad`; then be ready for the next
-        backward.""" raise NotImplementedError("task 3 is not started")
+        """Wait for all buckets and copy each sum back into `parameter.grad`; then be ready for the next backward."""
+        raise NotImplementedError("task 3 is not started")
 
 
 def accumulate(
