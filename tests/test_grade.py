@@ -235,6 +235,11 @@ def test_table_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (LESSON.name, suite.get("tests"), "0")
 
 
+def test_one_task_while_working_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(["02", "--task", "4", "--solution"], capsys)
+    assert status == 0 and "its cost" in out and "ring all-gather" not in out
+
+
 def test_a_results_file_for_gradescope_is_written_even_if_nothing_can_be_graded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,6 +268,7 @@ def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("argv", "told"),
     (
         (["99"], "there is no lesson '99' in"),
+        (["02", "--task", "9"], "02 has no task 9: leave --task out"),
         (["02", "--student", "/nowhere"], "there is no exercise.py of lesson 02_ring_all_reduce in /nowhere"),
         (["--all", "--lessons", "/nowhere"], "there are no lessons in /nowhere"),
         (["02", "--format", "json", "--solution", "--limit", "9", "--out", "/nowhere/x.json"], "/nowhere/x.json"),

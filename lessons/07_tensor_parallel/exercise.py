@@ -58,7 +58,12 @@ def copy_to(x: Tensor, comm: Communicator) -> Tensor:
         The values of `x`, for autograd to go through: write a `torch.autograd.Function` whose forward is the identity
         (return `x.view_as(x)`), and whose backward returns the sum of all ranks' gradients.
 
-    Messages: none in forward. One all-reduce, of the gradient's size, in backward. On one rank none at all.
+    Messages: none in forward. One all-reduce, of the gradient's size, in backward. (On one rank `all_reduce` sends
+    nothing, so that is no special case.)
+
+    A Function is a class with two static methods: `forward(ctx, x, comm)`, in which `ctx.comm = comm` keeps what
+    backward needs, and `backward(ctx, gradient)`, which returns one value for each argument of forward after ctx: the
+    gradient of x, and None for comm. `Enter.apply(x, comm)` calls it.
 
     The gradient that backward is given must stay as it is, and need not be contiguous, whereas `all_reduce` works in
     place on what is: reduce a `gradient.clone(memory_format=torch.contiguous_format)`.
@@ -72,7 +77,7 @@ def reduce_from(x: Tensor, comm: Communicator) -> Tensor:
     Parameters
     ----------
     x : Tensor
-        One term of the sum on each rank. It must stay as it is, and need not be contiguous.
+        One term of the sum on each rank. It must stay as it is, and need not be contiguous: clone it as in f.
 
     Messages: one all-reduce of the size of `x` in forward, none in backward. On one rank none at all.
     """
@@ -143,7 +148,7 @@ def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: 
     Raises
     ------
     ValueError
-        If the heads cannot be dealt out evenly.
+        If H is no multiple of the ranks: then the largest rank would make all others wait.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -159,7 +164,8 @@ def parallel_attention(x: Tensor, mine: Mapping[str, Tensor], head_dim: int, com
         d. How many heads are here shows in the shapes.
 
     Without ranks it is: query, key, value = x Wᵀ, each cut into heads [B, H, T, d]; `causal_attention(query, key,
-    value)` [B, H, T, d]; the heads side by side again [B, T, H d]; times `output`.
+    value)` [B, H, T, d], which divides by the root of d and masks what comes later; the heads side by side again [B, T,
+    H d]; times `output`.
 
     Messages: one all-reduce of B T D numbers in forward, one in backward (one, although three matrices read `x`).
     """
@@ -179,7 +185,7 @@ def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Comm
     mine : Tensor
         The rows of the words `part(V, comm.rank, comm.size)`: [V/P, D], a parameter.
     vocabulary : int
-        V.
+        V, at least P: every rank has a word.
 
     Backward leaves in `mine.grad` the gradients of this rank's words.
 
@@ -201,7 +207,9 @@ def parallel_cross_entropy(logits: Tensor, targets: Tensor, vocabulary: int, com
         V.
 
     Logits may be as large as 1000: exp(1000) is infinite, so subtract from each token's logits the largest of them, as
-    a constant (`detach`). Backward leaves this rank's columns of (softmax - one-hot)/N in `logits.grad`.
+    a constant (`detach`). No f is needed here: what follows the sum over all ranks is the same on all of them, and its
+    gradient goes to each rank's own term as it is. Backward leaves this rank's columns of (softmax - one-hot)/N in
+    `logits.grad`.
 
     Messages: all-reduces of at most 3 N numbers together in forward, none in backward. Nothing as large as the logits
     is ever sent.

@@ -77,7 +77,16 @@ def graded(options: argparse.Namespace) -> list[Graded]:
         lesson = find_lesson(folder, name)
         answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
         with warm_processes(lesson, AT_ONCE, options.user) as warm:
-            tests += grade(lesson, answer, seed=options.seed, limit=options.limit, warm=warm)
+            tests += grade(
+                lesson,
+                answer,
+                seed=options.seed,
+                limit=options.limit,
+                only=lambda check: options.task in (None, check.task.number),
+                warm=warm,
+            )
+    if not tests and names:
+        raise GradeError(f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them")
     if not tests:
         raise GradeError(f"there are no lessons in {folder}: name their folder with --lessons")
     return tests
@@ -101,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="minidist grade", description="Grade an exercise of the course.")
     parser.add_argument("lesson", nargs="?", help="its number: 02")
     parser.add_argument("--all", action="store_true", help="grade every lesson")
+    parser.add_argument("--task", type=_natural, metavar="N", help="grade this task only, while you work on it")
     parser.add_argument("--student", metavar="DIR", help="where the student's exercise.py is (among the lessons)")
     parser.add_argument("--lessons", metavar="DIR", help="where the lessons and their checks are (lessons)")
     parser.add_argument("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
@@ -115,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _natural(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed: use 0, 1, 2, ...")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: use 0, 1, 2, ...")
     return int(text)
 
 

@@ -18,7 +18,7 @@ def totals(tests: Sequence[Graded]) -> tuple[float, float]:
 
 
 def table(tests: Sequence[Graded]) -> str:
-    """Return a table: one line a case, what went wrong below it (once, where several cases say the same)."""
+    """Return a table: one line a case, what went wrong below it."""
     lines: list[str] = []
     lesson, said = "", ""
     for test in tests:
@@ -30,8 +30,8 @@ def table(tests: Sequence[Graded]) -> str:
             f"  {test.number:<5}{test.score:5.1f} of {test.max_score:4.1f}  {test.status:<12} "
             f"{test.check.task.title}: {test.check.title} ({test.label}{hidden})"
         )
-        if test.status == FAILED and test.output != said:
-            lines += [f"       {line}" for line in test.output.splitlines()]
+        if test.status == FAILED:
+            lines += [f"       {line}" for line in (test.output if test.output != said else "as above").splitlines()]
             said = test.output
     score, most = totals(tests)
     return "\n".join([*lines, f"{score:g} of {most:g} points"])
