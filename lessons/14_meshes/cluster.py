@@ -19,7 +19,7 @@ from minidist.cli.twin import run_twin
 from minidist.collectives import all_reduce
 from minidist.parallel import ColumnParallel, Recipe, RowParallel, parallelize
 
-ROWS, WIDTH, BLOCKS = 16, 12, 3  # rows of the whole batch
+TP, ROWS, WIDTH, BLOCKS = 2, 16, 12, 3  # rows of the whole batch
 STEPS, RATE, LIMIT = 4, 1.0, 0.5
 
 
@@ -38,8 +38,7 @@ class Block(nn.Module):
 
 def build(device: torch.device) -> nn.Module:
     """Return the serial model, the same on every rank."""
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    generator, model = torch.Generator().manual_seed(0), nn.Sequential(*(Block() for _ in range(BLOCKS)))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2, generator=generator)
     return model.to(device)
@@ -51,15 +50,9 @@ def batch(step: int, dp: int, of: int, device: torch.device) -> Tensor:
     return rows.chunk(of)[dp].to(device)
 
 
-def sizes_of(comm: Communicator) -> tuple[int, int]:
-    """Return (dp, tp)."""
-    tp = 2 if comm.size % 2 == 0 else 1
-    return comm.size // tp, tp
-
-
 def production(comm: Communicator, device: torch.device) -> list[float]:
     """Train with torch's own mesh."""
-    mesh = init_device_mesh(device.type, sizes_of(comm), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(device.type, (comm.size // TP, TP), mesh_dim_names=("dp", "tp"))
     model, losses = build(device), []
     for block in model:
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -79,19 +72,14 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
     """Train with minidist's mesh."""
-    dp, tp = sizes_of(comm)
-    mesh = Mesh(comm, Layout(dp=dp, tp=tp))
-
-    def loss_of(y: Tensor, target: Tensor) -> Tensor:
-        return (y - target).square().mean() / dp  # gradients are summed over dp
-
+    mesh, dp = Mesh(comm, Layout(dp=comm.size // TP, tp=TP)), comm.size // TP
     plan = {"*.up": ColumnParallel(), "*.down": RowParallel()}
-    parallel = parallelize(build(device), mesh, Recipe(zero=3 if dp > 1 else 0), loss_of, tensor_plan=plan)
+    parallel = parallelize(build(device), mesh, Recipe(zero=3), lambda y, x: (y - x).square().mean() / dp, None, plan)
     optimizer = parallel.optimizer(torch.optim.SGD, [{"params": list(parallel.model.parameters())}], lr=RATE)
     losses = []
     for step in range(STEPS):
         x = batch(step, mesh.dp.rank, mesh.dp.size, device)
-        parallel.zero_grad()
+        parallel.zero_grad()  # gradients are summed over dp
         loss = parallel.step([x], [x.flip(1)])
         parallel.clip(LIMIT)
         optimizer.step()

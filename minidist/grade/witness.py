@@ -92,9 +92,6 @@ class Witness(Communicator):
     def fence(self) -> None:
         self._inner.fence()
 
-    def reach(self, bytes: int, peer: int) -> None:
-        self._inner.reach(bytes, peer)
-
     def clock(self) -> float:
         return self._inner.clock()
 

@@ -1,0 +1,59 @@
+"""Lesson 05, solved with the package. Read `minidist/parallel/zero.py`, `clip.py` and `minidist/memory/equation.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from minidist import Communicator
+from minidist.memory import equation
+from minidist.parallel import zero
+from minidist.parallel.clip import clip_by_global_norm
+
+
+def model_states(parameters: int, ranks: int, stage: int) -> tuple[float, float, float]:
+    """Return the bytes of parameters, gradients and optimizer."""
+    states = equation.model_states(parameters, ranks, stage)
+    return states.parameters, states.gradients, states.optimizer
+
+
+def largest_model(memory: float, ranks: int, stage: int) -> int:
+    """Return how many parameters fit."""
+    return int(memory / equation.model_states(1, ranks, stage).total)
+
+
+class ZeRO1(zero.ZeRO1):
+    """The package's, every parameter a bucket. It reduces during backward."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
+        super().__init__(model, comm, bucket_bytes=1, first_bucket_bytes=1)
+        self.adamw = self.optimizer(torch.optim.AdamW, lr=lr)
+
+    def reduce(self) -> None:
+        """Reduce what no backward has reduced."""
+        self.synchronize()
+
+    def step(self) -> None:
+        """Update the slices; the optimizer gathers when it has stepped."""
+        self.adamw.step()
+
+
+class ZeRO2(zero.ZeRO2):
+    """The package's, every parameter a bucket."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
+        super().__init__(model, comm, bucket_bytes=1, first_bucket_bytes=1)
+        self.adamw = self.optimizer(torch.optim.AdamW, lr=lr)
+
+    def reduce(self) -> None:
+        """Reduce what no backward has reduced."""
+        self.synchronize()
+
+    def step(self) -> None:
+        """Update the slices; the optimizer gathers when it has stepped."""
+        self.adamw.step()
+
+
+def clip(slices: list[nn.Parameter], limit: float, comm: Communicator) -> Tensor:
+    """Clip by the norm over the ranks of `comm`."""
+    return clip_by_global_norm(slices, limit, comm)

@@ -1,0 +1,242 @@
+"""Lesson 06: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx.experimental.symbolic_shapes  # what the first backward imports: once for all cases
+from torch import Tensor, nn
+
+from minidist import Communicator
+from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal
+
+MOST_WHOLE = 2  # units
+RATE = 0.5
+
+
+class Block(nn.Module):
+    """A unit: x + tanh(x W1ᵀ + b1) W2ᵀ, which calls `look` in the midst of its forward and of its backward."""
+
+    def __init__(self, weights: Sequence[Array], look: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.look = look
+        self.first, self.bias, self.second = (nn.Parameter(torch.tensor(weight)) for weight in weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, D] of [B, D]."""
+        hidden = torch.tanh(x @ self.first.T + self.bias)
+        self.look()
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: self.look())
+        return x + hidden @ self.second.T
+
+
+class Memory:
+    """The whole parameters of modules: all storages that they had at some time, as far as these are alive."""
+
+    def __init__(self, weights: Sequence[Sequence[Array]]) -> None:
+        self.modules = [Block(each, self.look) for each in weights]
+        self.seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.held: list[int] = []  # at each mark
+        self.marks: list[int] = []  # messages that were sent until then
+        self.most = [0, 0]  # bytes, and modules with whole gradients, when something looked
+        self.bytes()
+
+    def bytes(self) -> int:
+        """Return what is held now. A storage of one number, which stands in for a whole tensor, does not count."""
+        self.seen.update(p.untyped_storage() for module in self.modules for p in module.parameters())
+        return sum(storage.nbytes() for storage in self.seen if storage.nbytes() > 8)
+
+    def look(self) -> None:
+        """Note what is held in the midst of a unit."""
+        whole = [module for module in self.modules if any(p.grad is not None for p in module.parameters())]
+        self.most = [max(self.most[0], self.bytes()), max(self.most[1], len(whole))]
+
+    def mark(self, comm: Communicator) -> None:
+        """Note what is held between two calls, and how many messages there were."""
+        self.held.append(self.bytes())
+        self.marks.append(comm.traffic.messages_sent)
+
+
+def parts(given: Arrays) -> list[list[Array]]:
+    """Return the weights of each block."""
+    return [[given[f"{unit}.{part}"] for part in range(3)] for unit in range(int(given["sizes"][0]))]
+
+
+def cutting(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 1 on parameters, and the other way on their values."""
+    parameters = [torch.tensor(value) for value in given.values()]
+    shard, held = exercise.cut(parameters, comm)
+    whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
+    views = exercise.views_into(whole, parameters)
+    whole.copy_(torch.cat([parameter.flatten() for parameter in parameters]))  # views show it, copies do not
+    found = {f"parameter {number}": view.detach().numpy() for number, view in enumerate(views)}
+    found |= {"shard": shard.detach().numpy(), "held": np.array(held).reshape(len(parameters), 2)}
+    return found | {"its memory": shard.untyped_storage().nbytes()}
+
+
+def come_and_go(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 2: build, gather, use, release, gather, backward, release, change the shard, gather, release."""
+    memory = Memory(parts(given))
+    block, parameters = memory.modules[0], list(memory.modules[0].parameters())
+    unit = exercise.ShardedUnit(block, comm)
+    found = {"shard": unit.shard.detach().clone().numpy()}
+    for stage in range(3):
+        memory.mark(comm)
+        unit.gather()
+        found[f"whole {stage}"] = flat(block.parameters())
+        if stage == 0:
+            output = block(torch.tensor(given["x"][0]))
+        elif stage == 1:
+            output.backward(torch.tensor(given["gradient"][0]))
+        unit.release()
+        with torch.no_grad():
+            unit.shard += stage  # changed before the last gathering
+    memory.mark(comm)
+    found["gradient"] = flat(parameter.grad for parameter in parameters)
+    return found | {"held": memory.held, "marks": memory.marks}
+
+
+def training(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run two steps of task 3, or of task 4 if there are groups."""
+    memory, found = Memory(parts(given)), {}
+    kind, sizes = (exercise.HybridModel, [int(given["sizes"][1])]) if given["sizes"][1] else (exercise.ShardedModel, [])
+    model = kind(list(memory.modules), comm, *sizes)
+    memory.mark(comm)
+    for step in range(2):
+        output = model.forward(torch.tensor(given["x"][step]))
+        memory.mark(comm)
+        gradients = model.backward(torch.tensor(given["gradient"][step]))
+        left = sum(p.grad is not None for module in memory.modules for p in module.parameters())
+        found |= {f"output {step}": output.detach().numpy(), f"gradients left {step}": left}
+        for unit, (shard, gradient) in enumerate(zip(model.shards, gradients, strict=True)):
+            found[f"shard {step}.{unit}"] = shard.detach().clone().numpy()
+            found[f"gradient {step}.{unit}"] = gradient.detach().numpy()
+            with torch.no_grad():
+                shard -= RATE * gradient
+        memory.mark(comm)
+    return found | {"held": memory.held, "marks": memory.marks, "most": memory.most}
+
+
+def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The shards are `array_split`'s, own their memory, and say what they hold; views show what is written."""
+    whole = np.concatenate([value.ravel() for value in case.given[0].values()])
+    shards = np.array_split(whole, case.ranks)
+    for rank, result in enumerate(results):
+        start = sum(map(len, shards[:rank]))  # of the shard among all elements, then within each parameter
+        expect_equal(rank, "the shard", result["shard"], shards[rank])
+        if (found := int(result["its memory"])) > (most := max(shards[rank].nbytes, 8)):
+            raise Wrong(f"rank {rank}: the shard keeps {found} bytes alive, expected {most}: a view is no copy")
+        for number, value in enumerate(case.given[rank].values()):
+            first, last = (min(max(at, 0), value.size) for at in (start, start + len(shards[rank])))
+            pair = result["held"][number].tolist()
+            if pair != [first, last] and (first < last or pair[0] != pair[1]):
+                raise Wrong(f"rank {rank} holds {pair} of parameter {number}, it says, expected {[first, last]}")
+            expect_equal(rank, f"view {number}, after its whole was written,", result[f"parameter {number}"], value)
+            start -= value.size
+    if sent := [note for note in notes if note.kind == "send"]:
+        raise Wrong(f"rank {sent[0].rank} sent a message ({sent[0].line}): cutting needs none")
+
+
+def judge_unit(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Everything of task 2, and the bytes of each gathering."""
+    judge_unit_values(case, results, notes)
+    expected = (case.ranks - 1) * sum(weight.nbytes for weight in parts(case.given[0])[0])
+    for stage in range(3):
+        if (found := sent_between(results, notes, stage).sum()) != expected:
+            raise Wrong(f"in gather number {stage + 1} all ranks together sent {found} bytes, expected {expected}")
+
+
+def judge_unit_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Shards and wholes are right, at first and after the change; nothing is held between uses; backward works."""
+    before = np.concatenate([weight.ravel() for weight in parts(case.given[0])[0]])
+    for rank, result in enumerate(results):
+        expect_equal(rank, "the shard", result["shard"], np.array_split(before, case.ranks)[rank])
+        for stage, expected in enumerate((before, before, before + 1)):
+            expect_equal(rank, f"what gather number {stage + 1} brought", result[f"whole {stage}"], expected)
+        expect_free(rank, result, "the constructor", "the first release", "the second release", "the last release")
+        block = Block(parts(case.given[rank])[0])
+        run(block, case.given[rank])
+        expected = flat(parameter.grad for parameter in block.parameters())
+        expect_close(rank, "the gradient of backward after a release", result["gradient"], expected)
+
+
+def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Values, memory, and the bytes of each forward and backward, inside groups and across them."""
+    judge_values(case, results, notes)
+    group = int(case.given[0]["sizes"][1]) or case.ranks
+    whole = sum(weight.nbytes for weights in parts(case.given[0]) for weight in weights)
+    groups, group_of = case.ranks // group, np.arange(case.ranks) // group
+    inside = group_of[:, None] == group_of
+    for stage, name in enumerate(("forward", "backward") * 2):
+        sent, backward = sent_between(results, notes, stage), name == "backward"
+        within, across = (2 if backward else 1) * groups * (group - 1), (2 if backward else 0) * (groups - 1)
+        for where, among, times in (("inside their groups", inside, within), ("to other groups", ~inside, across)):
+            if (found := sent[among].sum()) != times * whole:
+                raise Wrong(f"in {name} all ranks sent {found} bytes {where}, expected {times} times {whole}")
+
+
+def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Outputs, shards and gradients are those of one rank that has everything; memory comes and goes."""
+    group = int(case.given[0]["sizes"][1]) or case.ranks
+    model = nn.Sequential(*(Block(weights) for weights in parts(case.given[0])))
+    for step in range(2):
+        model.zero_grad()
+        for rank, given in enumerate(case.given):
+            output = run(model, given, step)
+            expect_close(rank, f"step {step}: the output", results[rank][f"output {step}"], output)
+        for rank, result in enumerate(results):
+            for unit, block in enumerate(model):
+                everything = {"shard": flat(block.parameters()), "gradient": flat(p.grad for p in block.parameters())}
+                for name, whole in everything.items():
+                    mine, found = np.array_split(whole, group)[rank % group], result[f"{name} {step}.{unit}"]
+                    expect_close(rank, f"step {step}: the {name} of unit {unit}", found, mine)
+            if left := int(result[f"gradients left {step}"]):
+                raise Wrong(f"rank {rank}: after backward {left} parameters still have a whole .grad, expected None")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= RATE * parameter.grad
+    most = MOST_WHOLE * sum(weight.nbytes for weight in parts(case.given[0])[0])
+    for rank, result in enumerate(results):
+        expect_free(rank, result, "the constructor", "forward", "backward", "the second forward", "the second backward")
+        held, gradients = map(int, result["most"])
+        if held > most:
+            raise Wrong(f"rank {rank} held {held} bytes of whole parameters at a time, expected at most {most}")
+        if gradients > MOST_WHOLE:
+            raise Wrong(
+                f"rank {rank} held whole gradients of {gradients} units at a time, expected {MOST_WHOLE} at most"
+            )
+
+
+def expect_free(rank: int, result: Arrays, *moments: str) -> None:
+    """Raise `Wrong` unless no whole parameters were held at these moments."""
+    for moment, held in zip(moments, result["held"].tolist(), strict=True):
+        if held:
+            raise Wrong(f"rank {rank}: after {moment} whole parameters still have {held} bytes, expected 0")
+
+
+def sent_between(results: Sequence[Arrays], notes: Sequence[Note], stage: int) -> Array:
+    """Return the bytes that were sent between two marks, [sender, receiver]."""
+    sent = np.zeros((len(results), len(results)), dtype=int)
+    for rank, result in enumerate(results):
+        messages = [note for note in notes if note.rank == rank and note.kind in ("send", "barrier")]
+        for note in messages[slice(*result["marks"][stage : stage + 2].tolist())]:
+            sent[rank, note.to] += note.bytes
+    return sent
+
+
+def run(model: nn.Module, given: Arrays, step: int = 0) -> Array:
+    """Return the output of what one rank is given; its gradients are added to those that are there."""
+    output = model(torch.tensor(given["x"][step]))
+    output.backward(torch.tensor(given["gradient"][step]))
+    return output.detach().numpy()
+
+
+def flat(tensors: Iterable[Tensor | None]) -> Array:
+    """Return tensors end to end."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors if tensor is not None]).numpy()

@@ -1,0 +1,19 @@
+# task 3: all-reduces whole gradients and then takes its part: the right sums for twice the bytes.
+import torch
+from solution import *  # noqa: F403
+from solution import ShardedModel, in_plain_memory
+
+from minidist.collectives import all_reduce
+from minidist.parallel import FSDP
+
+
+class AllReducing(FSDP):
+    def _scattered(self, flat, gradient):
+        all_reduce(gradient, self.stream.comm)
+        return torch.split(gradient, flat.counts)[self.comm.rank].clone()
+
+
+class ShardedModel(ShardedModel):
+    def __init__(self, modules, comm):
+        self.model = AllReducing(torch.nn.Sequential(*modules), comm, allocate=in_plain_memory)
+        self.shards = [flat.values for flat in self.model.flats]

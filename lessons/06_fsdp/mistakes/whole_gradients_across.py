@@ -1,0 +1,20 @@
+# task 4: all-reduces whole gradients across the groups before it scatters them inside: too many bytes cross.
+import torch
+from solution import *  # noqa: F403
+from solution import HybridModel, in_plain_memory
+
+from minidist.collectives import all_reduce, reduce_scatter
+from minidist.parallel import FSDP
+
+
+class AcrossFirst(FSDP):
+    def _scattered(self, flat, gradient):
+        all_reduce(gradient, self.across)
+        return reduce_scatter(gradient, self.stream.comm)
+
+
+class HybridModel(HybridModel):
+    def __init__(self, modules, comm, shard_ranks):
+        options = {"allocate": in_plain_memory, "shard_ranks": shard_ranks}
+        self.model = AcrossFirst(torch.nn.Sequential(*modules), comm, **options)
+        self.shards = [flat.values for flat in self.model.flats]

@@ -1,0 +1,79 @@
+"""Lesson 06, solved: the package's own units and FSDP. Read them in `minidist/parallel/units.py` and `fsdp.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist import Communicator
+from minidist.parallel import FSDP, buckets
+from minidist.parallel.shard import Shard
+from minidist.parallel.units import Flat, MixedPrecision
+
+
+def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Return this rank's part of `parameters`, and what of each parameter it holds."""
+    own = [nn.Parameter(parameter) for parameter in parameters]
+    place = Shard(own, {parameter: str(number) for number, parameter in enumerate(own)}, comm)
+    end_to_end = torch.cat([parameter.detach().flatten() for parameter in own])
+    held = [(place.placements[parameter].start, place.placements[parameter].stop) for parameter in own]
+    return end_to_end[place.start : place.stop].clone(), held
+
+
+def views_into(whole: Tensor, parameters: Sequence[Any]) -> list[Tensor]:
+    """Return for each parameter a tensor of its shape that lies in the memory of `whole`."""
+    return buckets.views_into(whole, list(parameters))
+
+
+class ShardedUnit:
+    """A module of which a rank keeps a part."""
+
+    def __init__(self, module: nn.Module, comm: Communicator) -> None:
+        self.module, self.comm = module, comm
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        self.flat = Flat(list(names), names, comm, MixedPrecision(), in_plain_memory)
+        self.shard = self.flat.values
+
+    def gather(self) -> None:
+        """Have all parameters whole."""
+        self.flat.fetch(self.flat.make_room(), self.comm)
+        self.flat.show()
+
+    def release(self) -> None:
+        """Free all parameters but the shard."""
+        self.flat.release()
+
+
+class ShardedModel:
+    """Modules that are called one after the other, each a unit."""
+
+    def __init__(self, modules: Sequence[nn.Module], comm: Communicator, **options: Any) -> None:
+        self.model = FSDP(nn.Sequential(*modules), comm, allocate=in_plain_memory, **options)
+        self.shards = [flat.values for flat in self.model.flats]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the modules make of this rank's `x`."""
+        self.model.zero_grad()
+        self.output: Tensor = self.model(x)
+        return self.output
+
+    def backward(self, gradient: Tensor) -> list[Tensor]:
+        """Return this rank's shard of each module's gradients."""
+        self.output.backward(gradient)  # type: ignore[no-untyped-call]
+        self.model.stepped()
+        return [flat.gradient for flat in self.model.flats if flat.gradient is not None]
+
+
+class HybridModel(ShardedModel):
+    """Shards inside groups of ranks, replicas across them."""
+
+    def __init__(self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int, **options: Any) -> None:
+        super().__init__(modules, comm, shard_ranks=shard_ranks, **options)
+
+
+def in_plain_memory(count: int, dtype: torch.dtype) -> Tensor:
+    """Return memory that is not registered: what is gathered from it travels in messages, which can be counted."""
+    return torch.zeros(count, dtype=dtype)

@@ -1,0 +1,238 @@
+"""Lesson 11: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx.experimental.symbolic_shapes  # autograd.grad imports it, which would take half a second of each case
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import minidist
+from minidist import Communicator
+from minidist.grade.contract import Arrays, Case, Note, Wrong, expect_close, sent_by
+from minidist.parallel.adjoint import copy_to, reduce_from
+
+
+class Part(nn.Module):
+    """A function of x and some matrices that counts its calls, and knows which of its activations are alive."""
+
+    def __init__(self, function: Callable[..., Tensor], *matrices: np.ndarray) -> None:
+        super().__init__()
+        self.function, self.calls = function, 0
+        self.matrices = nn.ParameterList(torch.from_numpy(matrix.copy()) for matrix in matrices)
+        self.made: list[tuple[StorageWeakRef, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Call the function."""
+        self.calls += 1
+        return self.function(self.note, x, *self.matrices)
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Remember an activation without keeping it alive."""
+        self.made.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+        return tensor
+
+
+def watch(parts: Sequence[Part]) -> list[tuple[int, int]]:
+    """Return for each part how often it was called, and the bytes of what it computed inside that are alive."""
+    if any(not made.expired() for part in parts for made, _ in part.made):
+        gc.collect()  # slow, and seldom needed
+    return [(part.calls, sum(size for made, size in part.made if not made.expired())) for part in parts]
+
+
+def residual(note: Any, x: Tensor, up: Tensor, down: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return x + down(dropout(tanh(up(x)))), with dropout if there is a generator to draw from. x is [B, D]."""
+    inner = note(torch.tanh(note(x @ up.T)))
+    if generator is not None:
+        drawn = torch.rand(inner.shape, generator=generator, dtype=torch.float64)
+        inner = note(inner * note((drawn < 0.5) * 2.0))
+    return x + inner @ down
+
+
+class Stored:
+    """The answers without recomputing: what the numbers have to be."""
+
+    def checkpoint(self, block: nn.Module, x: Tensor, *_: object) -> Tensor:
+        """Call it."""
+        return block(x)
+
+    checkpoint_random = checkpoint
+
+    def checkpoint_between(self, parts: Sequence[tuple[nn.Module, bool]], x: Tensor) -> Tensor:
+        """Call one after the other."""
+        for part, _ in parts:
+            x = part(x)
+        return x
+
+
+def run_account(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 1."""
+    sizes = [given[name].tolist() for name in ("inputs", "saved", "seconds")]
+    return {
+        "found": [exercise.account(plan_of(marks), *sizes) for marks in given["marks"].tolist()],
+        "lengths": [exercise.best_length(len(sizes[0]), *pair) for pair in given["sizes"].tolist()],
+    }
+
+
+def run_plan(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4 with every budget; of each plan return rows (block, part, recomputed?), or nothing if refused."""
+    found = {}
+    for number, budget in enumerate(given["budgets"].tolist()):
+        try:
+            plan = exercise.fastest_plan(*(given[name].tolist() for name in ("inputs", "saved", "seconds")), budget)
+        except ValueError:
+            plan = ()
+        rows = [(part, i, 0) if isinstance(part, int) else (list(part), i, 1) for i, part in enumerate(plan)]
+        found[str(number)] = [(b, i, mark) for part, i, mark in rows for b in (part if mark else [part])]
+    return found
+
+
+def run_chain(
+    exercise: Any, comm: Communicator, given: Arrays, needs: bool = True, frozen: bool = False, random: bool = False
+) -> dict[str, Any]:
+    """Run task 2 or 3 on one block after the other, forward and backward; note calls, bytes held, and draws."""
+    generator = torch.Generator().manual_seed(int(given["seed"]))
+    function = partial(residual, generator=generator if random else None)
+    parts = [Part(function, up, down) for up, down in given["weights"]]
+    parts[0].matrices[1].requires_grad_(not frozen)
+    y = x = torch.from_numpy(given["x"].copy()).requires_grad_(needs)
+    for part in parts:
+        y = exercise.checkpoint_random(part, y, generator) if random else exercise.checkpoint(part, y)
+    found = forward_and_backward(parts, x, y, lambda: torch.rand(3, generator=generator).numpy())
+    alone = Part(residual, *given["weights"][0])
+    with torch.no_grad():
+        exercise.checkpoint(alone, x)
+    return found | {"quiet": alone.calls}
+
+
+def run_between(exercise: Any, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 5 on this rank's rows of pairs of matrices: tensor-parallel regions."""
+    enter, leave = (lambda note, x: copy_to(x, comm)), (lambda note, x: reduce_from(x, comm))
+    parts = []
+    for whole in given["weights"]:
+        up, down = (np.array_split(matrix, comm.size)[comm.rank] for matrix in whole)
+        bend, flat = (lambda note, x, up: note(torch.tanh(note(x @ up.T)))), (lambda note, x, down: note(x @ down))
+        parts += [(Part(enter), True), (Part(bend, up), False), (Part(flat, down), False), (Part(leave), True)]
+    x = torch.from_numpy(given["x"].copy()).requires_grad_()
+    y = exercise.checkpoint_between(parts, x)
+    return forward_and_backward([part for part, _ in parts], x, y) | {"sent": comm.traffic.messages_sent}
+
+
+def forward_and_backward(parts: list[Part], x: Tensor, y: Tensor, draw: Callable[[], Any] = tuple) -> dict[str, Any]:
+    """After forward, go back; return numbers drawn, gradients, and of each part its calls and the bytes it holds."""
+    found = {"the output": y.detach().numpy(), "forward": watch(parts)}
+    found["what is drawn after forward"] = draw()
+    if y.requires_grad:  # else its gradients are None, which the judge says
+        y.square().sum().backward()
+    found["what is drawn after backward"] = draw()
+    del y
+    found["backward"] = watch(parts)
+    named = {
+        "x": x,
+        **{f"matrix {i} of part {n}": p for n, part in enumerate(parts) for i, p in enumerate(part.matrices)},
+    }
+    nothing = torch.empty(0)
+    return found | {
+        f"the gradient of {name}": (nothing if p.grad is None else p.grad).numpy() for name, p in named.items()
+    }
+
+
+def judge_account(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Follow each plan, and try every length."""
+    given = case.given[0]
+    for marks, found in zip(given["marks"].tolist(), results[0]["found"].tolist(), strict=True):
+        expected = follow(plan_of(marks), given)
+        if tuple(found) != expected:
+            raise Wrong(f"account of {plan_of(marks)} is {tuple(found)} (bytes, seconds), expected {expected}")
+    count = len(given["inputs"])
+    for (kept, saved), length in zip(given["sizes"].tolist(), results[0]["lengths"].tolist(), strict=True):
+        peaks = [k * saved + -(-count // k) * kept for k in range(1, count + 1)]
+        if length != (expected := peaks.index(min(peaks)) + 1):
+            raise Wrong(f"best_length({count}, {kept}, {saved}) is {length}, expected {expected}")
+
+
+def judge_plan(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Each plan fits, and recomputes no more than the best of all."""
+    given = case.given[0]
+    for number, budget in enumerate(given["budgets"].tolist()):
+        rows, best = results[0][str(number)].reshape(-1, 3), least_seconds(given, budget)
+        if not len(rows) and best is not None:
+            raise Wrong(f"budget {budget} is refused, but there is a plan that fits")
+        if not len(rows):
+            continue
+        if rows[:, 0].tolist() != list(range(len(given["saved"]))):
+            raise Wrong(f"budget {budget}: blocks {rows[:, 0].tolist()} are planned, expected each once, in order")
+        peak, seconds = follow(plan_of((rows[:, 1] + 1) * rows[:, 2]), given)
+        if peak > budget or seconds != best:
+            wanted = "a ValueError" if best is None else f"{best} seconds"
+            raise Wrong(f"budget {budget}: the plan takes {peak} bytes and {seconds} seconds again, expected {wanted}")
+
+
+def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note], **how: bool) -> None:
+    """Compare with the stored run."""
+    for rank, (given, found) in enumerate(zip(case.given, results, strict=True)):
+        compare(rank, found, run_chain(Stored(), None, given, **how), [2] * len(given["weights"]))
+        if found["quiet"] != 1:
+            raise Wrong(f"rank {rank}: without gradients the block was called {found['quiet']} times, expected 1")
+
+
+def judge_between(case: Case, results: Sequence[Arrays], notes: Sequence[Note], counted: bool = True) -> None:
+    """Compare with the stored run, whose messages are those that are needed."""
+    expected = minidist.run(lambda comm: run_between(Stored(), comm, case.given[comm.rank]), case.ranks)
+    for rank, found in enumerate(results):
+        compare(rank, found, expected[rank], [1, 2, 2, 1] * len(case.given[rank]["weights"]))
+        if counted and (sent := len(sent_by(rank, notes))) != (needed := expected[rank]["sent"]):
+            raise Wrong(f"rank {rank} sent {sent} messages, expected {needed}, as without recomputing")
+
+
+def compare(rank: int, found: Arrays, expected: dict[str, Any], calls: list[int]) -> None:
+    """Raise `Wrong` unless the numbers agree, the parts were called so often in all, and nothing inside was held."""
+    for name, value in expected.items():
+        if name.startswith(("the ", "what ")):
+            value = np.asarray(value)
+            if found[name].size != value.size and not found[name].size * value.size:
+                raise Wrong(f"rank {rank}: {name} is {'None' if value.size else 'there, but it is frozen'}")
+            expect_close(rank, name, found[name], value, 1e-12)
+    for when, each in (("forward", [1] * len(calls)), ("backward", calls)):
+        if (called := found[when][:, 0].tolist()) != each:
+            raise Wrong(f"rank {rank}: after {when} the parts were called {called} times in all, expected {each}")
+        if any(held := found[when][:, 1].tolist()):
+            raise Wrong(
+                f"rank {rank}: after {when} {held} bytes of what each part computed inside are held, expected 0"
+            )
+
+
+def plan_of(marks: Sequence[int]) -> list[int | tuple[int, ...]]:
+    """Return a plan from its marks: 0 is stored, equal neighbours are a segment."""
+    groups = [(mark, [block for block, _ in run]) for mark, run in groupby(enumerate(marks), key=lambda pair: pair[1])]
+    return [part for mark, blocks in groups for part in ([tuple(blocks)] if mark else blocks)]
+
+
+def follow(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> tuple[int, float]:
+    """Return the peak of bytes and the seconds recomputed."""
+    parts = [(part, True) if isinstance(part, tuple) else ((part,), False) for part in plan]
+    left = [given["inputs"][blocks[0]] if again else given["saved"][blocks[0]] for blocks, again in parts]
+    full = [sum(left[:number]) + given["saved"][list(blocks)].sum() for number, (blocks, _) in enumerate(parts)]
+    return int(max(full)), float(sum(given["seconds"][list(blocks)].sum() for blocks, again in parts if again))
+
+
+def least_seconds(given: Arrays, budget: int) -> float | None:
+    """Return the fewest seconds that a plan within the budget recomputes: for each block, by the bytes left so far."""
+    inputs, saved, seconds = (given[name].tolist() for name in ("inputs", "saved", "seconds"))
+    fewest: list[dict[int, float]] = [{0: 0.0}, *({} for _ in saved)]
+    for first, ways in enumerate(fewest[:-1]):
+        for end in range(first + 1, len(saved) + 1):
+            stored = [(saved[first], 0.0)] if end == first + 1 else []
+            for left, spent in ways.items():
+                for kept, again in [(inputs[first], sum(seconds[first:end])), *stored]:
+                    if left + sum(saved[first:end]) <= budget:
+                        fewest[end][left + kept] = min(spent + again, fewest[end].get(left + kept, np.inf))
+    return min(fewest[-1].values(), default=None)

@@ -1,0 +1,13 @@
+# task 3: sets the generator back and leaves it there: what is drawn next has been drawn before.
+import solution
+from solution import *  # noqa: F403
+
+
+def checkpoint_random(block, x, generator):
+    before = generator.get_state()
+
+    def rewound(x):
+        generator.set_state(before)
+        return block(x)
+
+    return solution.checkpoint(rewound, x)

@@ -1,0 +1,87 @@
+"""Lesson 11, solved: the package's own checkpoint. Read it in `minidist/memory/recompute.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from minidist.memory import recompute
+
+Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
+
+
+def account(plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float]) -> tuple[int, float]:
+    """Return the peak of bytes and the seconds recomputed. `memory.chain.replay` also counts gradients and outputs."""
+    peak, left, again = 0, 0, 0.0
+    for part in plan:
+        blocks = part if isinstance(part, tuple) else (part,)
+        peak = max(peak, left + sum(saved[block] for block in blocks))
+        left += inputs[blocks[0]] if isinstance(part, tuple) else saved[part]
+        again += sum(seconds[block] for block in blocks) if isinstance(part, tuple) else 0.0
+    return peak, again
+
+
+def best_length(layers: int, input_bytes: int, saved_bytes: int) -> int:
+    """Return the k of which k * A + ceil(L/k) * c is smallest."""
+    return recompute.best_interval(layers, input_bytes, saved_bytes)
+
+
+def checkpoint(block: nn.Module, x: Tensor) -> Tensor:
+    """Keep `x`, and call `block` again in backward."""
+    return recompute.checkpoint(block, x)
+
+
+def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Do as `checkpoint`, which sets back torch's default generators only; this one sets back `generator`."""
+    before, again = generator.get_state(), False
+
+    def draw(x: Tensor) -> Tensor:
+        nonlocal again
+        if not again:
+            again = True
+            return block(x)
+        now = generator.get_state()
+        generator.set_state(before)
+        try:
+            return block(x)
+        finally:
+            generator.set_state(now)
+
+    return recompute.checkpoint(draw, x)
+
+
+def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int) -> Plan:
+    """Plan by dynamic programming. `memory.chain` does the same for plans that nest, and counts gradients too."""
+
+    @cache
+    def best(first: int, room: int) -> tuple[float, tuple[int | tuple[int, ...], ...]] | None:
+        """Seconds and plan of blocks `first` and following in `room` bytes."""
+        if first == len(saved):
+            return 0.0, ()
+        candidates = []
+        for end in range(first + 1, len(saved) + 1):
+            if sum(saved[first:end]) > room:
+                break
+            if rest := best(end, room - inputs[first]):
+                candidates.append((sum(seconds[first:end]) + rest[0], (tuple(range(first, end)), *rest[1])))
+        if saved[first] <= room and (rest := best(first + 1, room - saved[first])):
+            candidates.append((rest[0], (first, *rest[1])))
+        return min(candidates, key=lambda candidate: candidate[0], default=None)
+
+    found = best(0, budget)
+    if found is None:
+        raise ValueError(f"no plan of these {len(saved)} blocks fits into {budget} bytes")
+    return found[1]
+
+
+def checkpoint_between(parts: Sequence[tuple[nn.Module, bool]], x: Tensor) -> Tensor:
+    """Checkpoint each run of silent parts as one."""
+    for communicates, run in groupby(parts, key=lambda part: part[1]):
+        modules = [module for module, _ in run]
+        x = recompute.segment(modules, x) if communicates else recompute.checkpoint(recompute.segment, modules, x)
+    return x

@@ -1,0 +1,201 @@
+# %% [markdown]
+# # 10 · Zero bubble
+#
+# One training step of four ranks, three times: 1F1B, interleaved 1F1B with two stages a rank, and ZB-H1, which cuts the
+# backward in two. Grey is waiting.
+
+# %%
+import sys
+from itertools import accumulate
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from IPython.display import SVG, display
+
+from minidist.draw.notebook import picture
+from minidist.draw.pipeline import draw_svg, draw_text
+from minidist.parallel.pipeline import check, peak_activations, peak_deferred, plan, read_plan, simulate
+
+for name, chunks in (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)):
+    shorter = 1 / chunks  # a stage of half the layers takes half the time
+    costs = {"forward": shorter, "backward": 2 * shorter, "input": shorter, "weight": shorter}
+    display(SVG(draw_svg(simulate(plan(name, 4, 8, chunks), **costs))))
+
+# %% [markdown]
+# Each is drawn to its own scale: the steps take 33, 28.5 and 27 forwards of a rank. Dark and light are a rank's first
+# and second stage; purple is the gradient of the inputs (I), orange that of the
+# weights (W).
+#
+# ## What does interleaving cost?
+#
+# **Predict:** four ranks, eight microbatches. With 1, 2, 4 stages a rank: what becomes of the bubble, of the messages,
+# and of what rank 0 holds?
+
+# %%
+for chunks in (1, 2, 4):
+    schedule = plan("interleaved", 4, 8, chunks)
+    messages, held = 2 * 8 * (4 * chunks - 1), peak_activations(schedule)[0] / chunks
+    print(f"v = {chunks}: bubble {simulate(schedule).bubble:.6f}, {messages:3} messages, rank 0 holds {held:.6f}")
+
+# %% [markdown]
+# ## When messages take time
+#
+# **Predict:** a stage's message takes the same time however few layers a stage has. Let it take 0, 0.1, ... of a whole
+# rank's forward. Do four stages a rank stay the fastest?
+
+
+# %%
+def draw_lengths(file):
+    """Draw the length of the step against the time of a message."""
+    figure, panel = plt.subplots(figsize=(6.5, 3), layout="constrained")
+    for chunks, colour, line in ((1, "#0072B2", "-"), (2, "#009E73", "--"), (4, "#D55E00", "-.")):
+        latencies = np.linspace(0, 0.5, 11)
+        schedule = plan("interleaved", 4, 8, chunks)
+        lengths = [simulate(schedule, 1 / chunks, 2 / chunks, latency=latency).length for latency in latencies]
+        panel.plot(latencies, lengths, color=colour, linestyle=line, label=f"v = {chunks}")
+    panel.set(xlabel="time of a message (a rank's forward = 1)", ylabel="length of the step", ylim=(20, 46))
+    panel.legend(frameon=False)
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+picture(draw_lengths)
+
+# %% [markdown]
+# The more stages, the more often a microbatch waits for a message on its way around the ranks.
+#
+# ## A backward in two halves
+#
+# **Predict:** of a linear layer y = x Wᵀ, autograd is asked for the gradient of x alone, and later for W from what was
+# kept: x and g. Are these exactly the gradients of a whole backward?
+
+# %%
+generator = torch.Generator().manual_seed(0)
+x, weight, g = (torch.randn(3, 3, dtype=torch.float64, generator=generator) for _ in range(3))
+x.requires_grad_()
+weight.requires_grad_()
+(x @ weight.T).backward(g)
+for_inputs, for_weights = g @ weight.detach(), g.T @ x.detach()
+print(
+    "I equals autograd:", torch.equal(for_inputs, x.grad), " W equals autograd:", torch.equal(for_weights, weight.grad)
+)
+
+# %% [markdown]
+# Two products that need nothing of each other, so W can wait.
+#
+# ## Where does W go?
+#
+# **Predict:** under 1F1B every rank idles (p − 1)(F + B) = 9 for four ranks, F = 1 and B = 2. If W can go where a rank
+# would idle, how much is left? And what does a rank hold for it?
+
+# %%
+for name in ("1f1b", "zb-h1"):
+    schedule = plan(name, 4, 8)
+    idle = ", ".join(f"{each:g}" for each in simulate(schedule).idle)
+    print(f"{name:6} idle {idle}; F done: {peak_activations(schedule)}; W owed: {peak_deferred(schedule)}")
+print(draw_text(simulate(plan("zb-h1", 4, 5))))
+
+
+# %%
+def held(row):
+    """Return how many microbatches a rank holds, after each action: F done and W not."""
+    return list(accumulate({"F": 1, "W": -1}.get(action.kind, 0) for action in row))
+
+
+def draw_held(file):
+    """Draw what each rank of ZB-H1 holds over time, in two parts."""
+    schedule = plan("zb-h1", 4, 8)
+    timeline = simulate(schedule)
+    figure, panels = plt.subplots(1, 4, figsize=(10, 2.4), sharey=True, layout="constrained")
+    for rank, panel in enumerate(panels):
+        times, row = [0.0, *timeline.end[rank]], schedule.actions[rank]
+        waiting = [0, *accumulate({"F": 1, "I": -1}.get(action.kind, 0) for action in row)]
+        panel.stackplot(
+            times,
+            waiting,
+            np.subtract([0, *held(row)], waiting),
+            step="post",
+            colors=("#0072B2", "#E69F00"),
+            labels=("for I and W", "for W alone"),
+        )
+        panel.set(title=f"rank {rank}", xlabel="time (forwards)", ylim=(0, 6), yticks=range(0, 7, 2))
+    panels[0].set_ylabel("microbatches held")
+    panels[0].legend(frameon=False, loc="upper right", fontsize=8)
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+picture(draw_held)
+
+# %% [markdown]
+# The last rank holds the fewest activations, and owes the most W. Together it is p everywhere.
+#
+# ## Two stages in a V
+#
+# **Predict:** stages 0 to 7 go down ranks 0 to 3 and up again, so rank 0 has stages 0 and 7. Which rank's gradient of
+# the loss is there first, and where does anybody wait?
+
+# %%
+schedule = plan("zb-v", 4, 8)
+display(SVG(draw_svg(simulate(schedule, forward=0.5, input=0.5, weight=0.5))))
+print("stages held:", peak_activations(schedule), "each half of a rank's layers")
+
+# %% [markdown]
+# Nobody waits between its first and its last action.
+#
+# ## Break it
+#
+# **Predict:** rank 1 takes its two stages backward in the order in which it took them forward. What happens?
+
+# %%
+text = plan("interleaved", 2, 2, 2).text()
+print(text)
+try:
+    check(read_plan(text.replace("3B0 3F1 3B1 1B0 1B1", "1B0 3F1 1B1 3B0 3B1")))
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# Rank 0 waits for rank 1, which waits for rank 0: found in the plan, before anything is sent.
+#
+# ## Now on real processes
+#
+# A model of eight layers on four processes of this machine, under each of the schedules: the loss and the gradients are
+# the serial ones.
+
+# %% tags=["real"]
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+program = """
+import torch, minidist
+from torch import nn
+from minidist.parallel.executor import Pipeline
+from minidist.parallel.pipeline import plan, with_communication
+
+comm = minidist.init()
+torch.manual_seed(0)
+x, target = torch.randn(2, 16, 8, dtype=torch.float64)
+loss = lambda y, t: ((y - t) ** 2).sum() / x.numel()
+for name, chunks in (("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)):
+    serial = nn.Sequential(*(nn.Linear(8, 8, dtype=torch.float64) for _ in range(8)))
+    loss(serial(x), target).backward()
+    layers = [nn.Linear(8, 8, dtype=torch.float64) for _ in range(8)]
+    for copy, layer in zip(layers, serial):
+        copy.load_state_dict(layer.state_dict())
+    schedule = with_communication(plan(name, 4, 8, chunks))
+    each = 8 // schedule.stages
+    stages = {s: nn.Sequential(*layers[each * s : each * s + each]) for s in schedule.stages_of(comm.rank)}
+    Pipeline(stages, comm, schedule, loss, torch.empty_like).step(x.chunk(8), target.chunk(8))
+    mine = [k for k, layer in enumerate(layers) if layer.weight.grad is not None]
+    equal = all(torch.allclose(layers[k].weight.grad, serial[k].weight.grad, rtol=1e-9) for k in mine)
+    print(f"{name}: layers {mine}, gradients are the serial ones: {equal}")
+"""
+with TemporaryDirectory() as folder:
+    file = Path(folder, "pipeline.py")
+    file.write_text(program)
+    # !{sys.executable} -m minidist launch -n 4 {file}
+
+# %% [markdown]
+# Next: `lessons/10_zero_bubble`, where you write them yourself.
