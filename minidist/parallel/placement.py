@@ -138,8 +138,8 @@ def _refuse_sharded(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if strategy := getattr(parameter, "sharded_by", ""):
             kind = type(optimizer).__name__
             raise ValueError(
-                f"this {kind} was built over parameters that {strategy} shards, and would update them in vain: first wrap "
-                f"the model, then build the optimizer with its method, model.optimizer({kind}, ...)"
+                f"this {kind} was built over parameters that {strategy} shards, and would update them in vain: first "
+                f"wrap the model, then build the optimizer with its method, model.optimizer({kind}, ...)"
             )
 
 
