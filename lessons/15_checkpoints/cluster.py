@@ -63,12 +63,11 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
         return model, torch.optim.AdamW(model.parameters(), lr=RATE), forward_and_backward
 
-    run, again = fresh(seed=0), fresh(seed=1)
-    losses = train(comm, device, run, range(SAVED))
+    losses = train(comm, device, run := fresh(seed=0), range(SAVED))
     with tempfile.TemporaryDirectory() as mine:
         folder = comm.roll_call(mine)[0]
         dcp.save(dict(zip(("model", "optimizer"), get_state_dict(*run[:2]), strict=True)), checkpoint_id=folder)
-        weights, moments = get_state_dict(*again[:2])
+        weights, moments = get_state_dict(*(again := fresh(seed=1))[:2])
         dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
         set_state_dict(*again[:2], model_state_dict=weights, optim_state_dict=moments)
         comm.barrier()  # until here all have read
@@ -85,13 +84,12 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
         optimizer = parallel.optimizer(MasterWeights, groups, optimizer=torch.optim.AdamW, lr=RATE)
         return parallel, optimizer, lambda x: parallel.step([x], [x.flip(1)]) * comm.size
 
-    run, again = fresh(seed=0), fresh(seed=1)
-    losses = train(comm, device, run, range(SAVED))
+    losses = train(comm, device, run := fresh(seed=0), range(SAVED))
     with tempfile.TemporaryDirectory() as mine:
         writer = saving.Writer(Path(comm.roll_call(mine)[0]), comm, keep=1, every=0)
         writer.save(SAVED, saving.pieces_to_save(*run[:2]), {})  # beside training, if there were any
         writer.wait()
-        saving.load_pieces(writer.folder / f"step-{SAVED:08d}", *again[:2])
+        saving.load_pieces(writer.folder / f"step-{SAVED:08d}", *(again := fresh(seed=1))[:2])
         again[0].stepped()
         comm.barrier()
     return losses + train(comm, device, again, range(SAVED, STEPS))
