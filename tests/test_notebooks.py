@@ -32,7 +32,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(path, folder)
     command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", "--nbmake-timeout=120", "-q", str(folder)]
     outcome = run_job(
-        [*command, "-p", "no:cacheprovider"], cwd=folder, env=clean_environment(), timeout=550, capture=True
+        [*command, "-n", "2", "-p", "no:cacheprovider"], cwd=folder, env=clean_environment(), timeout=550, capture=True
     )
     assert outcome.returncode == 0, outcome.stdout[-3000:]
     return folder
@@ -79,7 +79,7 @@ def test_a_notebook_opens_with_a_picture_and_is_made_of_its_source(path: Path) -
     assert path.stat().st_size <= MOST_BYTES
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[1] is first
-    assert any("image/png" in output.get("data", {}) for output in first.outputs)
+    assert any({"image/png", "image/svg+xml"} & set(output.get("data", {})) for output in first.outputs)
     text = "\n".join(cell.source for cell in notebook.cells)
     assert text.count("**Predict:**") >= 3 and "Break it" in text
     assert "/tmp/" not in path.read_text() and "real" in [

@@ -100,8 +100,9 @@ def watched(exercise: ModuleType, save: Callable[[], object]) -> list[dict[str, 
         nonlocal before
         if outer is not None:
             outer(frame, event, what)
-        flush = event == "c_return" and what.__name__ in ("fsync", "fdatasync")
-        if flush or (event == "c_return" and look() != before):
+        done = event == "c_return" and (what.__module__ or type(what.__self__).__module__) != "builtins"
+        flush = done and what.__name__ in ("fsync", "fdatasync")
+        if flush or (done and look() != before):
             before, line = look(), frame
             while line.f_back is not None and line.f_code.co_filename != exercise.__file__:
                 line = line.f_back
@@ -260,7 +261,7 @@ def judge_resumed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     """The losses of the run that nothing disturbed, bit by bit."""
     before, after, seed = case.given[0]["facts"].tolist()
     losses = [run.take_step() for run in [Training(seed)] * (before + after)][before:]
-    for found, who in zip(results[0]["losses"], ("undisturbed", "resumed", "resumed once more"), strict=True):
+    for found, who in zip(results[0]["losses"], ("undisturbed", "resumed", "resumed again"), strict=True):
         expect_equal(0, f"{who}: the loss of the next steps", found, np.array(losses))
 
 
@@ -282,8 +283,7 @@ CHECKS = [
     Check(SAVE, "several ranks", 10, each(pieces, (2,), (3,)), saved, judge_saved),
     Check(SAVE, "after a killed run", 5, each(pieces, (2, 1)), saved, judge_saved),
     Check(SAVE, "the same under mpirun", 4, each(pieces, (2, 1)), saved, judge_saved, wire="mpi"),
-    Check(LOAD, "other numbers of ranks", 9, each(layouts, (2, 3), (3, 2), (4, 1)), loaded, judge_loaded),
-    Check(LOAD, "the same under mpirun", 2, each(layouts, (3, 2)), loaded, judge_loaded, wire="mpi"),
+    Check(LOAD, "other numbers of ranks", 11, each(layouts, (2, 3), (3, 2), (4, 1)), loaded, judge_loaded),
     Check(LOAD, "an index that is wrong", 4, each(layouts, (3, 1, 1), (3, 1, -1)), loaded, judge_loaded),
     Check(RESUME, "to the last bit", 12, each(resumption, (4, 6), (1, 3)), resumed, judge_resumed),
     Check(CADENCE, "interval and shares", 8, each(failures, (3,)), answered, judge_answered),
