@@ -27,7 +27,6 @@ from minidist.grade.report import totals
 from minidist.grade.runner import collect
 
 LESSON = find_lesson(Path(__file__).parents[1] / "lessons", "02")
-MISTAKES = sorted((LESSON.folder / "mistakes").glob("*.py"))
 HONEST = """
 import numpy as np
 
@@ -73,14 +72,6 @@ def of_task(tests: list[Graded], number: int) -> list[Graded]:
     return [test for test in tests if test.check.task.number == number]
 
 
-def test_the_reference_scores_everything() -> None:
-    tests = grade(LESSON, reference_answer(LESSON))
-    assert [(test.name, test.output) for test in tests if test.score < test.max_score] == []
-    assert totals(tests) == (100, 100)
-    confirmed = {test.check.task.number for test in tests if test.check.wire == "mpi"}
-    assert confirmed == {1, 2, 3}, "every task that sends is confirmed under mpirun"
-
-
 @pytest.mark.parametrize("seed", (1, 2))
 def test_other_seeds_draw_other_cases_and_an_honest_answer_passes_them(seed: int, tmp_path: Path) -> None:
     tests = grade(LESSON, answer(tmp_path, HONEST), seed=seed, only=pick())
@@ -111,20 +102,6 @@ def test_a_stub_is_not_started_beside_a_task_that_is(tmp_path: Path) -> None:
     assert all(test.score == test.max_score for number in (1, 2, 4) for test in of_task(tests, number))
 
 
-@pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
-def test_every_mistake_loses_points_on_the_task_it_is_about(path: Path) -> None:
-    said = re.match(r"# task (\d): .{20}", path.read_text())
-    assert said, "the first line says which task it is about, and what is wrong"
-    tests = grade(LESSON, reference_answer(LESSON, f"mistakes/{path.name}"), only=pick(task=int(said[1])))
-    lost = [test for test in tests if test.score < test.max_score]
-    assert lost
-    assert all("raised" not in test.output for test in lost), "it is wrong, it does not crash"
-
-
-def test_there_are_mistakes_for_every_task() -> None:
-    assert {path.read_text()[7] for path in MISTAKES} == {"1", "2", "3", "4"}
-
-
 def test_partial_credit_per_case(tmp_path: Path) -> None:
     source = HONEST + "\nring = ring_reduce_scatter\ndef ring_reduce_scatter(chunks, comm):\n"
     tests = grade(
@@ -143,7 +120,8 @@ def test_partial_credit_per_case(tmp_path: Path) -> None:
 def test_a_wrong_value_is_named_by_rank_and_index(tmp_path: Path) -> None:
     source = HONEST + "\nring = ring_all_reduce\ndef ring_all_reduce(buffer, comm):\n    ring(buffer, comm)\n"
     tests = grade(LESSON, answer(tmp_path, source + "    buffer[3:4] -= comm.rank == 1"), only=pick(task=3))
-    assert re.fullmatch(r"rank 1: the buffer\[3\] is (\d+)\.0, expected (\d+)\.0", tests[0].output)
+    said = r"rank 1: after the call the caller's buffer\[3\] is (\d+)\.0, expected (\d+)\.0"
+    assert re.fullmatch(said, tests[0].output)
     with pytest.raises(Wrong, match=r"rank 2: x has shape \(3,\), expected \(2,\)"):
         expect_equal(2, "x", np.ones(3), np.ones(2))
     with pytest.raises(Wrong, match="rank 0: x is nan, expected 1"):

@@ -30,7 +30,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
 Grader = Callable[..., list[Graded]]
-EACH = pytest.mark.parametrize(("graded", "name"), [(name, name) for name in NAMES], indirect=["graded"], ids=NAMES)
+EACH = pytest.mark.parametrize("name", NAMES)
 
 
 @functools.cache
@@ -39,21 +39,20 @@ def load(name: str) -> Lesson:
 
 
 @pytest.fixture(scope="module")
-def graded(request: pytest.FixtureRequest) -> Iterator[Grader]:
-    """Grade a lesson's simulated cases, by processes that all its tests share."""
-    lesson = load(request.param)
-    with warm_processes(lesson, AT_ONCE) as warm:
+def graded() -> Iterator[Grader]:
+    """Grade a lesson's simulated cases, by processes that all lessons share (they import what the largest needs)."""
+    with warm_processes(load("13_offload_lora"), AT_ONCE) as warm:
 
-        def grader(answer: Answer, task: int = 0, **options: Any) -> list[Graded]:
+        def grader(name: str, answer: Answer, task: int = 0, **options: Any) -> list[Graded]:
             def only(check: Check) -> bool:
                 return check.wire == "threads" and task in (0, check.task.number)
 
-            return grade(lesson, answer, only=only, warm=warm, **options)
+            return grade(load(name), answer, only=only, warm=warm, **options)
 
         yield grader
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_a_lesson_is_whole(name: str) -> None:
     folder = ROOT / "lessons" / name
     assert [part for part in PARTS if not (folder / part).is_file()] == []
@@ -64,6 +63,7 @@ def test_a_lesson_is_whole(name: str) -> None:
     assert set(about) == tasks and len(about) >= 5, "at least five mistakes, one for each task"
     assert len((folder / "cluster.py").read_text().splitlines()) < 100
     assert any(check.hidden for check in load(name).checks)
+    assert sum(check.points for check in load(name).checks) == 100
 
 
 def task_of(lesson: str, mistake: str) -> int:
@@ -73,14 +73,14 @@ def task_of(lesson: str, mistake: str) -> int:
     return int(said[1])
 
 
-@EACH
 @pytest.mark.parametrize("seed", (0, 7))
+@EACH
 def test_the_reference_scores_everything(graded: Grader, name: str, seed: int) -> None:
-    tests = graded(reference_answer(load(name)), seed=seed)
+    tests = graded(name, reference_answer(load(name)), seed=seed)
     assert [(test.name, test.output) for test in tests if test.score < test.max_score] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_the_reference_scores_under_mpirun(name: str) -> None:
     tests = grade(load(name), reference_answer(load(name)), only=lambda check: check.wire == "mpi")
     assert tests and [(test.name, test.output) for test in tests if test.score < test.max_score] == []
@@ -90,7 +90,7 @@ def test_the_reference_scores_under_mpirun(name: str) -> None:
 def test_the_handout_is_not_started(graded: Grader, name: str, tmp_path: Path) -> None:
     handout = tmp_path / "exercise.py"
     handout.write_text((load(name).folder / "exercise.py").read_text() + "\nchanged = True\n")
-    tests = graded(Answer(handout))
+    tests = graded(name, Answer(handout))
     assert totals(tests)[0] == 0
     assert {(test.status, test.output) for test in tests} == {
         (NOT_STARTED, f"task {test.check.task.number} is not started") for test in tests
@@ -101,7 +101,7 @@ def test_the_handout_is_not_started(graded: Grader, name: str, tmp_path: Path) -
 def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name: str) -> None:
     """The solution, handed in by a student, is just that, but where the package has no answer."""
     leaned = set()
-    tests = graded(Answer(load(name).folder / "solution.py"))
+    tests = graded(name, Answer(load(name).folder / "solution.py"))
     for task in {test.check.task for test in tests}:
         of_task = [test for test in tests if test.check.task == task]
         if any("is to be built by hand, but" in test.output for test in of_task):
@@ -112,17 +112,15 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
     assert leaned
 
 
-@pytest.mark.parametrize(
-    ("graded", "name", "mistake"), [(a, a, b) for a, b in MISTAKES], indirect=["graded"], ids=map("-".join, MISTAKES)
-)
+@pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=map("-".join, MISTAKES))
 def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: str, mistake: str) -> None:
     answer = reference_answer(load(name), f"mistakes/{mistake}.py")
-    lost = [test for test in graded(answer, task_of(name, mistake), limit=3.0) if test.score < test.max_score]
+    lost = [test for test in graded(name, answer, task_of(name, mistake), limit=3.0) if test.score < test.max_score]
     assert lost and {test.status for test in lost} == {FAILED}
     assert not any(re.match(r"rank \d+ raised|the answer cannot be read", test.output) for test in lost), "it crashes"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_the_exercise_runs_as_handed_out(name: str) -> None:
     outcome = mpirun(2, ROOT / "lessons" / name / "exercise.py")
     assert outcome.returncode == 0, outcome.stderr
@@ -130,7 +128,7 @@ def test_the_exercise_runs_as_handed_out(name: str) -> None:
     assert outcome.stdout.splitlines() == [f"task {number}: task {number} is not started" for number in tasks]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_the_text_prints_what_it_says(name: str) -> None:
     """Python blocks run one after the other; a plain block right below one is what it prints."""
     blocks = BLOCK.findall((ROOT / "lessons" / name / "README.md").read_text())
@@ -163,7 +161,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str,
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("ranks", (2, 4))
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_both_twins_give_the_same_losses(name: str, ranks: int, losses: dict[int, list[dict[str, Any]]]) -> None:
     first = losses[ranks][0][name]
     assert len(first["ours"]) >= 3 and first["ours"][-1] < first["ours"][0], "it trains"

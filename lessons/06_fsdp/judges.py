@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.fx.experimental.symbolic_shapes  # what the first backward imports: once for all cases
 from torch import Tensor, nn
 
 from minidist import Communicator

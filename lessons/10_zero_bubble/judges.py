@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.fx.experimental.symbolic_shapes  # what a first backward imports: here it happens once, not in each case
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 

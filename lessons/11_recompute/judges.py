@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.fx.experimental.symbolic_shapes  # autograd.grad imports it, which would take half a second of each case
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 

@@ -79,7 +79,7 @@ class Recording:
     sources: dict[str, tuple[str, ...]] = field(init=False)  # the lines of the files that steps stand in
 
     def __post_init__(self) -> None:
-        files = sorted({step.line[0] for step in (*self.start, *self.steps)})
+        files = dict.fromkeys(step.line[0] for step in (*self.start, *self.steps))  # in the order of the first step
         object.__setattr__(self, "sources", {file: tuple(map(str.rstrip, getlines(file))) for file in files})
 
     def at(self, count: int) -> tuple[Step, ...]:

@@ -10,6 +10,8 @@ that case, and the next case gets a fresh one. Linux only: elsewhere every case 
 from __future__ import annotations
 
 import ctypes
+import gc
+import importlib
 import json
 import os
 import queue
@@ -32,6 +34,8 @@ PACKAGES = str(Path(__file__).parents[2])
 START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
     "from minidist.grade.warm import serve; serve(pathlib.Path(sys.argv[2]))"
 )
+NEEDED = ("minidist.collectives",)  # by most answers, besides what the checks import
+NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
 GRACE = 5.0  # seconds beyond a case's limit before the warm process itself counts as stuck
 
 
@@ -106,9 +110,12 @@ class _Process:
 
 
 def serve(checks: Path) -> None:
-    """Import what the checks import; then fork for each case that is named on standard input."""
+    """Import what the checks and the answers need; then fork for each case that is named on standard input."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     load_checks(checks)
+    for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ())):
+        importlib.import_module(name)
+    gc.freeze()  # or the first collection of each child would write to, and so copy, all pages with objects
     os.write(1, b".")
     for line in sys.stdin:
         folder, stand, limit = json.loads(line)

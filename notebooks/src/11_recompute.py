@@ -240,7 +240,7 @@ except RuntimeError as error:
 # %% [markdown]
 # ## Now on real processes
 #
-# Data parallel on four processes of this machine, each block recomputed: DDP's hooks see each gradient once.
+# Data parallel on two processes of this machine, each block recomputed: DDP's hooks see each gradient once.
 
 # %% tags=["real"]
 from pathlib import Path
@@ -269,7 +269,7 @@ for policy in ("none", "full"):
 with TemporaryDirectory() as folder:
     file = Path(folder, "recompute.py")
     file.write_text(program)
-    # !{sys.executable} -m minidist launch -n 4 {file}
+    # !{sys.executable} -m minidist launch -n 2 {file}
 
 # %% [markdown]
 # Next: `lessons/11_recompute`, where you write it yourself.

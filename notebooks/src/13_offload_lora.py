@@ -273,7 +273,7 @@ print(minidist.run(too_late, ranks=2)[0])
 #
 # ## Now on real processes
 #
-# QLoRA with DDP on four processes of this machine, each with its own text; the state of AdamW lies in files.
+# QLoRA with DDP on two processes of this machine, each with its own text; the state of AdamW lies in files.
 
 # %% tags=["real"]
 from pathlib import Path
@@ -306,7 +306,7 @@ with tempfile.TemporaryDirectory() as folder:
 with TemporaryDirectory() as folder:
     file = Path(folder, "qlora.py")
     file.write_text(program)
-    # !{sys.executable} -m minidist launch -n 4 {file}
+    # !{sys.executable} -m minidist launch -n 2 {file}
 
 # %% [markdown]
 # Next: `lessons/13_offload_lora`, where you write it yourself.

@@ -232,13 +232,13 @@ picture(lambda file: draw_memory([timeline for timeline, _ in accounts], file))
 #
 # ## It starts slowly
 #
-# **Predict:** 64 GPUs, rank 0 has read 4 GiB of weights. How much longer does it take if rank 0 sends them to
+# **Predict:** 64 GPUs, rank 0 has read 1 GiB of weights. How much longer does it take if rank 0 sends them to
 # everybody itself?
 
 
 # %%
 def receive_weights(comm, algorithm):
-    weights = torch.empty(2**30, device="meta")  # 4 GiB that are not there
+    weights = torch.empty(2**28, device="meta")  # 1 GiB that are not there
     broadcast(weights, comm, algorithm=algorithm)
     return comm.clock()
 
