@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from minidist.comm import threads
+
 # Whoever is started in the background ignores Ctrl-C, and so would every program that is tested: ours is to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_core() -> Iterator[None]:
+    """Keep simulated ranks on one core, where they hand Python's lock over in half the time; mpirun has them all."""
+    run_rank = threads._run_rank
+
+    def pinned(*args: Any) -> None:
+        os.sched_setaffinity(0, cores[-1:])  # of this thread and those that it starts
+        run_rank(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(os, "sched_getaffinity"):
+            cores = sorted(os.sched_getaffinity(0))
+            patch.setattr(threads, "_run_rank", pinned)
+        yield
 
 
 @pytest.fixture(autouse=True)

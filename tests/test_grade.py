@@ -20,7 +20,7 @@ import pytest
 from minidist.__main__ import main
 from minidist.cli.grade import default_lessons
 from minidist.grade import record
-from minidist.grade.contract import Check, Wrong, expect_equal
+from minidist.grade.contract import Check, Wrong, expect_close, expect_equal
 from minidist.grade.grading import NOT_STARTED, Graded, grade
 from minidist.grade.lesson import Answer, find_lesson, reference_answer
 from minidist.grade.report import totals
@@ -126,6 +126,23 @@ def test_a_wrong_value_is_named_by_rank_and_index(tmp_path: Path) -> None:
         expect_equal(2, "x", np.ones(3), np.ones(2))
     with pytest.raises(Wrong, match="rank 0: x is nan, expected 1"):
         expect_equal(0, "x", np.asarray(np.nan), np.asarray(1.0))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([4.0, 8.0], "rank 3: x[1] is 8, expected 2: all of it is 4 times that"),
+        ([0.25, 0.5], "rank 3: x[1] is 0.5, expected 2: all of it is 1/4 of that"),
+        ([4.0, 9.0], "rank 3: x[1] is 9, expected 2"),
+        ([-1.0, -2.0], "rank 3: x[1] is -2, expected 2"),
+        ([0.0, 0.0], "rank 3: x[1] is 0, expected 2"),
+        ([np.nan, 8.0], "rank 3: x[0] is nan, expected 1"),
+    ],
+)
+def test_a_missing_scale_is_told(found: list[float], said: str) -> None:
+    with pytest.raises(Wrong) as wrong:
+        expect_close(3, "x", np.array(found), np.array([1.0, 2.0]))
+    assert str(wrong.value) == said
 
 
 def test_a_deadlock_is_told_by_who_waits_where() -> None:

@@ -93,7 +93,7 @@ def test_every_source_has_a_notebook() -> None:
 
 def test_a_notebook_that_grows_too_large_is_refused(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
-    (tmp_path / "src/00_large.py").write_text(f"# %%\nprint('x' * {MOST_BYTES})\n")
+    (tmp_path / "src/00_large.py").write_text(f"# %% [markdown]\n# {'x' * MOST_BYTES}\n")
     with pytest.raises(GradeError, match="at most 300,000: show fewer"):
         build_notebooks(tmp_path)
     with pytest.raises(GradeError, match="there are no sources 99 in"):

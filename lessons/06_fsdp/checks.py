@@ -72,7 +72,7 @@ CHECKS = [
     Check(MODEL, "the serial numbers, from parts", 14, blocks((2, 4, 3), (3, 3, 4)), training, judge_training),
     Check(MODEL, "one unit only", 4, blocks((2, 1, 3)), training, judge_training),
     Check(MODEL, "the same under mpirun", 3, blocks((2, 3, 3)), training, judge_values, wire="mpi"),
-    Check(HYBRID, "two groups of two", 12, blocks((4, 3, 3), groups_of=2), training, judge_training),
+    Check(HYBRID, "two groups of two", 16, blocks((4, 3, 3), groups_of=2), training, judge_training),
     Check(HYBRID, "one group", 3, blocks((2, 2, 3), groups_of=2), training, judge_training),
     Check(HYBRID, "under mpirun", 3, blocks((2, 2, 3), groups_of=1), training, judge_values, wire="mpi"),
 ]

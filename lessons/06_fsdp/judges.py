@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal
+from minidist.grade.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, expect_equal
 
 MOST_WHOLE = 2  # units
 RATE = 0.5
@@ -165,9 +165,9 @@ def judge_unit_values(case: Case, results: Sequence[Arrays], notes: Sequence[Not
         expect_close(rank, "the gradient of backward after a release", result["gradient"], expected)
 
 
-def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """Values, memory, and the bytes of each forward and backward, inside groups and across them."""
-    judge_values(case, results, notes)
+    figures = judge_values(case, results, notes)
     group = int(case.given[0]["sizes"][1]) or case.ranks
     whole = sum(weight.nbytes for weights in parts(case.given[0]) for weight in weights)
     groups, group_of = case.ranks // group, np.arange(case.ranks) // group
@@ -178,9 +178,10 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         for where, among, times in (("inside their groups", inside, within), ("to other groups", ~inside, across)):
             if (found := sent[among].sum()) != times * whole:
                 raise Wrong(f"in {name} all ranks sent {found} bytes {where}, expected {times} times {whole}")
+    return figures
 
 
-def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """Outputs, shards and gradients are those of one rank that has everything; memory comes and goes."""
     group = int(case.given[0]["sizes"][1]) or case.ranks
     model = nn.Sequential(*(Block(weights) for weights in parts(case.given[0])))
@@ -210,6 +211,7 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             raise Wrong(
                 f"rank {rank} held whole gradients of {gradients} units at a time, expected {MOST_WHOLE} at most"
             )
+    return {"peak bytes of whole parameters": max(int(result["most"][0]) for result in results)}
 
 
 def expect_free(rank: int, result: Arrays, *moments: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, expect_close, sent_by
+from minidist.grade.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
 from minidist.parallel.pipeline import Plan, ScheduleError, check, peak_activations, read_plan, simulate
 
 ROWS, WIDTH, LAYERS = 2, 4, 2  # of a microbatch, of a stage
@@ -183,21 +183,25 @@ def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
     return schedule
 
 
-def judge_gpipe(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+def judge_gpipe(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """All forwards, then all backwards."""
-    for rank, row in enumerate(expect_schedule(case, results).actions):
+    schedule = expect_schedule(case, results)
+    for rank, row in enumerate(schedule.actions):
         kinds = "".join(action.kind for action in row)
         if kinds != "".join(sorted(kinds, reverse=True)):
             raise Wrong(f"rank {rank} does {' '.join(kinds)}, expected all F before all B")
+    return {"bubble of GPipe": simulate(schedule, 1, 2).bubble}
 
 
-def judge_1f1b(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+def judge_1f1b(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """GPipe's bubble, at most p - r microbatches held."""
     schedule = expect_schedule(case, results)
-    for rank, found in enumerate(peak_activations(schedule)):
+    held = peak_activations(schedule)
+    for rank, found in enumerate(held):
         most = min(schedule.ranks - rank, schedule.microbatches)
         if found > most:
             raise Wrong(f"rank {rank} holds up to {found} microbatches, expected at most {most}")
+    return {"bubble of 1F1B": simulate(schedule, 1, 2).bubble, "microbatches held by 1F1B": max(held)}
 
 
 def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:

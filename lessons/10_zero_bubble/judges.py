@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator
-from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, expect_close, sent_by
+from minidist.grade.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
 from minidist.parallel.executor import Pipeline
 from minidist.parallel.pipeline import (
     Plan,
@@ -155,7 +155,7 @@ def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
     return schedule
 
 
-def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """The bubble is (p - 1)/(v m + p - 1), messages are hidden and no more is held than in Megatron-LM's order."""
     schedule, (p, m, v) = expect_schedule(case, results), case.given[0]["sizes"].tolist()
     for forward, backward in ((1, 2), (0.7, 1.9)):
@@ -171,9 +171,10 @@ def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Not
     found, most = (simulate(each, 1, 2, latency=0.1).length for each in (schedule, reference))
     if found > most + 1e-9:
         raise Wrong(f"F takes 1, B 2 and a message 0.1: the step takes {found:g}, expected {most:g}: warm up longer")
+    return {"bubble of interleaved": simulate(schedule, 1, 2).bubble}
 
 
-def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """Each rank idles (p - 1)(F + I - W) at most, and holds what the first rank of 1F1B holds."""
     schedule, p = expect_schedule(case, results), int(case.given[0]["sizes"][0])
     for rank, row in enumerate(schedule.actions):
@@ -187,6 +188,7 @@ def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         if idle[rank] > most + 1e-9:
             costs = f"F takes {forward:g}, I {input:g}, W {weight:g}"
             raise Wrong(f"rank {rank} idles {idle[rank]:g} ({costs}), expected at most {most:g}")
+    return {"bubble of ZB-H1": simulate(schedule, 1, 2, 1, 1).bubble}
 
 
 def judge_carried_out(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:

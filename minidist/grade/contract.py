@@ -26,6 +26,9 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = Mapping[str, Array]
 
 
+LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
+
+
 class Wrong(Exception):
     """An answer is wrong. The text is one sentence for the student: where, what was found, what was expected."""
 
@@ -129,7 +132,17 @@ def expect_close(rank: int, name: str, found: Array, expected: Array, tolerance:
     if found.size and not (far := np.abs(found - expected)).max() <= tolerance * max(np.abs(expected).max(), 1e-300):
         where = tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(far == far, far, np.inf)), found.shape))
         index = f"[{', '.join(map(str, where))}]" if where else ""
-        raise Wrong(f"rank {rank}: {name}{index} is {found[where]:.9g}, expected {expected[where]:.9g}")
+        hint = scaled(found, expected, tolerance)
+        raise Wrong(f"rank {rank}: {name}{index} is {found[where]:.9g}, expected {expected[where]:.9g}{hint}")
+
+
+def scaled(found: Array, expected: Array, tolerance: float) -> str:
+    """Return what is to be said if everything is a whole factor too large or small: a sum that should be a mean."""
+    for small, large, part in ((expected, found, "{} times"), (found, expected, "1/{} of")):
+        times = round(np.abs(large).sum() / max(np.abs(small).sum(), 1e-300)) if np.isfinite(found).all() else 0
+        if 1 < times <= LARGEST_FACTOR and np.abs(large - times * small).max() <= tolerance * np.abs(large).max():
+            return f": all of it is {part.format(times)} that"
+    return ""
 
 
 def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import os
 import queue
@@ -32,7 +33,7 @@ SUPPORTED = sys.platform == "linux"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
 PACKAGES = str(Path(__file__).parents[2])
 START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
-    "from minidist.grade.warm import serve; serve(pathlib.Path(sys.argv[2]))"
+    "from minidist.grade.warm import serve; serve(pathlib.Path(sys.argv[2]), int(sys.argv[3]))"
 )
 NEEDED = ("minidist.collectives",)  # by most answers, besides what the checks import
 NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
@@ -45,6 +46,7 @@ class Warm:
     def __init__(self, checks: Path, environment: dict[str, str], processes: int, user: str | None = None) -> None:
         self.checks, self.environment, self.user = checks, environment, user
         self.free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        self.started = itertools.count(os.getpid())
         for _ in range(processes):
             self.free.put(None)
 
@@ -60,7 +62,7 @@ class Warm:
         """Run the case that lies in `folder`, standing in `stand`; its processes have ended when this returns."""
         process = self.free.get()
         try:
-            process = process or _Process(self.checks, self.environment, self.user)
+            process = process or _Process(self.checks, self.environment, self.user, next(self.started))
             if not process.run(folder, stand, limit):
                 process.end()
                 process = None
@@ -71,10 +73,10 @@ class Warm:
 class _Process:
     """One warm process, seen from the grader."""
 
-    def __init__(self, checks: Path, environment: dict[str, str], user: str | None) -> None:
+    def __init__(self, checks: Path, environment: dict[str, str], user: str | None, number: int) -> None:
         self.mark = secrets.token_hex(8)
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", START, PACKAGES, str(checks)],
+            [sys.executable, "-I", "-c", START, PACKAGES, str(checks), str(number)],
             env={**environment, MARK: self.mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -109,9 +111,14 @@ class _Process:
 # ---------------------------------------------------------------- in the warm process
 
 
-def serve(checks: Path) -> None:
-    """Import what the checks and the answers need; then fork for each case that is named on standard input."""
+def serve(checks: Path, number: int) -> None:
+    """Import what the checks and the answers need; then fork for each case that is named on standard input.
+
+    Simulated ranks take turns, and on one core in half the time: processes of consecutive numbers have one each.
+    """
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
     load_checks(checks)
     for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ())):
         importlib.import_module(name)
