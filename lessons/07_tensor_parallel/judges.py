@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -12,40 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minidist import Communicator, Trace
+from minidist import Communicator
 from minidist.grade import contract
-from minidist.grade.contract import Array, Arrays, Case, Judge, Note, Program, Wrong
+from minidist.grade.calls import expect_collectives, rounds, spelled
+from minidist.grade.contract import Arrays, Case, Judge, Note, Program, Wrong
 
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 CUTS = {  # along which dim each parameter is cut
     "mlp": {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None},
     "attention": {"query": 0, "key": 0, "value": 0, "output": 1},
 }
 BY_WORDS = {"table": 0, "logits": 1}
-
-
-def rounds(
-    comm: Communicator, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], gradient: Tensor | None
-) -> dict[str, Any]:
-    """Return what forward gives, the leaves' gradients, and which collectives were called in forward and backward."""
-    comm.trace = trace = Trace()
-    for leaf in leaves.values():
-        leaf.requires_grad_()
-    out = forward()
-    before = calls(trace)
-    torch.autograd.backward(out, gradient)
-    found = {"out": out.detach().numpy(), "forward": before, "backward": calls(trace)[len(before) :]}
-    for name, leaf in leaves.items():
-        if leaf.grad is None:
-            raise ValueError(f"backward left no gradient of {name}")
-        found[f"the gradient of {name}"] = leaf.grad.numpy()
-    return found
-
-
-def calls(trace: Trace) -> list[list[int]]:
-    """Return the collectives so far: which, and the bytes of its buffer."""
-    found = [(event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"]
-    return [[OPERATIONS.index(name), bytes] for name, bytes in found]
 
 
 def border(name: str) -> Program:
@@ -130,19 +106,6 @@ def expect_reduced(results: Sequence[Arrays], notes: Sequence[Note], numbers: in
             found, expected = spelled(result[phase]), spelled(np.array([[0, 8 * numbers]] * times))
             if found != (expected if len(results) > 1 else "no collective"):
                 raise Wrong(f"rank {rank} of {len(results)}: {phase} calls {found}, expected {expected}")
-
-
-def expect_collectives(notes: Sequence[Note]) -> None:
-    """Raise `Wrong` if something was sent otherwise than by a collective, where the trace would not see it."""
-    for note in notes:
-        plain = note.kind in ("send", "roll_call", "allocate")
-        if plain and not any(name.startswith("minidist.collectives") for name in note.through):
-            raise Wrong(f"rank {note.rank} uses {note.kind} at {note.line}: use the collectives only")
-
-
-def spelled(rows: Array) -> str:
-    """Return calls in words."""
-    return ", ".join(f"{OPERATIONS[int(row[0])]} of {int(row[1])} bytes" for row in rows) or "no collective"
 
 
 def whole_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -15,35 +15,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from minidist import Communicator, Trace
 from minidist.grade import contract
+from minidist.grade.calls import OPERATIONS, calls, expect_collectives, rounds, spelled
 from minidist.grade.contract import Array, Arrays, Case, Judge, Note, Program, Wrong, sent_by
 
 TIME, HEADS = 1, ("query", "key", "value")
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 CUTS = {"norm.weight": None, "up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None}
-
-
-def rounds(
-    comm: Communicator, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], gradient: Tensor
-) -> dict[str, Any]:
-    """Return what forward gives, the leaves' gradients, and which collectives were called in forward and backward."""
-    comm.trace = trace = Trace()
-    for leaf in leaves.values():
-        leaf.requires_grad_()
-    out = forward()
-    before = calls(trace)
-    torch.autograd.backward(out, gradient)
-    found = {"out": out.detach().numpy(), "forward": before, "backward": calls(trace)[len(before) :]}
-    for name, leaf in leaves.items():
-        if leaf.grad is None:
-            raise ValueError(f"backward left no gradient of {name}")
-        found[f"the gradient of {name}"] = leaf.grad.numpy()
-    return found
-
-
-def calls(trace: Trace) -> list[list[int]]:
-    """Return the collectives so far: which, and the bytes of the whole buffer."""
-    found = [(event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"]
-    return [[OPERATIONS.index(name), bytes] for name, bytes in found]
 
 
 def own(array: Array, comm: Communicator, dim: int = TIME) -> Tensor:
@@ -114,21 +90,13 @@ def run_ring(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
 
 def expect_calls(results: Sequence[Arrays], notes: Sequence[Note], bytes: int, **expected: Sequence[str]) -> None:
     """Raise `Wrong` unless just these collectives were called, of so many bytes each, one alone calling none."""
-    for note in notes:
-        plain = note.kind in ("send", "roll_call", "allocate")
-        if plain and not any(name.startswith("minidist.collectives") for name in note.through):
-            raise Wrong(f"rank {note.rank} uses {note.kind} at {note.line}: use the collectives only")
+    expect_collectives(notes)
     for rank, result in enumerate(results):
         for phase, names in expected.items():
             found = spelled(result[phase])
             wanted = ", ".join(f"{name} of {bytes} bytes" for name in names if len(results) > 1) or "no collective"
             if found != wanted:
                 raise Wrong(f"rank {rank} of {len(results)}: {phase} calls {found}, expected {wanted}")
-
-
-def spelled(rows: Array) -> str:
-    """Return calls in words."""
-    return ", ".join(f"{OPERATIONS[int(row[0])]} of {int(row[1])} bytes" for row in rows) or "no collective"
 
 
 def part(array: Array, case: Case, rank: int, dim: int | None = TIME) -> Array:
@@ -211,12 +179,11 @@ def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         for name, gradient in zip(HEADS, gradients, strict=True):
             found, expected = result[f"the gradient of {name}"], part(gradient.numpy(), case, rank, 2)
             contract.expect_close(rank, f"the gradient of {name}", found, expected)
+        needed = 4 * out.nbytes // case.ranks
         for phase in ("forward", "backward"):
             rows = result[phase].reshape(-1, 2).astype(int)
-            if {OPERATIONS[row[0]] for row in rows} != {"all_to_all"} or rows[
-                :, 1
-            ].sum() != 4 * out.nbytes // case.ranks:
-                wanted = f"all_to_alls of {4 * out.nbytes // case.ranks} bytes together"
+            if {OPERATIONS[row[0]] for row in rows} != {"all_to_all"} or rows[:, 1].sum() != needed:
+                wanted = f"all_to_alls of {needed} bytes together"
                 raise Wrong(f"rank {rank}: {phase} calls {spelled(rows)}, expected {wanted}")
         if not result["refused"]:
             raise Wrong(f"rank {rank}: ulysses_attention raises no ValueError for {case.ranks + 1} heads")
