@@ -48,9 +48,9 @@ def graded() -> Iterator[Grader]:
         )
         warm = dict.fromkeys(("01", "02", "03"), nothing) | dict.fromkeys(("05", "12", "13"), all_of_it)
 
-        def grader(name: str, answer: Answer, task: int = 0, **options: Any) -> list[Graded]:
+        def grader(name: str, answer: Answer, just: Check | None = None, **options: Any) -> list[Graded]:
             def only(check: Check) -> bool:
-                return check.wire == "threads" and task in (0, check.task.number)
+                return check.wire == "threads" and just in (None, check)
 
             return grade(load(name), answer, only=only, warm=warm.get(name[:2], most), **options)
 
@@ -148,18 +148,23 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=map("-".join, MISTAKES))
 def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: str, mistake: str) -> None:
-    answer = reference_answer(load(name), f"mistakes/{mistake}.py")
-    lost = [test for test in graded(name, answer, task_of(name, mistake), limit=3.0) if test.score < test.max_score]
-    assert lost and {test.status for test in lost} == {FAILED}
-    assert not any(re.match(r"rank \d+ raised|the answer cannot be read", test.output) for test in lost), "it crashes"
+    """Checks run one after the other, until one fails."""
+    answer, failed = reference_answer(load(name), f"mistakes/{mistake}.py"), list[Graded]()
+    for check in load(name).checks:
+        if check.wire == "threads" and check.task.number == task_of(name, mistake) and not failed:
+            failed = [test for test in graded(name, answer, check, limit=3.0) if test.score < test.max_score]
+    assert failed and {test.status for test in failed} == {FAILED}
+    assert not any(re.match(r"rank \d+ raised|the answer cannot be read", test.output) for test in failed), "it crashes"
 
 
-@EACH
-def test_the_exercise_runs_as_handed_out(name: str) -> None:
-    outcome = mpirun(2, ROOT / "lessons" / name / "exercise.py")
+def test_the_exercises_run_as_handed_out() -> None:
+    """One after the other in one job, which imports torch once."""
+    program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"
+    outcome = mpirun(2, program, *(str(folder / "exercise.py") for folder in FOLDERS))
     assert outcome.returncode == 0, outcome.stderr
-    tasks = sorted({check.task.number for check in load(name).checks})
-    assert outcome.stdout.splitlines() == [f"task {number}: task {number} is not started" for number in tasks]
+    tasks = [sorted({check.task.number for check in load(name).checks}) for name in NAMES]
+    expected = [f"task {number}: task {number} is not started" for numbers in tasks for number in numbers]
+    assert outcome.stdout.splitlines() == expected
 
 
 @EACH
