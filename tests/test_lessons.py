@@ -85,17 +85,15 @@ def test_the_reference_scores_everything(graded: Grader, name: str) -> None:
 
 @EACH
 def test_the_reference_scores_under_mpirun(name: str) -> None:
-    """In the first such check; the others, which take minutes, are left to the test below."""
-    first = next(check for check in load(name).checks if check.wire == "mpi")
-    tests = grade(load(name), reference_answer(load(name)), only=lambda check: check is first)
+    tests = grade(load(name), reference_answer(load(name)), only=lambda check: check.wire == "mpi")
     assert tests and lost(tests) == []
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", (0, 7, 8))
+@pytest.mark.parametrize("seed", (7, 8))
 @EACH
-def test_the_reference_scores_everything_with_any_seed(name: str, seed: int) -> None:
+def test_the_reference_scores_everything_with_other_seeds(name: str, seed: int) -> None:
     assert lost(grade(load(name), reference_answer(load(name)), seed=seed)) == []
 
 
