@@ -40,19 +40,19 @@ def load(name: str) -> Lesson:
 
 @pytest.fixture(scope="module")
 def graded() -> Iterator[Grader]:
-    """Grade a lesson's simulated cases, by processes that the lessons share which import the same of torch."""
+    """Grade a lesson's simulated cases, by processes shared with the lessons that import as much of torch."""
     with contextlib.ExitStack() as stack:
-        nothing, all_of_it, most = (
+        without_torch, with_torch, with_optimizers = (
             stack.enter_context(warm_processes(find_lesson(ROOT / "lessons", number), AT_ONCE))
-            for number in ("03", "13", "07")
+            for number in ("03", "07", "13")
         )
-        warm = dict.fromkeys(("01", "02", "03"), nothing) | dict.fromkeys(("05", "12", "13"), all_of_it)
+        warm = dict.fromkeys(("01", "02", "03"), without_torch) | dict.fromkeys(("05", "12", "13"), with_optimizers)
 
         def grader(name: str, answer: Answer, just: Check | None = None, **options: Any) -> list[Graded]:
             def only(check: Check) -> bool:
                 return check.wire == "threads" and just in (None, check)
 
-            return grade(load(name), answer, only=only, warm=warm.get(name[:2], most), **options)
+            return grade(load(name), answer, only=only, warm=warm.get(name[:2], with_torch), **options)
 
         yield grader
 

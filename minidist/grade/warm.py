@@ -46,7 +46,7 @@ class Warm:
     def __init__(self, checks: Path, environment: dict[str, str], processes: int, user: str | None = None) -> None:
         self.checks, self.environment, self.user = checks, environment, user
         self.free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
-        self.started = itertools.count(os.getpid())
+        self.started = itertools.count(os.getpid())  # numbers; graders beside each other begin at different ones
         for _ in range(processes):
             self.free.put(None)
 
