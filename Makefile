@@ -20,7 +20,7 @@ demo: setup
 	mpirun -n 4 python -m minidist layouts --config demo.toml --steps 12
 
 test: setup lint
-	python -m pytest
+	python -m pytest --numprocesses 2 --dist loadfile
 
 lint: setup
 	ruff format --check .

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from minidist.cli.imports import quick_imports
+
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
     "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
@@ -29,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"minidist: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    command = importlib.import_module(f"minidist.cli.{name}")
+    with quick_imports():
+        command = importlib.import_module(f"minidist.cli.{name}")
     return int(command.main(rest))
 
 

@@ -27,9 +27,10 @@ def pytest_collection_finish() -> None:
 def one_core() -> Iterator[None]:
     """Keep simulated ranks on one core, where they hand Python's lock over in half the time; mpirun has them all."""
     run_rank = threads._run_rank
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # of pytest-xdist: each has a core of its own
 
     def pinned(*args: Any) -> None:
-        os.sched_setaffinity(0, cores[-1:])  # of this thread and those that it starts
+        os.sched_setaffinity(0, {cores[worker % len(cores)]})  # of this thread and those that it starts
         run_rank(*args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from minidist.memory import adamw
@@ -154,6 +154,9 @@ def test_moments_can_be_written_as_safetensors(tmp_path: Path) -> None:
     optimizer.step()
     moments = {str(index): state["exp_avg"] for index, state in optimizer.state_dict()["state"].items()}
     save_file(moments, tmp_path / "moments.safetensors")
+    found = load_file(tmp_path / "moments.safetensors")
+    assert found.keys() == moments.keys() and all(torch.equal(found[name], moments[name]) for name in moments)
+    assert all(moment.any() for moment in moments.values() if moment.numel())
 
 
 def test_a_closure_is_called_with_gradients_on() -> None:

@@ -84,6 +84,18 @@ def test_an_honest_answer_passes_under_mpirun(tmp_path: Path) -> None:
     assert all(test.score for test in grade(LESSON, answer(tmp_path, HONEST), only=pick(wire="mpi")))
 
 
+@pytest.mark.parametrize("wire", ("threads", "mpi"))
+def test_what_a_task_imports_is_there_before_the_answer_is_called(wire: str, tmp_path: Path) -> None:
+    """Or its import would be watched, call by call. The search for garbage is on again by then."""
+    source = """
+        import gc, sys
+        def MasterWeights(*_, **__):
+            raise ValueError("torch._dynamo" in sys.modules, gc.isenabled())
+    """
+    tests = grade(find_lesson(LESSON.folder.parent, "12"), answer(tmp_path, source), only=pick(3, wire))
+    assert tests and all("ValueError" in test.output and "(True, True)" in test.output for test in tests)
+
+
 @pytest.mark.parametrize("copied", (False, True))
 def test_the_handout_is_not_started(copied: bool, tmp_path: Path) -> None:
     handout = LESSON.folder / "exercise.py"

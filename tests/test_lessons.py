@@ -48,9 +48,9 @@ def graded() -> Iterator[Grader]:
         )
         warm = dict.fromkeys(("01", "02", "03"), without_torch) | dict.fromkeys(("05", "12", "13"), with_optimizers)
 
-        def grader(name: str, answer: Answer, just: Check | None = None, **options: Any) -> list[Graded]:
+        def grader(name: str, answer: Answer, task: int = 0, **options: Any) -> list[Graded]:
             def only(check: Check) -> bool:
-                return check.wire == "threads" and just in (None, check)
+                return check.wire == "threads" and task in (0, check.task.number)
 
             return grade(load(name), answer, only=only, warm=warm.get(name[:2], with_torch), **options)
 
@@ -79,8 +79,13 @@ def task_of(lesson: str, mistake: str) -> int:
 
 
 @EACH
-def test_the_reference_scores_everything(graded: Grader, name: str) -> None:
-    assert lost(graded(name, reference_answer(load(name)))) == []
+@pytest.mark.parametrize("seed", (0, 7))
+def test_the_reference_scores_everything(graded: Grader, name: str, seed: int) -> None:
+    tests = graded(name, reference_answer(load(name)), seed=seed)
+    assert lost(tests) == []
+    sends = {test.check.task.number for test in tests if test.figures["messages sent"]}
+    confirmed = {check.task.number for check in load(name).checks if check.wire == "mpi"}
+    assert sends <= confirmed, "every task that sends is confirmed under mpirun"
 
 
 @EACH
@@ -146,11 +151,9 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=map("-".join, MISTAKES))
 def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: str, mistake: str) -> None:
-    """Checks run one after the other, until one fails."""
-    answer, failed = reference_answer(load(name), f"mistakes/{mistake}.py"), list[Graded]()
-    for check in load(name).checks:
-        if check.wire == "threads" and check.task.number == task_of(name, mistake) and not failed:
-            failed = [test for test in graded(name, answer, check, limit=3.0) if test.score < test.max_score]
+    answer = reference_answer(load(name), f"mistakes/{mistake}.py")
+    tests = graded(name, answer, task_of(name, mistake), limit=3.0)
+    failed = [test for test in tests if test.score < test.max_score]
     assert failed and {test.status for test in failed} == {FAILED}
     assert not any(re.match(r"rank \d+ raised|the answer cannot be read", test.output) for test in failed), "it crashes"
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ranks import mpirun
 from training import PROGRAM, TINY, short_text
 
 import minidist
 from minidist.cli.train import train
+from minidist.trainer.config import DataOptions
+from minidist.trainer.text import load_text, split
 
+TO_TRAIN_ON, _ = split(np.frombuffer(load_text(), np.uint8), DataOptions.held_out)  # each Python has its own text
 MISTAKES = {
     "no such flag": ("--layer 1", "there is no option --layer: did you mean --layers?"),
     "layout": ("--dp 4", "dp = 4, but 3 ranks were started: use mpirun -n 4, or --dp 3"),
@@ -21,7 +25,10 @@ MISTAKES = {
         "--text {folder}/short",
         "short has 9 tokens, but one sequence of T = 16 inputs needs 17: give more",
     ),
-    "long sequence": ("--sequence 10000000", "the built-in text has 442884 tokens, but one sequence of T = 10000000"),
+    "long sequence": (
+        "--sequence 10000000",
+        f"the built-in text has {len(TO_TRAIN_ON)} tokens, but one sequence of T = 10000000",
+    ),
     "no tokenizer": ("--tokenizer {folder}/short", "short is not a tokenizer .*: --tokenizer needs the tokenizer.json"),
     "not utf-8": (
         "--tokenizer {folder}/tokenizer.json --text {folder}/latin1",

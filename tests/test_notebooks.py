@@ -41,13 +41,13 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "conftest.py").write_text(ONE_CORE_EACH)
     command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", "--nbmake-timeout=120", "-q", str(folder)]
     outcome = run_job(
-        [*command, "-n", "2", "-p", "no:cacheprovider"], cwd=folder, env=clean_environment(), timeout=550, capture=True
+        [*command, "-n", "2", "-p", "no:cacheprovider"], cwd=folder, env=clean_environment(), timeout=1150, capture=True
     )
     assert outcome.returncode == 0, outcome.stdout[-3000:]
     return folder
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_executing_again_gives_what_is_committed(path: Path, executed: Path) -> None:
     committed, again = nbformat.read(path, 4), nbformat.read(executed / path.name, 4)

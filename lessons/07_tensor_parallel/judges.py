@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minidist import Communicator
 from minidist.grade import contract
-from minidist.grade.calls import expect_collectives, rounds, spelled
+from minidist.grade.calls import expect_collectives, forward_backward, spelled
 from minidist.grade.contract import Arrays, Case, Judge, Note, Program, Wrong
 
 CUTS = {  # along which dim each parameter is cut
@@ -30,7 +30,7 @@ def border(name: str) -> Program:
     def program(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
         x, gradient = torch.tensor(given["x"]), torch.tensor(given["gradient"][:, :1])
         spread = gradient.expand(2, 3)  # one column, seen three times
-        found = rounds(comm, lambda: getattr(exercise, name)(x, comm), {"x": x}, spread)
+        found = forward_backward(comm, lambda: getattr(exercise, name)(x, comm), {"x": x}, spread)
         return {**found, "x": x.detach().numpy(), "kept": gradient.numpy()}
 
     return program
@@ -57,7 +57,7 @@ def layer(kind: str) -> Program:
                 return exercise.parallel_mlp(x, own, comm)
             return exercise.parallel_attention(x, own, int(given["head_dim"]), comm)
 
-        found = rounds(comm, forward, {"x": x, **own}, torch.tensor(given["gradient"]))
+        found = forward_backward(comm, forward, {"x": x, **own}, torch.tensor(given["gradient"]))
         found |= {f"the slice of {name}": slice.detach().numpy() for name, slice in own.items()}
         return {**found, "alive": sum(alive.values()), "refused": refused}
 
@@ -76,7 +76,9 @@ def by_words(array: str) -> Program:
                 return exercise.parallel_embedding(tokens.view(3, 4), mine, vocabulary, comm)
             return exercise.parallel_cross_entropy(mine, tokens, vocabulary, comm)
 
-        return rounds(comm, forward, {array: mine}, torch.tensor(given["gradient"]) if array == "table" else None)
+        return forward_backward(
+            comm, forward, {array: mine}, torch.tensor(given["gradient"]) if array == "table" else None
+        )
 
     return program
 

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from minidist import Communicator, Trace
 from minidist.grade import contract
-from minidist.grade.calls import OPERATIONS, calls, expect_collectives, rounds, spelled
+from minidist.grade.calls import OPERATIONS, calls, expect_collectives, forward_backward, spelled
 from minidist.grade.contract import Array, Arrays, Case, Judge, Note, Program, Wrong, sent_by
 
 TIME, HEADS = 1, ("query", "key", "value")
@@ -35,7 +35,7 @@ def border(name: str) -> Program:
         x = own(given["x"], comm) if gathers else torch.tensor(given["x"])
         gradient = torch.tensor(given["gradient"]) if gathers else own(given["gradient"], comm)
         x, gradient = (each.movedim(0, -1).contiguous().movedim(-1, 0) for each in (x, gradient))
-        return rounds(comm, lambda: getattr(exercise, name)(x, comm), {"x": x}, gradient)
+        return forward_backward(comm, lambda: getattr(exercise, name)(x, comm), {"x": x}, gradient)
 
     return program
 
@@ -58,7 +58,7 @@ def run_block(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             return exercise.sequence_block(x, mine, comm)
 
-    found = rounds(comm, forward, {"x": x, **mine}, own(given["gradient"], comm))
+    found = forward_backward(comm, forward, {"x": x, **mine}, own(given["gradient"], comm))
     return {**found, "saved": sum(storage.nbytes() for storage in saved.values())}
 
 
@@ -77,7 +77,9 @@ def run_ulysses(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
         exercise.ulysses_attention(odd, odd, odd, comm)
         refused = comm.size == 1
     qkv = {name: own(given[name], comm, 2) for name in HEADS}
-    found = rounds(comm, lambda: exercise.ulysses_attention(*qkv.values(), comm), qkv, own(given["gradient"], comm, 2))
+    found = forward_backward(
+        comm, lambda: exercise.ulysses_attention(*qkv.values(), comm), qkv, own(given["gradient"], comm, 2)
+    )
     return {**found, "refused": refused}
 
 

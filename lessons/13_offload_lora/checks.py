@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 from judges import STEPS, judge_lora, judge_nf4, judge_offload, judge_reduce, run_lora, run_nf4, run_offload, run_reduce
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.grade.contract import BY_OPTIMIZERS, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.memory", "minidist.parallel")
 LORA = Task(1, "an adapter", BY_HAND)
 REDUCE = Task(2, "only adapters are reduced", BY_HAND)
 NF4 = Task(3, "weights in four bits", BY_HAND)
-OFFLOAD = Task(4, "an optimizer with its state elsewhere", BY_HAND)
+OFFLOAD = Task(4, "an optimizer with its state elsewhere", BY_HAND, imports=BY_OPTIMIZERS)
 
 
 # ---------------------------------------------------------------- cases

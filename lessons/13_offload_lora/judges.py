@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # every torch.optim optimizer imports it, which would take seconds of each case
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 

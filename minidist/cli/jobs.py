@@ -144,12 +144,10 @@ def _signal(pids: Sequence[int], number: int) -> None:
 
 def _alive(pid: int) -> bool:
     """Tell whether it runs; a zombie, which only waits for its parent to ask for its status, does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        pass
     if Path("/proc/self/stat").exists():
+        with suppress(OSError):  # it has ended
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] not in "ZX"
         return False
     with suppress(ProcessLookupError):
         os.kill(pid, 0)

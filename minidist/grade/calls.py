@@ -15,7 +15,7 @@ from minidist.trace.events import Trace
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 
 
-def rounds(
+def forward_backward(
     comm: Communicator, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], gradient: Tensor | None
 ) -> dict[str, Any]:
     """Return what forward gives, the leaves' gradients, and which collectives were called in forward and backward."""

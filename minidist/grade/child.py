@@ -10,6 +10,7 @@ Whoever loads the student's code first has lost: the nonces would lie open. So t
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 import minidist
+from minidist.cli.imports import quick_imports
 from minidist.comm.communicator import Communicator
 from minidist.grade import record
 from minidist.grade.contract import Array, Note
@@ -77,11 +79,15 @@ def main(folder: Path) -> None:
 def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicator | None, hang: TextIO) -> None:
     """Load the student's code and run the check's program on the ranks of this process."""
     limit_resources()
-    check = load_checks(Path(job["checks"]))[job["index"]]
+    with quick_imports():
+        check = load_checks(Path(job["checks"]))[job["index"]]
+        for name in check.task.imports:
+            importlib.import_module(name)
     sys.path[:0] = job["beside"]
     before = seal()
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
-    exercise = load_module("exercise", Path(job["exercise"]))
+    with quick_imports():
+        exercise = load_module("exercise", Path(job["exercise"]))
 
     def one_rank(comm: Communicator) -> None:
         share = shares[comm.rank]

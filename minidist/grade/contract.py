@@ -25,8 +25,8 @@ from minidist.comm.communicator import Communicator
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = Mapping[str, Array]
 
-
 LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
+BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a process
 
 
 class Wrong(Exception):
@@ -39,11 +39,13 @@ class Task:
 
     `not_from` lists modules that the student's code may not call into, nor send through (`minidist.collectives`: all
     modules of that folder as well), and the communicator's shortcuts: `comm.native`, `comm.roll_call`, `comm.allocate`.
+    `imports` are what an answer makes torch import when it runs, which takes seconds where its calls are watched.
     """
 
     number: int
     title: str
     not_from: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ that case, and the next case gets a fresh one. Linux only: elsewhere every case 
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import itertools
 import json
@@ -25,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from minidist.cli.imports import quick_imports
 from minidist.cli.jobs import MARK, become, end_job
 from minidist.grade import child
 from minidist.grade.lesson import load_checks
@@ -119,10 +119,10 @@ def serve(checks: Path, number: int) -> None:
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[number % len(cores)]})
-    load_checks(checks)
-    for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ())):
-        importlib.import_module(name)
-    gc.freeze()  # or the first collection of each child would write to, and so copy, all pages with objects
+    with quick_imports():  # or the first collection of each child would write to, and so copy, all pages with objects
+        imports = {name for check in load_checks(checks) for name in check.task.imports}
+        for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ()), *imports):
+            importlib.import_module(name)
     os.write(1, b".")
     for line in sys.stdin:
         folder, stand, limit = json.loads(line)
