@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minidist.comm.ending import finished_before_exit
+
 if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
 
@@ -98,6 +100,7 @@ class ThreadStream:
                 return
             job = self.jobs.popleft()
             self.comm.advance(max(0.0, job.launched - self.comm.clock()))
-            job.run()
-            del job  # and all that its arguments hold
+            with finished_before_exit():
+                job.run()
+                del job  # and all that its arguments hold
             self.caller.wake()

@@ -21,6 +21,7 @@ import numpy as np
 from minidist.comm.buffers import device_name
 from minidist.comm.cluster import Cluster
 from minidist.comm.communicator import Communicator
+from minidist.comm.ending import finished_before_exit
 from minidist.comm.errors import RankFailed
 from minidist.comm.lanes import Lane, Operation
 from minidist.comm.world import World
@@ -168,7 +169,7 @@ def run(
         comm.trace, comm.debug = trace, debug
         comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
     # Daemon threads: a rank that computes for ever must not keep an interrupted program alive.
-    threads = [threading.Thread(target=_run_rank, args=(comm, fn, results), daemon=True) for comm in comms]
+    threads = [_RankThread(target=_run_rank, args=(comm, fn, results), daemon=True) for comm in comms]
     try:
         for thread in threads:
             thread.start()
@@ -178,6 +179,12 @@ def run(
         raise
     _close(world)
     return results
+
+
+class _RankThread(threading.Thread):
+    def run(self) -> None:
+        with finished_before_exit():
+            super().run()  # which also lets go of what it was called with
 
 
 def _run_rank(comm: ThreadCommunicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
@@ -203,7 +210,7 @@ def _close(world: World) -> None:
         raise cause
 
 
-def _join(threads: list[threading.Thread], world: World) -> None:
+def _join(threads: list[_RankThread], world: World) -> None:
     for thread in threads:
         while thread.is_alive() and world.failure is None:
             thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere

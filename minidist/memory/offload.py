@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from minidist.comm.ending import finished_before_exit
 from minidist.memory.masters import MIB, Chunk, MasterWeights, State, Visit, wide
 
 
@@ -211,4 +212,6 @@ class Worker:
 @torch.no_grad()
 def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
-        job()
+        with finished_before_exit():
+            job()
+            del job  # and the tensors that it holds

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 
+from minidist.comm.ending import finished_before_exit
 from minidist.parallel.sampler import DistributedSampler, Indices, State, share
 from minidist.trainer.text import Samples, TextError
 
@@ -237,10 +238,11 @@ class ReadAhead:
                 torch.cuda.set_device(self._pin_for)
             batches = iter(self._source)
             while self._wait_for_room():
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                entry = (batch if self._pin_for is None else batch.pin_memory(), self._source.state_dict())
+                with finished_before_exit():
+                    batch = next(batches, None)
+                    if batch is None:
+                        break
+                    entry = (batch if self._pin_for is None else batch.pin_memory(), self._source.state_dict())
                 with self._changed:
                     self._ready.append(entry)
                     self._changed.notify_all()

@@ -1,0 +1,67 @@
+"""A program is interrupted while a thread of it works: what has begun is finished, and nothing else is begun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from ranks import clean_environment
+
+THREADS = {
+    "a rank": "run(Work(), 1)",
+    "a stream": "stream = init().stream(); stream.launch(Work()); stream.launch(Work())",
+    "offloading": "from minidist.memory.offload import Worker; w = Worker(); w.submit(Work()); w.submit(Work())",
+    "reading ahead": "from minidist.trainer.batches import ReadAhead; batches = ReadAhead(Work())",
+}
+PROGRAM = """
+import os, signal, sys, time
+from minidist import init, run
+
+class Work:
+    begun = False
+    def __call__(self, *comm):
+        self.begun = True
+        print("begun", flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep({seconds})
+        print("finished", flush=True)
+        return "a batch"
+    def __iter__(self):
+        return iter(self, None)
+    def state_dict(self):
+        return {{}}
+    def __del__(self, sleep=time.sleep):
+        if self.begun:
+            sleep(0.1)
+            print("freed", flush=True)
+
+try:
+    {start}
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def interrupted(start: str, seconds: float) -> str:
+    """Return what the program prints."""
+    command = [sys.executable, "-c", PROGRAM.format(start=start, seconds=seconds)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 130, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("start", THREADS.values(), ids=THREADS)
+def test_what_a_thread_has_begun_is_finished(start: str) -> None:
+    assert interrupted(start, 0.3).startswith("begun\nfinished\n")
+
+
+@pytest.mark.parametrize("thread", ("a stream", "offloading"))
+def test_what_was_worked_on_is_freed_by_then(thread: str) -> None:
+    """To free a tensor is to be inside a library as well."""
+    assert interrupted(THREADS[thread], 0.3) == "begun\nfinished\nfreed\n"
+
+
+def test_work_without_an_end_keeps_no_program_alive() -> None:
+    assert interrupted(THREADS["a stream"], 60) == "begun\n"
