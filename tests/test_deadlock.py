@@ -158,7 +158,7 @@ def test_a_poller_notices_one_message_while_it_waits_for_another() -> None:
         if comm.rank == 1:
             time.sleep(0.2)  # until the poller has lost its patience
             comm.send(byte(), 0, tag=5)
-            time.sleep(0.5)  # and what it might wait for comes much later
+            time.sleep(1.5)  # and what it might wait for comes much later
             for tag in range(5):
                 comm.send(byte(), 0, tag)
             return 0.0
@@ -171,7 +171,7 @@ def test_a_poller_notices_one_message_while_it_waits_for_another() -> None:
             request.wait()
         return noticed
 
-    assert run(program, 2)[0] < 0.6
+    assert run(program, 2)[0] < 1.5
 
 
 @ON_BOTH_CLOCKS

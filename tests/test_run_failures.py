@@ -158,7 +158,7 @@ PROGRAM = """
     ],
 )
 def test_an_interrupted_run_ends_at_once(body: str, left: str) -> None:
-    """Threads that compute are left to the end of the process, which they cannot delay."""
+    """Threads that compute are left to the end of the process, which they delay by a second."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM.format(body=body))],
         stdout=subprocess.PIPE,

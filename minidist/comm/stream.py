@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minidist.comm.ending import finished_before_exit
+from minidist.comm.background import BackgroundThread
 
 if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
@@ -81,7 +81,7 @@ class ThreadStream:
     def __init__(self, caller: Communicator) -> None:
         self.caller, self.comm = caller, caller.fork()
         self.jobs: deque[Job] = deque()
-        self.thread = threading.Thread(target=self._work, name=f"rank {caller.rank} stream", daemon=True)
+        self.thread = BackgroundThread(self._work, name=f"rank {caller.rank} stream")
         self.thread.start()
 
     def launch(self, work: Callable[..., Any], *args: Any) -> Job:
@@ -100,7 +100,7 @@ class ThreadStream:
                 return
             job = self.jobs.popleft()
             self.comm.advance(max(0.0, job.launched - self.comm.clock()))
-            with finished_before_exit():
+            with self.thread.working():
                 job.run()
                 del job  # and all that its arguments hold
             self.caller.wake()

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from minidist.comm.background import BackgroundThread
 from minidist.comm.buffers import device_name
 from minidist.comm.cluster import Cluster
 from minidist.comm.communicator import Communicator
-from minidist.comm.ending import finished_before_exit
 from minidist.comm.errors import RankFailed
 from minidist.comm.lanes import Lane, Operation
 from minidist.comm.world import World
@@ -168,8 +168,7 @@ def run(
     for comm in comms:
         comm.trace, comm.debug = trace, debug
         comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
-    # Daemon threads: a rank that computes for ever must not keep an interrupted program alive.
-    threads = [_RankThread(target=_run_rank, args=(comm, fn, results), daemon=True) for comm in comms]
+    threads = [_RankThread(_run_rank, comm, fn, results, name=f"rank {comm.rank}") for comm in comms]
     try:
         for thread in threads:
             thread.start()
@@ -181,15 +180,14 @@ def run(
     return results
 
 
-class _RankThread(threading.Thread):
+class _RankThread(BackgroundThread):
     def run(self) -> None:
-        with finished_before_exit():
+        with self.working():
             super().run()  # which also lets go of what it was called with
 
 
 def _run_rank(comm: ThreadCommunicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
     comm.lane.thread = threading.current_thread()
-    comm.lane.thread.name = f"rank {comm.rank}"
     try:
         results[comm.rank] = fn(comm)
     except BaseException as error:

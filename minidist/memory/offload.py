@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.comm.ending import finished_before_exit
+from minidist.comm.background import BackgroundThread
 from minidist.memory.masters import MIB, Chunk, MasterWeights, State, Visit, wide
 
 
@@ -192,7 +192,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=_serve, args=(self.jobs,), name="offload", daemon=True).start()
+        BackgroundThread(_serve, self.jobs, name="offload").start()
         weakref.finalize(self, self.jobs.put, None)
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -211,7 +211,9 @@ class Worker:
 
 @torch.no_grad()
 def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    thread = threading.current_thread()
+    assert isinstance(thread, BackgroundThread)
     while (job := jobs.get()) is not None:
-        with finished_before_exit():
+        with thread.working():
             job()
             del job  # and the tensors that it holds

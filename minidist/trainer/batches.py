@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 
-from minidist.comm.ending import finished_before_exit
+from minidist.comm.background import BackgroundThread
 from minidist.parallel.sampler import DistributedSampler, Indices, State, share
 from minidist.trainer.text import Samples, TextError
 
@@ -186,7 +186,7 @@ class ReadAhead:
         self._changed = threading.Condition()  # guards everything below it and the queue
         self._finished = self._closed = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
+        self._thread = BackgroundThread(self._read, name="read-ahead")
         self._thread.start()
 
     def __iter__(self) -> Self:
@@ -238,7 +238,7 @@ class ReadAhead:
                 torch.cuda.set_device(self._pin_for)
             batches = iter(self._source)
             while self._wait_for_room():
-                with finished_before_exit():
+                with self._thread.working():
                     batch = next(batches, None)
                     if batch is None:
                         break

@@ -1,0 +1,53 @@
+"""Threads that work beside the main one, and what becomes of them as the program ends.
+
+They are daemons, which keep no program alive. But once the main thread is through, Python ends every daemon that comes
+back to it from a library, and libraries in Rust and C++, as safetensors and torch are, take that for an error and abort
+the process. So a piece of work that has begun is finished first, which may take it a second, and none is begun.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+COURTESY = 1.0  # seconds
+
+
+class BackgroundThread(threading.Thread):
+    """A daemon thread that does each piece of work, and frees what that held, in a `with thread.working():` block."""
+
+    def __init__(self, target: Callable[..., None], *args: Any, name: str) -> None:
+        super().__init__(target=target, args=args, name=name, daemon=True)
+        self._changed = threading.Condition()
+        self._works = self._ending = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Work. As the program ends, no block is entered any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ending)
+            self._works = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._works = False
+                self._changed.notify_all()
+
+    def finish(self, patience: float) -> None:
+        """Wait so many seconds for the piece of work that has begun, and let no other begin."""
+        with self._changed:
+            self._ending = True
+            self._changed.wait_for(lambda: not self._works, patience)
+
+
+@atexit.register
+def _let_finish() -> None:
+    deadline = time.monotonic() + COURTESY
+    for thread in threading.enumerate():
+        if isinstance(thread, BackgroundThread):
+            thread.finish(max(0.0, deadline - time.monotonic()))
