@@ -158,6 +158,13 @@ def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: st
     assert not any(re.match(r"rank \d+ raised|the answer cannot be read", test.output) for test in failed), "it crashes"
 
 
+def test_who_clears_the_folder_is_told_so(graded: Grader) -> None:
+    """Looking after every call must not wait for the folder to come back."""
+    lesson = "15_checkpoints"
+    tests = graded(lesson, reference_answer(load(lesson), "mistakes/clears_the_folder.py"), 2, limit=3.0)
+    assert tests and all("the earlier checkpoint step-00000003 is gone" in test.output for test in tests)
+
+
 def test_the_exercises_run_as_handed_out() -> None:
     """One after the other in one job, which imports torch once."""
     program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"

@@ -37,7 +37,7 @@ def look() -> dict[str, str]:
     """Return what every file holds, in hexadecimal."""
     while True:
         with suppress(OSError):  # another rank renames or removes one just now
-            return contents(FOLDER)
+            return contents(FOLDER) if FOLDER.is_dir() else {}
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -46,9 +46,11 @@ def contents(folder: Path) -> dict[str, str]:
     Not by `rglob`: now and then Python 3.11.2, which is Debian 12's, crashes after an error in such a generator.
     """
     found: dict[str, str] = {}
-    for name in os.listdir(folder):
-        path = folder / name
-        found |= contents(path) if path.is_dir() else {str(path.relative_to(FOLDER)): path.read_bytes().hex()}
+    for path in [folder / name for name in os.listdir(folder)]:
+        if path.is_file():
+            found[str(path.relative_to(FOLDER))] = path.read_bytes().hex()
+        elif path.is_dir() and not path.is_symlink():
+            found |= contents(path)
     return found
 
 
