@@ -1,7 +1,9 @@
-"""Every collective against numpy's answer, on whatever wire: `check(comm, operation, ...)` runs on each rank.
+"""Every collective against numpy's answer, on whatever wire: `check(comm, cells())` runs on each rank.
 
-All ranks draw all ranks' inputs from one seed, so each knows what has to come out. Integers must be exact, floats
-within a few roundings of the float64 answer, and what several ranks receive must be the same bytes on all of them.
+A cell is an operation, an algorithm, a dtype and a reduction. The package's own table says which there are; each gives
+the right answer at every size, or is refused in a sentence before a message is sent. All ranks draw all ranks' inputs
+from one seed, so each knows what has to come out. Integers must be exact, floats within a few roundings of the float64
+answer, and what several ranks receive must be the same bytes on all of them.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ import functools
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minidist import Communicator
 from minidist.collectives import (
+    COLLECTIVES,
+    DTYPES,
+    REDUCTIONS,
     algorithms,
     all_gather,
     all_reduce,
@@ -28,19 +34,65 @@ from minidist.collectives import (
     scatter,
 )
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-OPS = ("sum", "mean", "max", "min", "prod")
+FEW = ("float32", "bfloat16", "int64")  # dtypes that stand for all, where many ranks or sizes are tried
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}  # of one operation
+UNREDUCED = {"mpi": ("float16", "bfloat16", "bool"), "torch": ("int16", "uint16", "uint32", "uint64")}  # by the engine
+UNKNOWN_ON_GPUS = ("uint16", "uint32", "uint64")  # to torch's arithmetic
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to call a collective. `op` is empty where nothing is reduced."""
+
+    operation: str
+    algorithm: str
+    dtype: str
+    op: str = ""
+
+
+def cells(
+    operations: Iterable[str] = COLLECTIVES, dtypes: Iterable[str] = DTYPES, ops: Iterable[str] = REDUCTIONS
+) -> list[Cell]:
+    """Return what the package's table offers of these."""
+    return [
+        Cell(operation, algorithm, dtype, op)
+        for operation in operations
+        for algorithm in algorithms(operation)
+        for dtype in dtypes
+        if dtype != "bfloat16" or "torch" in sys.modules  # where torch is not in use, it is not imported either
+        for op in (ops if operation in REDUCING else ("",))
+    ]
+
+
+def refusal(cell: Cell, comm: Communicator) -> str | None:
+    """Return words of the sentence that refuses the cell on these ranks, or None if it must work."""
+    native = cell.algorithm == "native" or (cell.algorithm == "auto" and device(comm) == "cuda")
+    if cell.op == "mean" and cell.dtype not in ROUNDING:
+        return f"the mean of {cell.dtype} is not {cell.dtype}: use op='sum'"
+    if cell.op and device(comm) == "cuda" and cell.dtype in UNKNOWN_ON_GPUS:
+        return f"torch cannot compute with {cell.dtype} on a GPU: convert to"
+    if cell.algorithm == "native" and comm.native is None:
+        return "the threads wire has no native collectives: use algorithm='auto'"
+    if native and cell.op and comm.size > 1 and cell.dtype in UNREDUCED[comm.wire]:
+        return f"cannot reduce {cell.dtype}: choose another algorithm than 'native'"
+    if cell.algorithm == "recursive" and cell.operation != "all_reduce" and comm.size & (comm.size - 1):
+        return f"recursive {cell.operation} needs a power of two of ranks, not {comm.size}: use 'ring'"
+    if cell.algorithm == "shared" and (len(comm.node) < comm.size or comm.wire == "torch"):
+        return "algorithm='shared' needs ranks that share memory"
+    if cell.algorithm == "shared" and device(comm) == "cuda":
+        return "algorithm='shared' reads CPU memory"
+    return None
+
+
+def device(comm: Communicator) -> str:
+    """Return `cuda` if collectives are to be tried on tensors of a GPU."""
+    return "cuda" if comm.wire == "torch" and comm.native.device == "cuda" else "cpu"
 
 
 def available(operation: str, comm: Communicator) -> list[str]:
     """Return the algorithms that an operation has on these ranks."""
-    names = [name for name in algorithms(operation) if name != "native" or comm.native is not None]
-    if operation != "all_reduce" and comm.size & (comm.size - 1):
-        names = [name for name in names if name != "recursive"]
-    if len(comm.node) < comm.size:
-        names = [name for name in names if name != "shared"]
-    return names
+    return [name for name in algorithms(operation) if refusal(Cell(operation, name, "float32"), comm) is None]
 
 
 def sizes(ranks: int) -> list[int]:
@@ -48,19 +100,53 @@ def sizes(ranks: int) -> list[int]:
     return sorted({0, 1, ranks - 1, ranks, ranks + 1, 1000})
 
 
-def reductions(comm: Communicator, algorithm: str, count: int) -> Iterator[tuple[str, str]]:
-    """Yield (dtype, op): all dtypes summed, and for one size, all operations on two of them."""
-    yield from ((dtype, "sum") for dtype in dtypes(comm, algorithm, count))
-    if count == comm.size + 1:
-        yield from ((dtype, op) for dtype in ("float32", "int64") for op in OPS[1:] if (dtype, op) != ("int64", "mean"))
+def check(comm: Communicator, table: list[Cell], lengths: Iterable[int] = (0, 1, 11), seed: int = 0) -> tuple[int, int]:
+    """Try all cells at all lengths; return how many work and how many are refused. Raises on the first that is wrong.
+
+    What must be the same on all ranks is compared in the end, at once.
+    """
+    worked, digests = 0, []
+    for cell in table:
+        words = refusal(cell, comm)
+        if words is not None:
+            assert_refused(comm, cell, words)
+            continue
+        worked += 1
+        for count in lengths:
+            digests.append((cell, count, CHECKS[cell.operation](comm, cell, count, seed)))
+    everyones = comm.roll_call(digest(np.array([text for *_, text in digests])))
+    if len(set(everyones)) > 1:
+        lists = comm.roll_call([text for *_, text in digests])
+        differing = [case for case, *texts in zip(digests, *lists, strict=True) if len(set(texts)) > 1]
+        raise AssertionError(f"the ranks' results differ in bits: {differing[:3]}")
+    return worked, len(table) - worked
 
 
-def dtypes(comm: Communicator, algorithm: str, count: int) -> list[str]:
-    """Return the dtypes to try: for one size all that the algorithm knows, for the others a few."""
-    chosen = DTYPES if count == comm.size + 1 else ("float32", "bfloat16", "int64")
-    unknown = {"float16", "bfloat16"} if algorithm == "native" else set()
-    unknown |= set() if "torch" in sys.modules else {"bfloat16"}  # where torch is not in use, it is not imported either
-    return [dtype for dtype in chosen if dtype not in unknown]
+def assert_refused(comm: Communicator, cell: Cell, words: str) -> None:
+    """Assert that a sentence with these words refuses the cell, and nothing is sent."""
+    before = comm.traffic.messages_sent
+    try:
+        call(comm, cell)
+    except (ValueError, TypeError) as error:
+        assert words in str(error) and "\n" not in str(error), f"{cell}: {error}"
+    else:
+        raise AssertionError(f"{cell} was not refused, with {words!r}")
+    assert comm.traffic.messages_sent == before, f"{cell}: something was sent"
+
+
+def assert_unknown_operations_refused(comm: Communicator) -> None:
+    """Assert that no algorithm of any collective takes a reduction that is not in the table."""
+    for operation in REDUCING:
+        for algorithm in algorithms(operation):
+            assert_refused(comm, Cell(operation, algorithm, "float32", "average"), "op='average' is not a reduction")
+
+
+def call(comm: Communicator, cell: Cell) -> None:
+    """Call a collective, for its refusal."""
+    buffer = placed(draw(comm.size, cell.dtype, comm.rank), comm)
+    reduced_by = {"op": cell.op} if cell.op else {}
+    counts = {"counts": [comm.size] * comm.size} if cell.operation in ("all_gather", "gather") else {}
+    OPERATIONS[cell.operation](buffer, comm, algorithm=cell.algorithm, **reduced_by, **counts)
 
 
 def draw(count: int, dtype: str, rank: int, seed: int = 0) -> Any:
@@ -71,8 +157,9 @@ def draw(count: int, dtype: str, rank: int, seed: int = 0) -> Any:
 @functools.lru_cache(1 << 10)
 def _drawn(count: int, dtype: str, rank: int, seed: int) -> Any:
     numbers = np.random.default_rng([seed, rank, count])
-    if dtype.startswith("int"):
-        return numbers.integers(-9, 10, count).astype(dtype)
+    if dtype not in ROUNDING:
+        low, high = (0, 2) if dtype == "bool" else (0, 10) if dtype.startswith("u") else (-9, 10)
+        return numbers.integers(low, high, count).astype(dtype)
     values = numbers.uniform(0.5, 1.5, count) * numbers.choice([-1.0, 1.0], count)
     return plain(values.astype("float32"), dtype)
 
@@ -86,22 +173,33 @@ def plain(values: np.ndarray[Any, Any], dtype: str) -> Any:
     return torch.from_numpy(values.astype("float32")).to(torch.bfloat16)
 
 
+def placed(buffer: Any, comm: Communicator) -> Any:
+    """Return a copy of the buffer where these ranks' buffers lie: on the GPU, if they have one."""
+    if device(comm) == "cpu":
+        return copied(buffer)
+    import torch
+
+    return torch.as_tensor(buffer).cuda()
+
+
 def copied(buffer: Any) -> Any:
     return buffer.clone() if hasattr(buffer, "clone") else buffer.copy()
 
 
 def exact(buffer: Any) -> np.ndarray[Any, Any]:
-    """Return the values as a numpy array that holds them all: float64, or int64."""
-    array = np.asarray(buffer.double() if hasattr(buffer, "double") else buffer)
-    return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+    """Return the values as a numpy array that holds them all: floats in float64, others in their own dtype."""
+    if hasattr(buffer, "cpu"):
+        buffer = (buffer.double() if buffer.is_floating_point() else buffer).cpu().numpy()
+    array = np.asarray(buffer)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 def raw(buffer: Any) -> bytes:
     """Return the bytes."""
-    if hasattr(buffer, "numpy"):
+    if hasattr(buffer, "cpu"):
         import torch
 
-        buffer = buffer.contiguous().view(torch.uint8).numpy() if buffer.numel() else np.empty(0)
+        buffer = buffer.contiguous().view(torch.uint8).cpu().numpy() if buffer.numel() else np.empty(0)
     return bytes(buffer.tobytes())
 
 
@@ -109,13 +207,10 @@ def digest(buffer: Any) -> str:
     return hashlib.sha256(raw(buffer)).hexdigest()
 
 
-def reduced(inputs: list[Any], op: str, dtype: str) -> np.ndarray[Any, Any]:
+def reduced(inputs: list[Any], op: str) -> np.ndarray[Any, Any]:
     """Return the answer: integers in their own arithmetic, floats in float64."""
-    values = [exact(buffer) for buffer in inputs]
-    if dtype == "int32":
-        values = [array.astype(np.int32) for array in values]
     function = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[op]
-    answer: np.ndarray[Any, Any] = functools.reduce(function, values)
+    answer: np.ndarray[Any, Any] = functools.reduce(function, [exact(buffer) for buffer in inputs])
     return answer / len(inputs) if op == "mean" else answer
 
 
@@ -123,7 +218,7 @@ def assert_close(got: Any, answer: np.ndarray[Any, Any], dtype: str, ranks: int,
     """Compare; each of the P - 1 operations of a reduction may round once, partial sums are at most 1.5 P large."""
     values = exact(got)
     assert values.shape == answer.shape, f"{what}: shape {values.shape} instead of {answer.shape}"
-    if dtype.startswith("int"):
+    if dtype not in ROUNDING:
         assert np.array_equal(values, answer), f"{what}: {values} instead of {answer}"
         return
     size = np.maximum(np.abs(answer), 1.5 * ranks)
@@ -131,125 +226,105 @@ def assert_close(got: Any, answer: np.ndarray[Any, Any], dtype: str, ranks: int,
     assert worst <= 2 * ranks * ROUNDING[dtype], f"{what}: off by {worst}"
 
 
-def check(comm: Communicator, operation: str, lengths: list[int] | None = None, seed: int = 0) -> int:
-    """Run one collective in all its variants and return how many there were. Raises on the first that is wrong."""
-    checks = 0
-    for algorithm in available(operation, comm):
-        for count in sizes(comm.size) if lengths is None else lengths:
-            checks += CHECKS[operation](comm, algorithm, count, seed)
-    return checks
+# Each check makes the calls of one cell at one size, and returns a digest of what must be the same on all ranks.
 
 
-def check_all_reduce(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
-    cases = list(reductions(comm, algorithm, count))
-    for dtype, op in cases:
-        what = f"all_reduce {algorithm} of {count} {dtype}, {op}, rank {comm.rank} of {comm.size}"
-        inputs = [draw(count, dtype, rank, seed) for rank in range(comm.size)]
-        buffer = copied(inputs[comm.rank])
-        all_reduce(buffer, comm, op, algorithm)
-        assert_close(buffer, reduced(inputs, op, dtype), dtype, comm.size, what)
-        same_on_all(comm, buffer, what)
-    return len(cases)
+def check_all_reduce(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
+    inputs = [draw(count, cell.dtype, rank, seed) for rank in range(comm.size)]
+    buffer = placed(inputs[comm.rank], comm)
+    all_reduce(buffer, comm, cell.op, cell.algorithm)
+    assert_close(buffer, reduced(inputs, cell.op), cell.dtype, comm.size, _what(comm, cell, count))
+    return digest(buffer)
 
 
-def check_reduce_scatter(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
-    cases = list(reductions(comm, algorithm, count))
-    for dtype, op in cases:
-        what = f"reduce_scatter {algorithm} of {count} x 3 {dtype}, {op}, rank {comm.rank} of {comm.size}"
-        inputs = [draw(3 * count, dtype, rank, seed).reshape(count, 3) for rank in range(comm.size)]
-        full = copied(inputs[comm.rank])
-        shard = reduce_scatter(full, comm, op, algorithm)
-        answer = np.array_split(reduced(inputs, op, dtype), comm.size)[comm.rank]
-        assert_close(shard, answer, dtype, comm.size, what)
-        assert raw(full) == raw(inputs[comm.rank]), f"{what}: the input was changed"
-    return len(cases)
+def check_reduce_scatter(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
+    inputs = [draw(3 * count, cell.dtype, rank, seed).reshape(count, 3) for rank in range(comm.size)]
+    full, what = placed(inputs[comm.rank], comm), _what(comm, cell, count)
+    shard = reduce_scatter(full, comm, cell.op, cell.algorithm)
+    answer = np.array_split(reduced(inputs, cell.op), comm.size)[comm.rank]
+    assert_close(shard, answer, cell.dtype, comm.size, what)
+    assert raw(full) == raw(inputs[comm.rank]), f"{what}: the input was changed"
+    return ""
 
 
-def check_all_gather(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
+def check_all_gather(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
+    what, even = _what(comm, cell, count), _split(count, comm.size)
     uneven = [(count * rank) % 7 for rank in range(comm.size)]  # some of them empty
-    for dtype in dtypes(comm, algorithm, count):
-        what = f"all_gather {algorithm} of {count} {dtype}, rank {comm.rank} of {comm.size}"
-        for counts, given in ((_split(count, comm.size), None), (uneven, None), (uneven, uneven)):
-            everyones = [draw(2 * rows, dtype, rank, seed).reshape(rows, 2) for rank, rows in enumerate(counts)]
-            answer = np.concatenate([exact(shard) for shard in everyones])
-            shard = copied(everyones[comm.rank])
-            gathered = all_gather(shard, comm, algorithm=algorithm, counts=given)
-            assert np.array_equal(exact(gathered), answer), what
-            assert raw(shard) == raw(everyones[comm.rank]), f"{what}: the shard was changed"
-        out = plain(np.zeros((count, 2)), dtype)
-        everyones = [draw(2 * rows, dtype, rank).reshape(rows, 2) for rank, rows in enumerate(_split(count, comm.size))]
-        assert all_gather(everyones[comm.rank], comm, out, algorithm) is out
-        assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), f"{what}, out="
-    return 4 * len(dtypes(comm, algorithm, count))
+    for counts, given in ((even, None), (uneven, None), (uneven, uneven)):
+        everyones = [draw(2 * rows, cell.dtype, rank, seed).reshape(rows, 2) for rank, rows in enumerate(counts)]
+        shard = placed(everyones[comm.rank], comm)
+        gathered = all_gather(shard, comm, algorithm=cell.algorithm, counts=given)
+        assert np.array_equal(exact(gathered), np.concatenate([exact(shard) for shard in everyones])), what
+        assert raw(shard) == raw(everyones[comm.rank]), f"{what}: the shard was changed"
+    out = placed(plain(np.zeros((count, 2)), cell.dtype), comm)
+    everyones = [draw(2 * rows, cell.dtype, rank).reshape(rows, 2) for rank, rows in enumerate(even)]
+    assert all_gather(placed(everyones[comm.rank], comm), comm, out, cell.algorithm) is out
+    assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), f"{what}, out="
+    return ""
 
 
-def check_broadcast(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
-    for dtype in dtypes(comm, algorithm, count):
-        for root in _roots(comm):
-            what = f"broadcast {algorithm} of {count} {dtype} from {root}, rank {comm.rank} of {comm.size}"
-            buffer = draw(count, dtype, comm.rank, seed)
-            broadcast(buffer, comm, root, algorithm)
-            assert raw(buffer) == raw(draw(count, dtype, root, seed)), what
-    return len(dtypes(comm, algorithm, count)) * len(_roots(comm))
+def check_broadcast(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
+    buffer, root = placed(draw(count, cell.dtype, comm.rank, seed), comm), _root(comm, count)
+    broadcast(buffer, comm, root, cell.algorithm)
+    assert raw(buffer) == raw(draw(count, cell.dtype, root, seed)), _what(comm, cell, count)
+    return digest(buffer)
 
 
-def check_reduce(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
-    cases = [(*case, root) for case in reductions(comm, algorithm, count) for root in _roots(comm)]
-    for dtype, op, root in cases:
-        what = f"reduce {algorithm} of {count} {dtype}, {op}, to {root}, rank {comm.rank} of {comm.size}"
-        inputs = [draw(count, dtype, rank, seed) for rank in range(comm.size)]
-        buffer = copied(inputs[comm.rank])
-        reduce(buffer, comm, root, op, algorithm)
+def check_reduce(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
+    inputs = [draw(count, cell.dtype, rank, seed) for rank in range(comm.size)]
+    buffer, what, root = placed(inputs[comm.rank], comm), _what(comm, cell, count), _root(comm, count)
+    reduce(buffer, comm, root, cell.op, cell.algorithm)
+    if comm.rank == root:
+        assert_close(buffer, reduced(inputs, cell.op), cell.dtype, comm.size, what)
+    else:
+        assert raw(buffer) == raw(inputs[comm.rank]), f"{what}: a buffer that is not the root's was changed"
+    return ""
+
+
+def check_gather(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
+    uneven, root = [(count * rank) % 7 for rank in range(comm.size)], _root(comm, count)
+    for counts, given in ((_split(count, comm.size), None), (uneven, uneven)):
+        what = f"{_what(comm, cell, count)}, {counts}"
+        everyones = [draw(2 * rows, cell.dtype, rank, seed).reshape(rows, 2) for rank, rows in enumerate(counts)]
+        gathered = gather(placed(everyones[comm.rank], comm), comm, root, cell.algorithm, given)
         if comm.rank == root:
-            assert_close(buffer, reduced(inputs, op, dtype), dtype, comm.size, what)
+            assert np.array_equal(exact(gathered), np.concatenate([exact(shard) for shard in everyones])), what
         else:
-            assert raw(buffer) == raw(inputs[comm.rank]), f"{what}: a buffer that is not the root's was changed"
-    return len(cases)
+            assert gathered is None, what
+    return ""
 
 
-def check_gather(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
-    uneven = [(count * rank) % 7 for rank in range(comm.size)]
-    for root in _roots(comm):
-        for counts, given in ((_split(count, comm.size), None), (uneven, uneven)):
-            what = f"gather {algorithm} of {counts} to {root}, rank {comm.rank} of {comm.size}"
-            everyones = [draw(2 * rows, "float32", rank, seed).reshape(rows, 2) for rank, rows in enumerate(counts)]
-            gathered = gather(everyones[comm.rank], comm, root, algorithm, given)
-            if comm.rank == root:
-                assert np.array_equal(gathered, np.concatenate(everyones)), what
-            else:
-                assert gathered is None, what
-    return 2 * len(_roots(comm))
+def check_scatter(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
+    root, what = _root(comm, count), _what(comm, cell, count)
+    before = draw(2 * count, cell.dtype, root, seed).reshape(count, 2)
+    full = placed(before, comm)
+    shard = scatter(full if comm.rank == root else None, comm, root, cell.algorithm)
+    assert np.array_equal(exact(shard), np.array_split(exact(before), comm.size)[comm.rank]), what
+    assert shard.dtype == full.dtype and raw(full) == raw(before), what
+    return ""
 
 
-def check_scatter(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
-    for root in _roots(comm):
-        for dtype in ("float32", "int64"):
-            what = f"scatter {algorithm} of {count} x 2 {dtype} from {root}, rank {comm.rank} of {comm.size}"
-            full = draw(2 * count, dtype, root, seed).reshape(count, 2)
-            before = full.copy()
-            shard = scatter(full if comm.rank == root else None, comm, root, algorithm)
-            assert np.array_equal(shard, np.array_split(before, comm.size)[comm.rank]), what
-            assert shard.dtype == before.dtype and np.array_equal(full, before), what
-    return 2 * len(_roots(comm))
-
-
-def check_all_to_all(comm: Communicator, algorithm: str, count: int, seed: int) -> int:
+def check_all_to_all(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
     ranks = range(comm.size)
     even = [_split(count, comm.size)] * comm.size
     uneven = [[(count + 3 * sender + receiver) % 5 for receiver in ranks] for sender in ranks]
     for table, how_many in ((even, 0), (uneven, 1), (uneven, 2)):  # how many of the two counts are given
-        what = f"all_to_all {algorithm} of {table}, rank {comm.rank} of {comm.size}"
-        everyones = [draw(2 * sum(row), "float32", rank, seed).reshape(-1, 2) for rank, row in enumerate(table)]
-        mine = everyones[comm.rank].copy()
+        what = f"{_what(comm, cell, count)}, {table}"
+        everyones = [draw(2 * sum(row), cell.dtype, rank, seed).reshape(-1, 2) for rank, row in enumerate(table)]
+        mine = placed(everyones[comm.rank], comm)
         counts = [table[comm.rank], [row[comm.rank] for row in table]][:how_many]
-        arrived = all_to_all(mine, comm, algorithm, *counts)
-        pieces = [np.split(everyones[sender], np.cumsum(table[sender])[:-1])[comm.rank] for sender in ranks]
-        assert np.array_equal(arrived, np.concatenate(pieces)), what
-        assert np.array_equal(mine, everyones[comm.rank]), f"{what}: the input was changed"
-    return 3
+        arrived = all_to_all(mine, comm, cell.algorithm, *counts)
+        pieces = [np.split(exact(everyones[sender]), np.cumsum(table[sender])[:-1])[comm.rank] for sender in ranks]
+        assert np.array_equal(exact(arrived), np.concatenate(pieces)), what
+        assert raw(mine) == raw(everyones[comm.rank]), f"{what}: the input was changed"
+    return ""
 
 
-CHECKS: dict[str, Callable[[Communicator, str, int, int], int]] = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all)
+}
+CHECKS: dict[str, Callable[[Communicator, Cell, int, int], str]] = {
     "all_reduce": check_all_reduce,
     "reduce_scatter": check_reduce_scatter,
     "all_gather": check_all_gather,
@@ -261,14 +336,13 @@ CHECKS: dict[str, Callable[[Communicator, str, int, int], int]] = {
 }
 
 
-def same_on_all(comm: Communicator, buffer: Any, what: str) -> None:
-    """Assert that the bytes are the same on all ranks."""
-    everyones = comm.roll_call(digest(buffer))
-    assert len(set(everyones)) == 1, f"{what}: the ranks' results differ in bits"
+def _what(comm: Communicator, cell: Cell, count: int) -> str:
+    return f"{cell} of {count}, rank {comm.rank} of {comm.size}"
 
 
-def _roots(comm: Communicator) -> list[int]:
-    return sorted({0, comm.size // 2, comm.size - 1})
+def _root(comm: Communicator, count: int) -> int:
+    """Return another root for each size."""
+    return count % comm.size
 
 
 def _split(count: int, ranks: int) -> list[int]:

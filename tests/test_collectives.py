@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 import torch
-from collective_cases import CHECKS, DTYPES, OPS, available, check, copied, digest, draw, reduced
+from collective_cases import (
+    FEW,
+    ROUNDING,
+    assert_unknown_operations_refused,
+    available,
+    cells,
+    check,
+    copied,
+    digest,
+    draw,
+    reduced,
+    sizes,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist import Cluster, Communicator, run
+from minidist import Cluster, Communicator, collectives, run
 from minidist.collectives import (
+    COLLECTIVES,
+    DTYPES,
+    REDUCTIONS,
     algorithms,
     all_gather,
     all_reduce,
@@ -30,28 +46,51 @@ SEGMENT = 1 << 20
 SMALL_NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=3, name="small nodes")
 
 
-@pytest.mark.parametrize("ranks", range(1, 9))
-@pytest.mark.parametrize("operation", CHECKS)
-def test_every_algorithm_gives_numpys_answer(operation: str, ranks: int) -> None:
-    counts = run(lambda comm: check(comm, operation), ranks)
-    assert min(counts) > 0
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_cell_of_the_table_gives_numpys_answer_or_a_sentence(operation: str) -> None:
+    counted = run(lambda comm: check(comm, cells([operation])), 3)
+    worked, refused = counted[0]
+    assert worked >= len(DTYPES) and refused >= len(DTYPES) and counted == [(worked, refused)] * 3
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 4, 5, 6, 7, 8))
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_algorithm_gives_numpys_answer_on_any_number_of_ranks(operation: str, ranks: int) -> None:
+    run(lambda comm: check(comm, cells([operation], FEW, ("sum", "mean")), sizes(ranks)), ranks)
+
+
+@pytest.mark.parametrize("ranks", (1, 3))
+def test_an_operation_that_does_not_exist_is_refused_before_anything_is_sent(ranks: int) -> None:
+    run(assert_unknown_operations_refused, ranks)
+
+
+def test_the_table_that_is_printed_is_the_one_that_is_used() -> None:
+    head, *rows = [line for line in (collectives.__doc__ or "").splitlines() if line.startswith("    ")]
+    columns = {match.group(): match.span() for match in re.finditer(r"\S+", head)}
+    printed = {
+        operation: {row.split()[0] for row in rows if "x" in row[start:end].split()}
+        for operation, (start, end) in columns.items()
+        if operation != "family"
+    }
+    variants = {"auto", "halving_doubling"}  # a rule, and the second of the recursive family
+    assert printed == {operation: set(algorithms(operation)) - variants for operation in COLLECTIVES}
 
 
 @pytest.mark.parametrize("ranks", (2, 5, 6, 7))
 @pytest.mark.parametrize("operation", ("all_reduce", "broadcast"))
 def test_hierarchies_on_nodes_of_three(operation: str, ranks: int) -> None:
-    run(lambda comm: check(comm, operation, [0, 1, 7, 100]), ranks, cluster=SMALL_NODES)
+    run(lambda comm: check(comm, cells([operation], FEW, ("sum",)), [0, 1, 7, 100]), ranks, cluster=SMALL_NODES)
 
 
 @pytest.mark.parametrize("ranks", (2, 3))
-@pytest.mark.parametrize("operation", CHECKS)
+@pytest.mark.parametrize("operation", COLLECTIVES)
 def test_buffers_of_several_segments(operation: str, ranks: int) -> None:
     elements = 2 * SEGMENT // 8 + 13
 
     def program(comm: Communicator) -> None:
         for algorithm in available(operation, comm):
             inputs = [draw(elements, "float64", rank) for rank in range(comm.size)]
-            answer, mine = reduced(inputs, "sum", "float64"), inputs[comm.rank].copy()
+            answer, mine = reduced(inputs, "sum"), inputs[comm.rank].copy()
             parts = np.array_split(answer, comm.size)
             if operation == "all_reduce":
                 all_reduce(mine, comm, "sum", algorithm)
@@ -84,7 +123,7 @@ def test_buffers_of_several_segments(operation: str, ranks: int) -> None:
     ranks=st.integers(1, 9),
     count=st.integers(0, 200),
     dtype=st.sampled_from(DTYPES),
-    op=st.sampled_from(OPS),
+    op=st.sampled_from(REDUCTIONS),
     seed=st.integers(0, 1 << 30),
     per_node=st.sampled_from([None, 1, 2, 3, 4]),
     debug=st.booleans(),
@@ -93,7 +132,7 @@ def test_buffers_of_several_segments(operation: str, ranks: int) -> None:
 def test_random_all_reduces_agree(
     ranks: int, count: int, dtype: str, op: str, seed: int, per_node: int | None, debug: bool
 ) -> None:
-    if op == "mean" and dtype.startswith("int"):
+    if op == "mean" and dtype not in ROUNDING:
         op = "sum"
     cluster = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), per_node)
     inputs = [draw(count, dtype, rank, seed) for rank in range(ranks)]
@@ -108,7 +147,7 @@ def test_random_all_reduces_agree(
 
     results = run(program, ranks, cluster=cluster, debug=debug)
     assert all(digests == results[0] for digests in results), "the ranks differ in bits"
-    if dtype.startswith("int"):
+    if dtype not in ROUNDING:
         assert len(set(results[0])) == 1, "the algorithms differ, on integers"
 
 
@@ -142,12 +181,14 @@ def test_auto_gives_the_same_bits_in_every_run() -> None:
 def test_auto_chooses_alike_on_all_ranks_and_says_why(ranks: int, cluster: Cluster | None) -> None:
     def program(comm: Communicator) -> list[tuple[str, str]]:
         return [
-            explain(operation, bytes, comm) for operation in CHECKS for bytes in (0, 100, 1 << 15, 1 << 20, 1 << 30)
+            explain(operation, bytes, comm)
+            for operation in COLLECTIVES
+            for bytes in (0, 100, 1 << 15, 1 << 20, 1 << 30)
         ]
 
     results = run(program, ranks, cluster=cluster)
     assert all(choices == results[0] for choices in results)
-    for operation, (name, why) in zip(np.repeat(list(CHECKS), 5), results[0], strict=True):
+    for operation, (name, why) in zip(np.repeat(list(COLLECTIVES), 5), results[0], strict=True):
         assert name in algorithms(operation) and len(why) > 10
 
 

@@ -108,53 +108,19 @@ WORKS = """
     assert registered.dtype == torch.bfloat16 and registered.shape == (2, 3) and not registered.any()
     assert comm.peers(comm.allocate(4, np.float32)) is None
 
-    # The engine's own collectives: equal and unequal counts, any dtype that it reduces.
-    def filled(dtype, n, value):
-        return torch.full((n,), value, dtype=dtype) if isinstance(dtype, torch.dtype) else np.full(n, value, dtype)
-
-    def same(got, expected):
-        return [float(x) for x in got] == [float(x) for x in expected]
-
-    def check_native(comm, dtype, counts):
-        native, rank, size = comm.native, comm.rank, comm.size
-        total, mine, root = sum(counts), counts[comm.rank], comm.size // 2
-        whole = [value for r, n in enumerate(counts) for value in [r + 1] * n]
-        summed = size * (size + 1) // 2
-        array = filled(dtype, total, rank + 1)
-        native.all_reduce(array, "sum")
-        assert same(array, [summed] * total)
-        array = filled(dtype, total, rank + 1)
-        native.reduce(array, root, "max")
-        assert same(array, [size if rank == root else rank + 1] * total)
-        array = filled(dtype, total, rank + 1)
-        native.broadcast(array, root)
-        assert same(array, [root + 1] * total)
-        shard = filled(dtype, mine, 0)
-        native.reduce_scatter(filled(dtype, total, rank + 1), shard, counts, "sum")
-        assert same(shard, [summed] * mine)
-        out = filled(dtype, total, 0)
-        native.all_gather(filled(dtype, mine, rank + 1), out, counts)
-        assert same(out, whole), out
-        out = filled(dtype, total, 0) if rank == root else None
-        native.gather(filled(dtype, mine, rank + 1), out, counts, root)
-        assert rank != root or same(out, whole)
-        shard = filled(dtype, mine, 0)
-        native.scatter(out, shard, counts, root)
-        assert same(shard, [rank + 1] * mine)
-        arriving = filled(dtype, total, 0)
-        native.all_to_all(filled(dtype, mine * size, rank + 1), [mine] * size, arriving, counts)
-        assert same(arriving, whole)
-
-    backwards = comm.split(0, key=-rank)
-    for group in (comm, backwards):
-        for dtype in (np.float32, np.int64, torch.bfloat16):
-            for counts in ([2] * size, list(range(size)), [0] * size):
-                check_native(group, dtype, counts)
-    try:
-        comm.native.all_reduce(np.zeros(3, np.int16), "sum")
-        raise SystemExit("int16 was reduced")
-    except TypeError as error:
-        assert "int16" in str(error)
+    # Collectives: all cells of the table, the engine's own among them, also where torch numbers the ranks otherwise.
+    from collective_cases import FEW, assert_unknown_operations_refused, cells, check
+    if size == 3:
+        check(comm, cells())
+        assert_unknown_operations_refused(comm)
+    natives = [cell for cell in cells(dtypes=FEW) if cell.algorithm == "native"]
+    check(comm.split(0, key=-rank), natives)
+    for op, words in [("mean", "torch's gloo and NCCL cannot reduce by op='mean'"), ("avg", "op='avg'")]:
+        try:
+            comm.native.all_reduce(np.ones(3), op)
+            raise SystemExit("it was reduced")
+        except ValueError as error:
+            assert words in str(error), error
 
     # In debug mode each message is announced; nothing else changes.
     comm.debug = True
@@ -177,7 +143,7 @@ WORKS = """
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_everything_works_under_torchrun(ranks: int) -> None:
-    job = torchrun(ranks, WORKS)
+    job = torchrun(ranks, WORKS, timeout=110)
     assert job.returncode == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == [f"rank {rank} is through" for rank in range(ranks)]
     assert not job.stderr, "a normal end makes no noise"
@@ -240,11 +206,10 @@ NCCL = """
         buffer /= size
     assert (buffer == 8).all()
 
-    array = torch.full((5,), rank + 1.0, dtype=torch.bfloat16, device="cuda")
-    counts = [len(part) for part in np.array_split(range(5), size)]
-    out = torch.empty_like(array)
-    comm.native.all_gather(array[: counts[rank]], out, counts)
-    assert out.tolist() == [r + 1 for r, count in enumerate(counts) for _ in range(count)]
+    from collective_cases import assert_unknown_operations_refused, cells, check
+    for group in (comm, comm.split(0, key=-rank)):
+        check(group, cells())
+        assert_unknown_operations_refused(group)
     os.write(1, f"rank {rank} is through\\n".encode())
 """
 
@@ -441,7 +406,7 @@ def test_a_normal_end_is_silent(failures: Failures, name: str) -> None:
 
 @pytest.mark.gpu
 def test_nccl() -> None:
-    """One rank a GPU: with one GPU, groups, streams and memory; with two, messages as well."""
+    """One rank a GPU: with one GPU, groups, streams and memory; with two, messages and collectives as well."""
     torch = pytest.importorskip("torch")
     ranks = min(2, torch.cuda.device_count())
     job = torchrun(ranks, NCCL)

@@ -11,10 +11,11 @@
     native              x             x             x           x         x       x       x           x
 
 Read `ring.py` first; `operations.py` is what users call; `choose.py` is the rule behind `algorithm="auto"`, and
-`explain("all_reduce", bytes, comm)` says what it takes and why.
+`explain("all_reduce", bytes, comm)` says what it takes and why. Every algorithm carries all `DTYPES` and knows all
+`REDUCTIONS`, but there is no mean of integers, and `native` refuses to reduce what its engine cannot.
 """
 
-from minidist.collectives.choose import algorithms, explain
+from minidist.collectives.choose import COLLECTIVES, algorithms, explain
 from minidist.collectives.operations import (
     all_gather,
     all_reduce,
@@ -25,8 +26,13 @@ from minidist.collectives.operations import (
     reduce_scatter,
     scatter,
 )
+from minidist.collectives.reduction import REDUCTIONS
+from minidist.comm.buffers import DTYPES
 
 __all__ = [
+    "COLLECTIVES",
+    "DTYPES",
+    "REDUCTIONS",
     "algorithms",
     "all_gather",
     "all_reduce",

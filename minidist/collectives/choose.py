@@ -51,6 +51,7 @@ TABLE: dict[str, dict[str, Callable[..., Any]]] = {
     "scatter": {"central": central.scatter, "tree": tree.scatter},
     "all_to_all": {"pairwise": pairwise.all_to_all},
 }
+COLLECTIVES = tuple(TABLE)
 
 
 def algorithms(operation: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from minidist.collectives.choose import find
 from minidist.collectives.fast import chunks_of, cut
-from minidist.collectives.reduction import finish, reduction
+from minidist.collectives.reduction import accumulated, finish, reduction
 from minidist.comm.agree import agree
 from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_tensor
 
@@ -57,7 +57,7 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     name, function = find("all_reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
         with comm.span("all_reduce " + name, "collective", array.nbytes):
-            function(array, op) if name == "native" else function(array, comm.internal, combine)
+            function(array, accumulated(op)) if name == "native" else function(array, comm.internal, combine)
     finish(op, array, comm.size)
 
 
@@ -74,7 +74,7 @@ def reduce_scatter(full: Buffer, comm: Communicator, op: str = "sum", algorithm:
         if comm.size == 1:
             copy(out, array)
         elif name == "native":
-            function(array, out, counts, op)
+            function(array, out, counts, accumulated(op))
         else:
             function(chunks, out, comm.internal, combine)
     finish(op, out, comm.size)
@@ -144,7 +144,10 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
     name, function = find("reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
         with comm.span("reduce " + name, "collective", array.nbytes):
-            function(array, root, op) if name == "native" else function(array, comm.internal, root, combine)
+            if name == "native":
+                function(array, root, accumulated(op))
+            else:
+                function(array, comm.internal, root, combine)
     if comm.rank == root:
         finish(op, array, comm.size)
 

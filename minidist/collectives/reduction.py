@@ -18,39 +18,43 @@ if TYPE_CHECKING:
 
 Combine: TypeAlias = Callable[[Any, Any, Any], Any]
 
-OPERATIONS = ("sum", "mean", "max", "min", "prod")
+REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 NUMPY: dict[str, Combine] = {
     "sum": np.add,
-    "mean": np.add,
     "max": lambda a, b, out: np.maximum(a, b, out=out),  # numpy deprecates their third positional argument
     "min": lambda a, b, out: np.minimum(a, b, out=out),
     "prod": np.multiply,
 }
-TORCH = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+TORCH = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def reduction(op: str, array: Array) -> Combine:
     """Return `combine(a, b, out)` for arrays like `array`.
-
-    A mean is a sum that `finish` divides once, at the end.
 
     Raises
     ------
     ValueError
         If `op` is not one of sum, mean, max, min, prod.
     TypeError
-        If it is the mean of integers, which is not an integer.
+        If it is the mean of integers, which is not an integer, or torch computes with no such integers.
     """
-    if op not in OPERATIONS:
-        raise ValueError(f"op={op!r} is not a reduction: choose one of {', '.join(OPERATIONS)}")
+    if op not in REDUCTIONS:
+        raise ValueError(f"op={op!r} is not a reduction: choose one of {', '.join(REDUCTIONS)}")
     if op == "mean" and dtype_name(array) not in FLOATS:
         raise TypeError(f"the mean of {dtype_name(array)} is not {dtype_name(array)}: use op='sum' and divide yourself")
     if isinstance(array, np.ndarray):
-        return NUMPY[op]
+        return NUMPY[accumulated(op)]
     if device_name(array) == "meta":
         return lambda a, b, out: out
-    function = getattr(sys.modules["torch"], TORCH[op])
+    if dtype_name(array) in ("uint16", "uint32", "uint64"):
+        raise TypeError(f"torch cannot compute with {dtype_name(array)} on a GPU: convert to int32 or int64")
+    function = getattr(sys.modules["torch"], TORCH[accumulated(op)])
     return lambda a, b, out: function(a, b, out=out)
+
+
+def accumulated(op: str) -> str:
+    """Return what is computed from rank to rank: a mean is a sum, which `finish` divides once, at the end."""
+    return "sum" if op == "mean" else op
 
 
 def finish(op: str, array: Array, ranks: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from minidist.comm.buffers import dtype_name
+from minidist.comm.engines import known_operation
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -47,15 +47,15 @@ class NativeTorch:
 
     def all_reduce(self, array: Array, op: str) -> None:
         """dist.all_reduce."""
-        tensor = _reducible(array)
-        dist.all_reduce(tensor, OPERATIONS[op], self._group(tensor))
+        tensor, operation = _tensor(array), _operation(op, array)
+        dist.all_reduce(tensor, operation, self._group(tensor))
 
     def reduce(self, array: Array, root: int, op: str) -> None:
         """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own: they give a copy."""
-        tensor = _reducible(array)
+        tensor, operation = _tensor(array), _operation(op, array)
         if self.comm.rank != root:
             tensor = tensor.clone()
-        dist.reduce(tensor, self.comm.addresses[root], OPERATIONS[op], self._group(tensor))
+        dist.reduce(tensor, self.comm.addresses[root], operation, self._group(tensor))
 
     def broadcast(self, array: Array, root: int) -> None:
         """dist.broadcast."""
@@ -64,14 +64,14 @@ class NativeTorch:
 
     def reduce_scatter(self, array: Array, shard: Array, counts: list[int], op: str) -> None:
         """dist.reduce_scatter_single; with unequal counts one dist.reduce per shard."""
-        full, out = _reducible(array), _reducible(shard)
+        full, out, operation = _tensor(array), _tensor(shard), _operation(op, array)
         group = self._group(full)
         if self._in_order(group) and len(set(counts)) == 1:
-            scatter_whole(out, full, OPERATIONS[op], group)
+            scatter_whole(out, full, operation, group)
             return
         for rank, piece in enumerate(_cut(full, counts)):
             copy = piece.clone()
-            dist.reduce(copy, self.comm.addresses[rank], OPERATIONS[op], group)
+            dist.reduce(copy, self.comm.addresses[rank], operation, group)
             if rank == self.comm.rank:
                 out.copy_(copy)
 
@@ -140,11 +140,14 @@ class NativeTorch:
         return self._order(group) == list(range(self.comm.size))
 
 
-def _reducible(array: Array) -> torch.Tensor:
-    name = dtype_name(array)
-    if name in UNKNOWN:
-        raise TypeError(f"neither gloo nor NCCL reduces {name}: choose another algorithm than 'native', or int32")
-    tensor: torch.Tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+def _operation(op: str, array: Array) -> dist.ReduceOp.RedOpType:
+    return known_operation("torch's gloo and NCCL", op, array, OPERATIONS, UNKNOWN)
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    if isinstance(array, np.ndarray):
+        array = torch.from_numpy(array if array.flags.writeable else array.copy())  # torch knows no read-only
+    tensor: torch.Tensor = array
     return tensor
 
 

@@ -71,7 +71,7 @@ def test_thousands_of_random_collectives() -> None:
         import random
         import numpy as np
         import minidist
-        from collective_cases import CHECKS, available
+        from collective_cases import CHECKS, REDUCING, Cell, available
         from minidist.collectives import all_reduce
 
         comm = minidist.init(limit=60)
@@ -84,7 +84,8 @@ def test_thousands_of_random_collectives() -> None:
             names = available(operation, group)
             algorithm = names[int(choice * len(names))]
             beside = [stream.launch(all_reduce, np.ones(1000), stream.comm)] if choice < 0.2 else []
-            CHECKS[operation](group, algorithm, count, step)
+            dtype, op = plan.choice(["float32", "int64"]), "sum" if operation in REDUCING else ""
+            CHECKS[operation](group, Cell(operation, algorithm, dtype, op), count, step)
             for handle in beside:
                 handle.wait()
         print("done", flush=True)

@@ -10,12 +10,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from collective_cases import CHECKS, DTYPES, OPS, available, check, copied, digest, draw
+from collective_cases import FEW, ROUNDING, available, cells, check, copied, digest, draw, sizes
 from test_clock import noisy
 from test_deadlock import legal_program
 
 from minidist import Cluster, Communicator, run
-from minidist.collectives import all_reduce, broadcast
+from minidist.collectives import COLLECTIVES, DTYPES, REDUCTIONS, all_reduce, broadcast
 from minidist.comm import Link
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -43,8 +43,8 @@ def test_thousands_of_random_all_reduces_agree() -> None:
     for seed in range(2000):
         plan = random.Random(seed)
         ranks, count = plan.randint(1, 12), plan.choice([0, 1, plan.randint(2, 50), plan.randint(50, 5000)])
-        dtype, op = plan.choice(DTYPES), plan.choice(OPS)
-        op = "sum" if op == "mean" and dtype.startswith("int") else op
+        dtype, op = plan.choice(DTYPES), plan.choice(REDUCTIONS)
+        op = "sum" if op == "mean" and dtype not in ROUNDING else op
         inputs = [draw(count, dtype, rank, seed) for rank in range(ranks)]
 
         def program(comm: Communicator, inputs: list[object] = inputs, op: str = op) -> list[str]:
@@ -60,9 +60,9 @@ def test_thousands_of_random_all_reduces_agree() -> None:
 
 
 @pytest.mark.parametrize("ranks", (9, 12, 16))
-@pytest.mark.parametrize("operation", CHECKS)
+@pytest.mark.parametrize("operation", COLLECTIVES)
 def test_more_ranks(operation: str, ranks: int) -> None:
-    run(lambda comm: check(comm, operation), ranks)
+    run(lambda comm: check(comm, cells([operation], FEW, ("sum", "mean")), sizes(ranks)), ranks)
 
 
 def test_virtual_times_are_the_same_in_hundreds_of_runs() -> None:
