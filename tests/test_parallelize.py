@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from layouts import SMALL, Case, build, one_step, spread, worst
-from torch import Tensor
+from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
@@ -149,7 +149,8 @@ def test_bytes_held_after_a_step_on_a_mesh(zero: int) -> None:
     """Of the n bytes that tensor parallelism and the pipeline leave a rank, ZeRO holds its part. DDP would fail it."""
 
     def program(comm: Communicator) -> dict[str, float]:
-        case = Case(EIGHT, Recipe(zero=zero, microbatches=2, bucket_bytes=4000), LEAN)
+        bucket_bytes = 4000 if zero < 3 else Recipe.bucket_bytes
+        case = Case(EIGHT, Recipe(zero=zero, microbatches=2, bucket_bytes=bucket_bytes), LEAN)
         parallel = spread(comm, case)
         optimizer = parallel.optimizer(torch.optim.AdamW, [{"params": list(parallel.model.parameters())}])
         account = Account()
@@ -290,6 +291,17 @@ def test_the_readme_prints_the_table_of_what_can_be_combined() -> None:
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1F0")), "backward"),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1B0 1F0")), "1B0"),
         (PP2, Recipe(schedule="1F1B"), "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b"),
+        (DP2, Recipe(schedule="1F1B"), "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b"),
+        (Layout(cp=2), Recipe(), "no strategy uses the axis cp=2: its ranks would train as copies that nobody keeps"),
+        (Layout(dp=2, ep=2), Recipe(zero=1), "no strategy uses the axis ep=2: "),
+        (Layout(pp=2, cp=2), Recipe(microbatches=2), "no strategy uses the axis cp=2: "),
+        (DP2, Recipe(microbatches=0), "microbatches=0, but a step has at least 1"),
+        (PP2, Recipe(schedule=plan("1f1b", 2, 2), microbatches=3), "the plan has 2 microbatches, not microbatches=3"),
+        (DP2, Recipe(schedule="interleaved", chunks=2), "chunks=2 is for a pipeline with the schedule interleaved"),
+        (PP2, Recipe(schedule="interleaved", chunks=10**12, microbatches=2), "are more than the model has layers: 4"),
+        (DP2, Recipe(strategy="naive", bucket_bytes=1), "bucket_bytes=1 has no effect with the strategy 'naive'"),
+        (DP2, Recipe(zero=3, bucket_bytes=1), "bucket_bytes=1 has no effect with ZeRO 3: leave it out"),
+        (DP2, Recipe(zero=2, allocate=lambda n, t: torch.empty(n, dtype=t)), "allocate= is for the shards of ZeRO 3"),
     ],
 )
 def test_mistakes_get_a_sentence_before_anything_is_sent(layout: Layout, recipe: Recipe, sentence: str) -> None:
@@ -303,6 +315,28 @@ def test_mistakes_get_a_sentence_before_anything_is_sent(layout: Layout, recipe:
 
     found = set(minidist.run(program, layout.size))
     assert len(found) == 1 and sentence in found.pop()
+
+
+def test_options_that_do_not_fit_the_model_are_found_before_anything_is_sent() -> None:
+    def program(comm: Communicator) -> None:
+        mesh, short = Mesh(comm, PP2), Recipe(microbatches=2)
+        sent = comm.traffic.messages_sent
+        with pytest.raises(RecipeError, match="names 3 costs, but the model has 4 layers"):
+            parallelize(build(SMALL, 0, torch.float64), mesh, short, cross_entropy_sum, lambda x: x, costs=[1.0] * 3)
+        with pytest.raises(RecipeError, match="recompute='full' is for a model with a list of `layers`"):
+            parallelize(nn.Linear(2, 2), Mesh(comm, DP2), Recipe(recompute="full"), cross_entropy_sum)
+        assert comm.traffic.messages_sent == sent
+
+    minidist.run(program, 2)
+
+
+def test_a_step_has_the_recipes_number_of_microbatches() -> None:
+    def program(comm: Communicator) -> None:
+        parallel = parallelize(build(SMALL, 0, torch.float64), Mesh(comm, DP2), Recipe(microbatches=2), lambda x, _: x)
+        with pytest.raises(ValueError, match="1 inputs, but the recipe has microbatches=2"):
+            parallel.step([torch.zeros(1, 8, dtype=torch.long)], [None])
+
+    minidist.run(program, 2)
 
 
 def test_heads_that_cannot_be_dealt_out_are_found_before_anything_is_sent() -> None:

@@ -21,7 +21,7 @@ from minidist.comm import Communicator
 from minidist.mesh import Layout
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
-from minidist.parallel.recipe import Recipe
+from minidist.parallel.recipe import Recipe, Strategy
 
 DRAWS, SOAK = 25, 500
 MOST_REFUSED = 60  # in a row, of one seed
@@ -62,7 +62,7 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
     """Return a recipe, and how many stages its pipeline has."""
     microbatches = random.randint(1, 5)
     schedule: str | Plan = random.choice(NAMES)
-    chunks = random.choice((1, 2, 3)) if schedule == "interleaved" else 1
+    chunks = random.choice((1, 2, 3)) if schedule == "interleaved" and layout.pp > 1 else 1
     if schedule == "interleaved" and random.random() < 0.8:
         microbatches = layout.pp * random.choice((1, 2))
     if layout.pp > 1 and random.random() < 0.3:
@@ -70,11 +70,12 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
     stages = chunks * layout.pp * (2 if schedule in ("zb-v", "dualpipe-v") else 1)
     zero = random.choice((0, 1, 2, 3))
     hybrid = zero == 3 and random.random() < 0.5
+    strategy: Strategy = random.choice(("ddp", "ddp", "naive", "server")) if zero == 0 else "ddp"
     recipe = Recipe(
-        strategy=random.choice(("ddp", "ddp", "naive", "server")) if zero == 0 else "ddp",
+        strategy=strategy,
         zero=zero,
         shard_ranks=random.choice((1, 2, layout.dp)) if hybrid else None,
-        bucket_bytes=random.choice((1, 3000, 25 << 20)),
+        bucket_bytes=random.choice((1, 3000, 25 << 20)) if strategy == "ddp" and zero < 3 else Recipe.bucket_bytes,
         sequence=random.random() < (0.5 if layout.tp > 1 else 0.05),
         schedule=schedule,
         chunks=chunks,

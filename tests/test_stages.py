@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from ranks import mpirun
@@ -83,3 +84,9 @@ def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_rank_has_no_two_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(layouts, 3) == 2
     assert "3 ranks cannot be laid out in two ways: use mpirun -n 4" in capsys.readouterr().err
+
+
+def test_nothing_is_saved_whatever_the_options_say(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    assert compared(layouts, 2, f"--steps 1 --save {folder} --save-every 1 --keep 3 --keep-every 2 --mtbf 1") == 0
+    assert not folder.exists()

@@ -51,8 +51,8 @@ def main(command: str, argv: Sequence[str], variants: Callable[[Config, int], It
 
 def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config, int], Iterable[Variant]]) -> int:
     """Run every variant on the ranks of `comm`; rank 0 prints the table."""
-    config = together(comm, lambda: parse(argv))
-    config = replace(config, run=replace(config.run, precision="float64", save="", metrics="", trace="", sample=0))
+    config = together(comm, lambda: parse(argv).without_files())
+    config = replace(config, run=replace(config.run, precision="float64", sample=0))
     chosen = together(comm, lambda: list(variants(config, comm.size)))
     tokenizer, samples, _ = together(comm, lambda: read_corpus(config))
     rows = [run_variant(variant, samples, tokenizer.vocabulary, comm) for variant in chosen]

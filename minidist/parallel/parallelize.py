@@ -101,6 +101,8 @@ class Parallel:
         """
         if self.pipeline is not None:
             return self.pipeline.step(inputs, targets, *arguments)
+        if len(inputs) != (count := self.recipe.microbatches):
+            raise ValueError(f"{len(inputs)} inputs, but the recipe has microbatches={count}: bring so many")
         total = torch.zeros((), device=next(self.model.parameters()).device)
         called, comm = self.replica or self.model, self.mesh.world
         for number, (x, target, *rest) in enumerate(zip(inputs, targets, *arguments, strict=True)):
@@ -178,7 +180,7 @@ def parallelize(
     tensor_plan : optional
         See `parallelize_tensor`.
     costs : sequence of float, optional
-        Of each layer, by which the pipeline is cut; by default all cost the same. See `balance`.
+        Of each layer, by which a pipeline is cut; by default all cost the same. See `balance`.
 
     Raises
     ------
@@ -188,10 +190,12 @@ def parallelize(
         As `parallelize_tensor` and `DataParallel`.
     """
     layout = mesh.layout
-    layers = _count_layers(model) if layout.pp > 1 else 0
+    layers = _count_layers(model)
     recipe.check(layout, layers)
     if layout.pp > 1 and carried is None:
         raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
+    if layout.pp > 1 and costs is not None and len(costs) != layers:
+        raise RecipeError(f"costs= names {len(costs)} costs, but the model has {layers} layers: give one for each")
     if layout.tp > 1:
         check_plan(model, mesh.tp, tensor_plan, recipe.sequence)
     if mesh.world.size > 1:

@@ -37,29 +37,29 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is spread over a mesh.
+    """How a model is spread over a mesh. What has no effect is refused, unless it is because an axis has one rank.
 
     Attributes
     ----------
     strategy : {"ddp", "naive", "server"}
-        How gradients are reduced over the data axis.
+        How gradients are reduced over the data axis, if that has several ranks.
     zero : int
         Stage of ZeRO over the data axis, with `strategy` "ddp".
     shard_ranks : int, optional
         For ZeRO 3: see `FSDP`.
     bucket_bytes : int
-        See `DDP`.
+        See `DDP`. Of ZeRO 1 and 2, too; ZeRO 3 has units instead.
     sequence : bool
         Sequence parallelism, with tensor parallelism.
     schedule : str or Plan
-        Of the pipeline: a name, or a plan of one's own without sends and receives.
+        Of the pipeline, if there is one: a name, or a plan of one's own without sends and receives.
     chunks : int
         Stages a rank, of the interleaved schedule.
     microbatches : int
         A step, on each rank of the data axis; of gradient accumulation where there is no pipeline. A plan of one's own
-        has its own number.
+        has its own number, and this is left out.
     recompute : str
-        Policy of `recompute`, for the layers of each stage.
+        Policy of `recompute`, for the layers of each stage; "every K" of a stage with fewer layers takes all of them.
     allocate : callable, optional
         For ZeRO 3: see `FSDP`.
     """
@@ -107,17 +107,20 @@ class Recipe:
             With one sentence: what does not fit, and the fix.
         """
         own = isinstance(self.schedule, Plan)
+        if not own and self.schedule not in NAMES:
+            raise RecipeError(f"there is no schedule {self.schedule!r}: choose one of {', '.join(NAMES)}")
         row = NO_PIPELINE if layout.pp == 1 else OWN_PLAN if own else str(self.schedule)
-        if row not in self.supported:
-            raise RecipeError(f"there is no schedule {row!r}: choose one of {', '.join(NAMES)}")
         if self.zero not in self.supported[row]:
             offered = " or ".join(map(str, self.supported[row]))
             raise RecipeError(
                 f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
             )
         self._check_data_axis(layout.dp)
+        self._check_used(layout)
         if not is_policy(self.recompute):
             raise RecipeError(f"there is no policy {self.recompute!r} of recomputation: choose one of {RECOMPUTES}")
+        if self.recompute != "none" and layers < 1:
+            raise RecipeError(f"recompute={self.recompute!r} is for a model with a list of `layers`: use 'none'")
         if self.sequence and layout.tp == 1:
             raise RecipeError("sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2")
         if isinstance(self.schedule, Plan) and self.schedule.ranks != layout.pp:
@@ -125,12 +128,40 @@ class Recipe:
             raise RecipeError(f"the plan is for {ranks} ranks, but pp={layout.pp}: use pp={ranks}")
         if layout.pp == 1:
             return
+        if self.chunks > layers:  # asked before planning, which takes a time for each
+            raise RecipeError(f"chunks={self.chunks} on each rank are more than the model has layers: {layers}")
         found = self.plan(layout)
         if found.stages > layers:
             raise RecipeError(
                 f"{found.stages} stages need at least as many layers, but the model has {layers}: use fewer ranks in "
                 f"the pipeline, or {found.stages} layers"
             )
+
+    def _check_used(self, layout: Layout) -> None:
+        """Raise RecipeError for an axis that nothing uses, or an option without effect."""
+        for axis in ("cp", "ep"):
+            if (ranks := getattr(layout, axis)) > 1:
+                raise RecipeError(
+                    f"no strategy uses the axis {axis}={ranks}: its ranks would train as copies that nobody keeps "
+                    f"equal: use {axis}=1"
+                )
+        if self.microbatches < 1:
+            raise RecipeError(f"microbatches={self.microbatches}, but a step has at least 1")
+        if isinstance(self.schedule, Plan) and self.microbatches not in (1, self.schedule.microbatches):
+            own = self.schedule.microbatches
+            raise RecipeError(f"the plan has {own} microbatches, not microbatches={self.microbatches}: leave that out")
+        if self.chunks != 1 and (layout.pp == 1 or isinstance(self.schedule, Plan)):
+            raise RecipeError(f"chunks={self.chunks} is for a pipeline with the schedule interleaved: leave it out")
+        if self.bucket_bytes != Recipe.bucket_bytes and not self.has_buckets:
+            how = "ZeRO 3" if self.zero == 3 else f"the strategy {self.strategy!r}"
+            raise RecipeError(f"bucket_bytes={self.bucket_bytes} has no effect with {how}: leave it out")
+        if self.allocate is not None and self.zero != 3:
+            raise RecipeError(f"allocate= is for the shards of ZeRO 3, not for ZeRO {self.zero}: leave it out")
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether gradients are reduced in buckets."""
+        return self.strategy == "ddp" and self.zero < 3
 
     def _check_data_axis(self, ranks: int) -> None:
         """Raise RecipeError unless what is asked for can be done over so many ranks."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ AT_LEAST_ONE = Limit("at least 1", lambda value: value >= 1)
 NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
 POSITIVE = Limit("above 0", lambda value: 0 < value < math.inf)
 FRACTION = Limit("from 0 to below 1", lambda value: 0 <= value < 1)
+BUCKET = Limit("above 0 and at most 1e9", lambda value: 0 < value <= 1e9)
 SEED = Limit("from 0 to 2**63 - 1", lambda value: 0 <= value < 1 << 63)
 
 
@@ -110,7 +111,7 @@ class ParallelOptions:
     )
     hsdp: int = option(0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE)
     accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
-    bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp)", POSITIVE)
+    bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET)
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,8 @@ class Config:
         for section in fields(self):
             _check_limits(getattr(self, section.name))
         self._check_parallel_options()
-        for name in ("resume", "save_every"):
-            if getattr(self.run, name) and not self.run.save:
+        for name in ("resume", "save_every", "keep", "keep_every"):
+            if getattr(self.run, name) != getattr(RunOptions, name) and not self.run.save:
                 raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
         self._check_memory_options()
         self.gpt(vocabulary=1)
@@ -200,6 +201,10 @@ class Config:
             raise ConfigError(
                 f"--zero {parallel.zero} shards what ddp reduces, not --strategy {parallel.strategy}: leave --strategy "
                 "out, or use --zero 0"
+            )
+        if parallel.bucket_mib != ParallelOptions.bucket_mib and parallel.strategy != "ddp":
+            raise ConfigError(
+                f"--bucket-mib {parallel.bucket_mib:g} is for ddp, not for --strategy {parallel.strategy}"
             )
         if parallel.hsdp and parallel.zero != 3:
             raise ConfigError(
@@ -258,6 +263,15 @@ class Config:
             return GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    def without_files(self) -> Config:
+        """Return the run that computes the same, and leaves nothing on the disk."""
+        names = ("save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace")
+        unsaved: dict[str, Any] = {name: getattr(RunOptions, name) for name in names}
+        memory = self.memory
+        if memory.offload == "disk" and not memory.offload_folder:
+            memory = replace(memory, offload_folder=self.run.save)
+        return replace(self, memory=memory, run=replace(self.run, **unsaved))
 
     def sections(self) -> Sections:
         """Return plain dictionaries, as they stand in a TOML file."""

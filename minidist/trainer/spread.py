@@ -36,7 +36,7 @@ def recipe_of(config: Config, layout: Layout) -> Recipe:
         strategy=parallel.strategy,  # type: ignore[arg-type]  # one of the three, or the configuration would not be
         zero=parallel.zero,
         shard_ranks=parallel.hsdp or None,
-        bucket_bytes=int(parallel.bucket_mib * MIB),
+        bucket_bytes=int(parallel.bucket_mib * MIB) if parallel.zero < 3 else Recipe.bucket_bytes,
         sequence=parallel.sp,
         schedule=own or parallel.schedule,
         chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" else 1,

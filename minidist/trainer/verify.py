@@ -40,12 +40,7 @@ class Verdict:
 
 def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
     """Train on one rank from the first step on, without a strategy; return what came of it."""
-    alone = replace(
-        config,
-        parallel=ParallelOptions(dp=1),
-        memory=MemoryOptions(),
-        run=replace(config.run, save="", save_every=0, resume=False, metrics="", trace="", debug=False),
-    )
+    alone = replace(config.without_files(), parallel=ParallelOptions(dp=1), memory=MemoryOptions())
     reporter = Reporter(config.run.steps, None, 0, label="serial ", every=max(1, config.run.steps // 5))
 
     def program(comm: Communicator) -> Outcome:
