@@ -225,7 +225,7 @@ def test_states_sizes_and_quantities() -> None:
         (["all-reduce", "--peers", "nccl"], "choose among native, tuned, gloo"),
         (["ddp", "--hidden", "20"], "multiple of 8"),
         (["tensor", "--ranks", "3"], "4 heads of its model"),
-        (["copy", "--json", "/no/such/folder/file"], "no such folder"),
+        (["copy", "--json", "/no/such/folder/file"], "cannot be written (No such file"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(

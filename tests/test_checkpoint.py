@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import shutil
+import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from training import TINY, losses, same_bits, short_text, tensors, train_on
 
 from minidist.cli.train import main
 from minidist.trainer import store
+from minidist.trainer.lock import LOCK, hold
 from minidist.trainer.loop import Trainer
 from minidist.trainer.store import complete
 
@@ -143,6 +148,49 @@ def test_a_new_run_does_not_touch_the_checkpoints_of_another(
     assert train_on(2, RUN, f"--text {text} --steps 6 --save {stopped}") == 2
     assert "up to step-00000004: add --resume to continue it, or save to another folder" in sentence(capsys)
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+# ---------------------------------------------------------------- one run at a time
+
+
+@pytest.mark.parametrize("words", ["--resume --steps 6", "--steps 6"])
+def test_a_second_run_in_the_same_folder_is_refused_before_it_writes(
+    words: str, stopped: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--resume" not in words:
+        for path in complete(stopped):
+            shutil.rmtree(path)
+    with hold(stopped):
+        before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+        assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 2
+        message = sentence(capsys)
+        assert message.startswith(
+            f"--save {stopped} is in use by process {os.getpid()} on {socket.gethostname()} since "
+        )
+        assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+    assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 0
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        kept = hold(tmp_path)
+        os.kill(os.getpid(), signal.SIGKILL)
+        kept.close()
+    os.waitpid(child, 0)
+    assert f"process {child} on " in (tmp_path / LOCK).read_text()
+    hold(tmp_path).close()
+
+
+def test_a_file_system_without_locks_is_said_and_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert train_on(2, RUN, f"--steps 1 --save {tmp_path / 'a'}") == 0
+    assert sentence(capsys) == f"{tmp_path / 'a'} cannot be locked (No locks available): let no other run save there"
 
 
 # ---------------------------------------------------------------- damage

@@ -132,7 +132,7 @@ def test_torch_is_launched_the_same_way(program: Path) -> None:
     ("arguments", "words"),
     [
         (["-n", "2", "missing.py"], "there is no file missing.py"),
-        (["-n", "0", "x.py"], "start at least 1"),
+        (["-n", "0", "x.py"], "must be from 1 to 10,000"),
         (["-n", "2"], "name a program"),
     ],
 )

@@ -149,7 +149,7 @@ def test_switches_and_spelling() -> None:
     [
         ("--num-layer 2", "there is no option --num-layer: did you mean --num-layers?"),
         ("--hiden-size 2", "there is no option --hiden-size: did you mean --hidden-size?"),
-        ("--num-layers x", "--num-layers: 'x' is not a whole number; see --help"),
+        ("--num-layers x", "--num-layers: 'x' must be a whole number; see --help"),
         ("--num-layers", "--num-layers: expected one argument; see --help"),
         ("--num-layers 0", "layers=0 is not a whole number of at least 1: give one."),
         ("--global-batch-size 64 --micro-batch-size 3 --dp 2",

@@ -225,10 +225,10 @@ def edit_weights(directory: Path, **changes: Tensor | None) -> None:
         (lambda d: edit_config(d, head_dim=16), "head_dim=16.*only do 8"),
         (lambda d: edit_config(d, rope_parameters={"rope_type": "yarn"}), "rope_type='yarn'"),
         (lambda d: edit_config(d, mlp_bias=True), "mlp_bias=True"),
-        (lambda d: edit_config(d, vocab_size=None), "vocabulary=None is not a whole number"),
-        (lambda d: (d / "config.json").write_text('{"model_type": "llama"}'), "does not say 'vocab_size'"),
-        (lambda d: (d / "config.json").write_text("{"), "config.json is damaged"),
-        (lambda d: (d / "config.json").write_text("[]"), "holds a list"),
+        (lambda d: edit_config(d, vocab_size=None), "does not say vocab_size"),
+        (lambda d: (d / "config.json").write_text('{"model_type": "llama"}'), "does not say vocab_size"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda d: (d / "config.json").write_text("[]"), "must be a section"),
         (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
         (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor"),
     ],
@@ -257,7 +257,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"part-2\.safetensors is missing"):
         load_llama(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="no weight_map"):
+    with pytest.raises(ValueError, match="does not say weight_map"):
         load_llama(tmp_path)
 
 

@@ -88,5 +88,8 @@ def test_one_rank_has_no_two_layouts(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_nothing_is_saved_whatever_the_options_say(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    assert compared(layouts, 2, f"--steps 1 --save {folder} --save-every 1 --keep 3 --keep-every 2 --mtbf 1") == 0
+    assert (
+        compared(layouts, 2, f"--layers 2 --steps 1 --save {folder} --save-every 1 --keep 3 --keep-every 2 --mtbf 1")
+        == 0
+    )
     assert not folder.exists()

@@ -9,7 +9,6 @@ Each line was tried, not looked up: two MPI ranks and two of gloo are really sta
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from minidist.cli.jobs import run_job
 from minidist.cli.launch import environment, find_mpirun, vendor, version_of
+from minidist.cli.parser import Parser
 from minidist.comm.errors import LaunchError
 
 ENOUGH_SHARED_MEMORY = 256 << 20  # bytes
@@ -78,7 +78,7 @@ class Finding:
 
 def main(argv: list[str]) -> int:
     """Print what works and what does not; return 0 only if nothing is broken."""
-    argparse.ArgumentParser(prog="minidist doctor", description="What works here, and what to mend.").parse_args(argv)
+    Parser(prog="minidist doctor", description="What works here, and what to mend.").parse_args(argv)
     broken = 0
     for finding in examine():
         print(finding, flush=True)

@@ -12,7 +12,6 @@ that of Hugging Face's Llama, in the precision of the run; `train --init FOLDER`
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from minidist.cli.parser import Parser
+from minidist.comm.number import NOT_NEGATIVE, flag_of
 from minidist.model import GPT, GPTConfig
 from minidist.model.llama_format import CONFIG_FILE, WEIGHTS_FILE, write_llama
 from minidist.trainer import restore, store
@@ -33,10 +34,10 @@ COMMAND = "minidist export"
 
 def main(argv: Sequence[str]) -> int:
     """Export a checkpoint and say how to load it; return the exit status: 0, or 2 for input that cannot be used."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Make a Hugging Face Llama of a checkpoint.")
+    parser = Parser(prog=COMMAND, description="Make a Hugging Face Llama of a checkpoint.")
     parser.add_argument("run", type=Path, help="the folder that was given to train --save")
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
-    parser.add_argument("--step", type=int, help="which checkpoint; none: the newest")
+    parser.add_argument("--step", type=flag_of(int, NOT_NEGATIVE), help="which checkpoint; none: the newest")
     options = parser.parse_args(argv)
     try:
         checkpoint = find(options.run, options.step)
@@ -87,7 +88,7 @@ def export(checkpoint: Path, folder: Path) -> str:
     weights = read_parameters(checkpoint, config)
     _write(config, weights, folder)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    tokenizer = state.get("config", {}).get("data", {}).get("tokenizer", "")
+    tokenizer = restore.state_at(checkpoint, state, "config", "data", "tokenizer", kind=str, default="")
     return (
         f"{config.parameter_count:,} parameters of {checkpoint} in {dtype}, written to {folder}: "
         f"{CONFIG_FILE}, {WEIGHTS_FILE}\n"

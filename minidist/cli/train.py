@@ -61,7 +61,7 @@ def train(argv: Sequence[str], comm: Communicator) -> int:
 
 
 def train_and_report(config: Config, comm: Communicator) -> int:
-    """Set up on all ranks alike, run, and report on rank 0."""
+    """Set up on all ranks alike, and run as the only one that saves to its folder."""
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
@@ -71,7 +71,13 @@ def train_and_report(config: Config, comm: Communicator) -> int:
     together(comm, lambda: check_memory(config, tokenizer.vocabulary, len(comm.node)))
     mesh = Mesh(comm, layout)
     together(comm, lambda: check_spreading(config, tokenizer.vocabulary, mesh))
-    together(comm, lambda: check_files(config, comm.rank))
+    with together(comm, lambda: check_files(config, comm.rank)):
+        return run_and_report(config, mesh, tokenizer, samples, prompt)
+
+
+def run_and_report(config: Config, mesh: Mesh, tokenizer: Tokenizer, samples: Samples, prompt: Tokens) -> int:
+    """Train, and report on rank 0."""
+    comm = mesh.world
     trainer = together(comm, lambda: Trainer(config, samples, tokenizer.vocabulary, mesh))
     reporter = None
     if comm.rank == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ from minidist.mesh import Layout, Mesh
 from minidist.model import GPT
 from minidist.trainer import resume, store
 from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.lock import hold
 from minidist.trainer.spread import check_cuts, recipe_of
+from minidist.trainer.store import CheckpointError
 
 
 def fitting_layout(config: Config, ranks: int) -> Layout:
@@ -46,40 +49,49 @@ def check_spreading(config: Config, vocabulary: int, mesh: Mesh) -> None:
     check_cuts(GPT(resume.sizes_of(config, vocabulary), device="meta"), mesh, config)
 
 
-def check_files(config: Config, rank: int) -> None:
-    """Find out before the run whether its files can be written, and that no other run's checkpoints are in the way."""
+def check_files(config: Config, rank: int) -> ExitStack:
+    """Find out before the run whether its files can be written, and that no other run's are in the way.
+
+    What is returned holds the lock of the folder of checkpoints, on rank 0: close it at the end of the run.
+    """
     run, folder = config.run, Path(config.run.save)
     if isinstance(config.offload_to, Path):  # on each machine's own disk, perhaps
         name = "offload-folder" if config.memory.offload_folder else "save"
         _try_to_write(name, config.offload_to, _make_file, config.offload_to)
-    if rank > 0:
-        return
-    if run.mtbf and not run.save:
-        raise ConfigError("--mtbf is about checkpoints, of which it has to measure one: add --save FOLDER")
-    if run.resume:
+    with ExitStack() as held:
+        if rank == 0 and run.save:
+            _check_checkpoints(folder, run.resume)
+            _try_to_write("save", folder, lambda path: held.enter_context(hold(path)), folder)
+            _check_checkpoints(folder, run.resume)  # those of a run that has ended meanwhile
+            _try_to_write("save", folder, _make_file, folder)
+        for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
+            if rank == 0 and file is not None:
+                _try_to_write(name, file, lambda path: path.open("a").close(), file.parent)
+        return held.pop_all()
+
+
+def _check_checkpoints(folder: Path, resume: bool) -> None:
+    if resume:
         store.newest(folder)
-    elif run.save and (there := store.complete(folder)):
+    elif there := store.complete(folder):
         raise ConfigError(
             f"--save {folder} holds the checkpoints of a run, up to {there[-1].name}: add --resume to continue it, or "
             f"save to another folder"
         )
-    if run.save:
-        _try_to_write("save", folder, _make_file, folder)
-    for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
-        if file is not None:
-            _try_to_write(name, file, lambda path: path.open("a").close(), file.parent)
 
 
 def _make_file(folder: Path) -> None:
     tempfile.TemporaryFile(dir=folder).close()
 
 
-def _try_to_write(name: str, path: Path, write: Callable[[Path], None], folder: Path) -> None:
+def _try_to_write(name: str, path: Path, write: Callable[[Path], object], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write(path)
-    except OSError as error:
-        raise ConfigError(f"--{name} {path} cannot be written ({error.strerror}): give another path") from None
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a character that no name has
+        raise ConfigError(f"--{name} {path} cannot be written ({store.reason(error)}): give another path") from None
 
 
 def check_memory(config: Config, vocabulary: int, ranks_here: int) -> None:

@@ -17,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 
-RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "RANK")
+from minidist.comm.start import launched_rank
 
 
 class MarkedLines(io.TextIOBase):
@@ -66,7 +66,7 @@ class MarkedLines(io.TextIOBase):
 
 def mark_output() -> None:
     """Have everything that is printed from now on name the rank."""
-    rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
+    rank = launched_rank()
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         lines = MarkedLines(descriptor, rank)
         setattr(sys, name, lines)

@@ -7,12 +7,15 @@ import sys
 from typing import Any
 
 from minidist.comm.communicator import Communicator
+from minidist.comm.errors import LaunchError
+from minidist.comm.number import SECONDS, read_number
 from minidist.comm.threads import ThreadCommunicator
 from minidist.comm.watchdog import arrival
 from minidist.comm.world import World
 from minidist.trace.events import Trace
 
 LIMIT = 300.0  # seconds that one operation may wait
+RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")
 ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
 
 
@@ -37,13 +40,22 @@ def init(
     Raises
     ------
     LaunchError
-        If the launcher belongs to another MPI than this Python.
+        If the launcher belongs to another MPI than this Python, or the limit is no time.
     """
-    limit = float(os.environ.get("MINIDIST_LIMIT", LIMIT)) if limit is None else limit
+    written = os.environ.get("MINIDIST_LIMIT", LIMIT) if limit is None else limit
+    try:
+        limit = read_number(written, float, SECONDS)
+    except ValueError as error:
+        raise LaunchError(f"{'MINIDIST_LIMIT' if limit is None else 'limit'}={written} {error}") from None
     comm = _wrap(group, limit) if group is not None else _world(limit)
     comm.debug = os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if debug is None else debug
     comm.trace = trace
     return comm
+
+
+def launched_rank() -> str:
+    """Return the number of this rank as its launcher says it, before there is a communicator."""
+    return next((os.environ[name] for name in RANKS if name in os.environ), "0")
 
 
 def _world(limit: float) -> Communicator:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minidist.model.config import GPTConfig
+from minidist.model.files import FileError, at, check_regular, read_tree
 from minidist.model.gpt import GPT
 
 CONFIG_FILE = "config.json"
@@ -124,30 +126,37 @@ def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
     """Read `config.json`; what our model cannot do is refused in a sentence."""
     path = Path(directory) / CONFIG_FILE
     theirs = _read_json(path)
+    said = partial(_say, path, theirs)
     # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled variant had one.
-    rotary = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    both: dict[str, Any] = {"rope_theta": said("rope_theta", kind=float, default=10_000.0)}
+    rotary = said("rope_parameters", kind=dict, default={}) or said("rope_scaling", kind=dict, default={})
     _demand(path, "model_type", theirs.get("model_type"), "llama")
     _demand(path, "hidden_act", theirs.get("hidden_act", "silu"), "silu")
     _demand(path, "attention_bias", theirs.get("attention_bias", False), False)
     _demand(path, "mlp_bias", theirs.get("mlp_bias", False), False)
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
-    try:
-        config = GPTConfig(
-            vocabulary=theirs["vocab_size"],
-            layers=theirs["num_hidden_layers"],
-            hidden=theirs["hidden_size"],
-            heads=theirs["num_attention_heads"],
-            key_value_heads=theirs.get("num_key_value_heads") or 0,
-            intermediate=theirs["intermediate_size"],
-            sequence=theirs.get("max_position_embeddings", 2048),
-            rope_theta=rotary.get("rope_theta", theirs.get("rope_theta", 10_000.0)),
-            norm_epsilon=theirs.get("rms_norm_eps", 1e-6),
-            tied=theirs.get("tie_word_embeddings", False),
-        )
-    except KeyError as missing:
-        raise ValueError(f"{path} does not say {missing}: it is not the configuration of a Llama.") from None
+    config = GPTConfig(
+        vocabulary=said("vocab_size", kind=int),
+        layers=said("num_hidden_layers", kind=int),
+        hidden=said("hidden_size", kind=int),
+        heads=said("num_attention_heads", kind=int),
+        key_value_heads=said("num_key_value_heads", kind=int, default=0),
+        intermediate=said("intermediate_size", kind=int),
+        sequence=said("max_position_embeddings", kind=int, default=2048),
+        rope_theta=_say(path, both | rotary, "rope_theta", kind=float),
+        norm_epsilon=said("rms_norm_eps", kind=float, default=1e-6),
+        tied=said("tie_word_embeddings", kind=bool, default=False),
+    )
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
+
+
+def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
+    """Return what a file says, as `files.at`; ValueError, naming the file, if that cannot be."""
+    try:
+        return at(tree, *keys, **what)
+    except FileError as error:
+        raise ValueError(f"{path} {error}: it is not what a Llama comes with.") from None
 
 
 def llama_name(name: str) -> str:
@@ -200,15 +209,12 @@ def _demand(path: Path, name: str, value: object, supported: object) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say in one sentence why not."""
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give the directory that `save_pretrained` wrote.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy it again.") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not a JSON object: copy it again.")
-    return content
+        return read_tree(path)
+    except FileError as error:
+        raise ValueError(f"{path} {error}: copy it again.") from None
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -220,19 +226,19 @@ def _weight_files(directory: Path) -> list[Path]:
         raise FileNotFoundError(
             f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}: convert weights of another format first."
         )
-    weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ValueError(f"{index} has no weight_map: it is not the index of a checkpoint.")
-    return [directory / str(name) for name in sorted(set(weight_map.values()))]
+    tree = _read_json(index)
+    names = {_say(index, tree, "weight_map", name, kind=str) for name in _say(index, tree, "weight_map", kind=dict)}
+    return [directory / name for name in sorted(names)]
 
 
 def _read_headers(directory: Path) -> dict[str, _Entry]:
     """List the weights of all files, by their names, without reading any."""
     entries = {}
     for file in _weight_files(directory):
-        if not file.is_file():
+        if not file.exists():
             raise FileNotFoundError(f"{file} is missing, though {INDEX_FILE} names it: copy it as well.")
         try:
+            check_regular(file)
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
                     part = opened.get_slice(name)

@@ -177,4 +177,4 @@ class Recipe:
 
 def is_policy(words: str) -> bool:
     """Tell whether these words are a policy of recomputation for the layers of a stage."""
-    return bool(re.fullmatch(r"none|full|selective|sqrt|every [1-9]\d*", words))
+    return bool(re.fullmatch(r"none|full|selective|sqrt|every [1-9][0-9]{0,8}", words))

@@ -173,6 +173,8 @@ class DistributedSampler:
                 f"the saved sampler dealt with {saved}, this one with {self._order()}, so some samples would be "
                 f"lost and others repeated: use the saved values, or start the data from the beginning"
             )
+        if not 0 <= state["position"] < self.length:
+            raise ValueError(f"position = {state['position']} is none among {self.length} samples")
         self.epoch, self.position = state["epoch"], state["position"]
 
     def _order(self) -> State:

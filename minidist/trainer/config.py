@@ -5,12 +5,11 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from minidist.comm.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, is_policy
@@ -27,19 +26,8 @@ class ConfigError(ValueError):
     """A run that cannot be; the message says which value, and the fix."""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What an option may be, in words and as a test."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-AT_LEAST_ONE = Limit("at least 1", lambda value: value >= 1)
-NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
-POSITIVE = Limit("above 0", lambda value: 0 < value < math.inf)
-FRACTION = Limit("from 0 to below 1", lambda value: 0 <= value < 1)
 BUCKET = Limit("above 0 and at most 1e9", lambda value: 0 < value <= 1e9)
+HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)
 SEED = Limit("from 0 to 2**63 - 1", lambda value: 0 <= value < 1 << 63)
 
 
@@ -150,7 +138,7 @@ class RunOptions:
     keep: int = option(2, "newest checkpoints to keep", AT_LEAST_ONE)
     keep_every: int = option(0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE)
     mtbf: float = option(
-        0.0, "hours between two failures of the job, on average, for advice on --save-every; 0: none", NOT_NEGATIVE
+        0.0, "hours between two failures of the job, on average, for advice on --save-every; 0: none", HOURS
     )
     resume: bool = option(False, "continue from the newest checkpoint in --save")
     metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
@@ -184,7 +172,7 @@ class Config:
         for section in fields(self):
             _check_limits(getattr(self, section.name))
         self._check_parallel_options()
-        for name in ("resume", "save_every", "keep", "keep_every"):
+        for name in ("resume", "save_every", "keep", "keep_every", "mtbf"):
             if getattr(self.run, name) != getattr(RunOptions, name) and not self.run.save:
                 raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
         self._check_memory_options()

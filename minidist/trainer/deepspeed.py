@@ -16,9 +16,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from minidist.model.files import FileError, read_tree, typed
 from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.foreign import (
-    WORDS,
     Row,
     among,
     at_least_one,
@@ -159,7 +159,7 @@ def read_deepspeed(path: Path, known: Sections | None = None) -> tuple[Sections,
         sections = merged(sections, batch_sections(BATCH, given, parallel))
         betas, elements = given.get(f"{ADAM}betas"), given.get(f"{ZERO}reduce_bucket_size")
         if betas is not None:
-            sections = merged(sections, {"optimizer": {"beta1": float(betas[0]), "beta2": float(betas[1])}})
+            sections = merged(sections, {"optimizer": {"beta1": betas[0], "beta2": betas[1]}})
         if elements is not None:
             bytes = 2 if "precision" in sections.get("run", {}) else 4  # of an element in float16 or bfloat16, float32
             sections = merged(sections, {"parallel": {"bucket_mib": elements * bytes / (1 << 20)}})
@@ -178,14 +178,9 @@ def read_deepspeed(path: Path, known: Sections | None = None) -> tuple[Sections,
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_without_comments(path.read_text(encoding="utf-8")), object_pairs_hook=_once)
-    except OSError as error:
-        raise ConfigError(f"it cannot be read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"it is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError("it must be one object, in braces")
-    return found
+        return read_tree(path, lambda text: json.loads(_without_comments(text), object_pairs_hook=_once))
+    except FileError as error:
+        raise ConfigError(f"it {error}") from None
 
 
 def _without_comments(text: str) -> str:
@@ -201,7 +196,7 @@ def _without_comments(text: str) -> str:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{twice[0]} stands twice in one section: leave one out")
+        raise FileError(f"has {twice[0]} twice in one section: leave one out")
     return dict(pairs)
 
 
@@ -219,11 +214,11 @@ def _flatten(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if value is None:  # as if it were left out
             continue
         kind = dict if inner else kinds[name]
-        if {kind, type(value)} == {int, float} and abs(value) < 1e300 and value == kind(value):  # such as sizes of 5e8
-            value = kind(value)
-        numbers = isinstance(value, list) and [type(number) in (int, float) for number in value] == [True, True]
-        if type(value) is not kind and not (kind == PAIR and numbers):
-            raise ConfigError(f"{name} = {json.dumps(value)} must be {WORDS[kind]}")
+        try:
+            whole = kind is int and type(value) is float and value.is_integer()  # such as sizes of 5e8
+            value = typed(int(value) if whole else value, kind)
+        except ValueError as error:
+            raise ConfigError(f"{name} = {json.dumps(value)[:60]} {error}") from None
         flat |= _flatten(value, f"{name}.") if inner else {name: value}
     return flat
 

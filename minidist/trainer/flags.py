@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minidist.comm.number import flag_of, shown
+from minidist.model.files import FileError, read_tree, typed
 from minidist.trainer import megatron
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.deepspeed import read_deepspeed
-from minidist.trainer.foreign import WORDS, merged
+from minidist.trainer.foreign import merged
 
 
 class HelpAsked(Exception):
@@ -125,13 +127,7 @@ def _argument(option: Field[Any], kind: Any) -> dict[str, Any]:
 
 
 def _converter(kind: Any) -> Callable[[str], Any]:
-    def convert(word: str) -> Any:
-        try:
-            return kind(word)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{word!r} is not {WORDS[kind]}") from None
-
-    return convert
+    return flag_of(kind) if kind in (int, float) else str
 
 
 def _dashes(word: str) -> str:
@@ -159,11 +155,9 @@ def _nearest(word: str, parser: argparse.ArgumentParser) -> str:
 def read_toml(path: Path) -> Sections:
     """Return the sections of a TOML file, unknown ones and wrong types refused."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # not TOML, or not even UTF-8
-        raise ConfigError(f"--config {path} is not TOML: {error}") from None
+        found = read_tree(path, tomllib.loads, "TOML")
+    except FileError as error:
+        raise ConfigError(f"--config {path} {error}") from None
     return {section: _read_section(path, section, options) for section, options in found.items()}
 
 
@@ -171,7 +165,7 @@ def _read_section(path: Path, section: str, options: Any) -> dict[str, Any]:
     names = ", ".join(f"[{name}]" for name in classes())
     if not isinstance(options, dict):
         raise ConfigError(
-            f"--config {path}: {section} = {options!r} stands outside the sections {names}: move it into one"
+            f"--config {path}: {section} = {shown(options)} stands outside the sections {names}: move it into one"
         )
     if section not in classes():
         raise ConfigError(f"--config {path}: [{section}] is not one of the sections {names}")
@@ -183,12 +177,10 @@ def _read_section(path: Path, section: str, options: Any) -> dict[str, Any]:
             near = difflib.get_close_matches(name, types, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(types)}"
             raise ConfigError(f"--config {path}: [{section}] has no {written}: {hint}")
-        kind = types[name]
-        converted[name] = float(value) if kind is float and type(value) is int else value
-        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-            converted[name] = tuple(value)
-        if type(converted[name]) is not (typing.get_origin(kind) or kind):
-            raise ConfigError(f"--config {path}: {written} = {value!r} in [{section}] must be {WORDS[kind]}")
+        try:
+            converted[name] = typed(value, types[name])
+        except ValueError as error:
+            raise ConfigError(f"--config {path}: {written} = {shown(value)} in [{section}] {error}") from None
     return converted
 
 

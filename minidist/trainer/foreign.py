@@ -16,16 +16,6 @@ from typing import Any
 
 from minidist.trainer.config import ConfigError, Sections, flag
 
-WORDS: dict[Any, str] = {  # what an option must be, for messages; the keys are all the types that options have
-    int: "a whole number",
-    float: "a number",
-    str: "a string",
-    bool: "true or false",
-    tuple[str, ...]: "a list of strings",
-    tuple[float, float]: "a list of two numbers",
-    dict: "a section {...}",
-}
-
 
 def as_it_is(value: Any) -> Any:
     """Translate a value that means the same here."""
@@ -39,7 +29,7 @@ class Row:
     Attributes
     ----------
     name, kind
-        As it is written there, and the type of its value: a key of `WORDS`.
+        As it is written there, and the type of its value: a key of `files.WORDS`.
     to : str
         Our section and option, such as "parallel.zero". Empty if the name has no counterpart, or only with others.
     convert

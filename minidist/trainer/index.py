@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from minidist.model.files import at, parse_tree
 from minidist.trainer.pieces import Extent, flaw
 
 
@@ -63,19 +64,18 @@ def parse(text: str) -> dict[str, Stored]:
     ValueError
         If it is not an index. Whether it has all of a tensor is for `flaw` to say.
     """
-    try:
-        return {name: _stored(entry) for name, entry in json.loads(text)["tensors"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no index: {error}") from None
+    return {name: _stored(entry) for name, entry in at(parse_tree(text), "tensors", kind=dict).items()}
 
 
-def _stored(entry: dict[str, Any]) -> Stored:
-    dtype, shape, pieces = getattr(torch, entry["dtype"]), tuple(entry["shape"]), entry["pieces"]
-    if not isinstance(dtype, torch.dtype) or not all(type(size) is int for size in shape) or not pieces:
+def _stored(entry: Any) -> Stored:
+    dtype = getattr(torch, at(entry, "dtype", kind=str), None)
+    shape, pieces = at(entry, "shape", kind=tuple[int, ...]), at(entry, "pieces", kind=list)
+    if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0 or not pieces:
         raise ValueError("a tensor has a dtype, a shape, and pieces")
-    found = []
+    dim, found = at(entry, "dim", kind=int, default=None), []
     for piece in pieces:
-        extent, file = Extent(shape, entry["dim"], *piece["block"], *piece["elements"]), piece["file"]
+        block, elements = (at(piece, name, kind=tuple[int, int]) for name in ("block", "elements"))
+        extent, file = Extent(shape, dim, *block, *elements), at(piece, "file", kind=str)
         if not file.startswith("rank-") or "/" in file:
             raise ValueError(f"{file} is not the name of a file with pieces")
         found.append((extent, file))

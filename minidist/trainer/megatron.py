@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from minidist.comm.number import NOT_NEGATIVE, read_number
 from minidist.trainer.config import Config, ConfigError, Sections
 from minidist.trainer.foreign import (
     Row,
@@ -33,7 +34,7 @@ STAGE_LAYERS, STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual
 
 def text_files(words: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse weights between the files."""
-    if any(word.replace(".", "", 1).isdigit() for word in words):
+    if any(word.replace(".", "", 1).isdecimal() for word in words):
         raise ValueError("files are not blended by weights, give their names only")
     return words
 
@@ -41,7 +42,7 @@ def text_files(words: tuple[str, ...]) -> tuple[str, ...]:
 def held_out(shares: str) -> float:
     """Return what training, validation and test leave of 1 without training."""
     try:
-        first, *others = [float(share) for share in shares.split(",")]
+        first, *others = [read_number(share, float, NOT_NEGATIVE) for share in shares.split(",")]
         return round(sum(others) / (first + sum(others)), 9)
     except (ValueError, ZeroDivisionError):
         raise ValueError("it must be shares such as 949,50,1") from None

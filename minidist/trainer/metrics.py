@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidist.model.files import FileError, at, parse_tree
+
 # Dense bfloat16 FLOP/s of one device, from the makers' data sheets.
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S": 362e12, "A10G": 125e12}
 
@@ -92,6 +94,6 @@ class Reporter:
 def _lines_until(file: Path, step: int) -> Iterator[str]:
     """Yield the whole lines of the first `step` steps: the last line of a killed run may be half a line."""
     for line in file.read_text(errors="replace").splitlines(keepends=True):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            if json.loads(line)["step"] <= step and line.endswith("\n"):
+        with contextlib.suppress(FileError):
+            if at(parse_tree(line), "step", kind=int) <= step and line.endswith("\n"):
                 yield line

@@ -14,7 +14,6 @@ Whatever is wrong is found out before the first tensor is changed, and told in o
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from minidist.comm.number import NOT_NEGATIVE
+from minidist.model.files import FileError, at, check_regular, parse_tree
 from minidist.trainer import index
 from minidist.trainer.pieces import Extent, Piece, Reader, assemble, flaw, touching
 from minidist.trainer.store import INDEX, STATE, SUMS, CheckpointError, complete, digest, reason
@@ -54,6 +55,14 @@ def files_of(path: Path) -> list[str]:
 def read_state(path: Path) -> dict[str, Any]:
     """Return the `state` that was given to `commit`, and the step; CheckpointError if it is damaged."""
     return _parsed(path / STATE, _parse_state)
+
+
+def state_at(path: Path, state: dict[str, Any], *keys: str, **what: Any) -> Any:
+    """Return a value in a checkpoint's state, as `files.at` does; CheckpointError if it is not there, or another."""
+    try:
+        return at(state, *keys, **what)
+    except FileError as error:
+        raise CheckpointError(f"{path / STATE} {error}: {_remedy(path)}") from None
 
 
 def names(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -123,9 +132,8 @@ def _some(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _parse_state(text: str) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(text)
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-        raise ValueError("no state of a run")
+    state = parse_tree(text)
+    at(state, "step", kind=int, limit=NOT_NEGATIVE)
     return state
 
 
@@ -153,6 +161,7 @@ def _parsed(file: Path, parse: Callable[[str], Parsed]) -> Parsed:
 
 def _reading(file: Path, read: Callable[[Path], Parsed]) -> Parsed:
     try:
+        check_regular(file)
         return read(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file} cannot be read ({reason(error)}): {_remedy(file.parent)}") from None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from minidist.comm import Communicator
+from minidist.comm.number import NOT_NEGATIVE, POSITIVE
 from minidist.memory.precision import LossScaler
 from minidist.model import GPT, GPTConfig
 from minidist.model.llama_format import read_llama, read_llama_config
@@ -44,28 +46,35 @@ def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | N
     """
     path = store.newest(Path(config.run.save))
     restore.verify(path, restore.files_of(path)[comm.rank :: comm.size])
-    state = restore.read_state(path)
-    _check_beginning(path, state["config"]["run"].get("init", ""), config.run.init)
+    saved = partial(restore.state_at, path, restore.read_state(path))
+    _check_beginning(path, saved("config", "run", "init", kind=str, default=""), config.run.init)
     _check_parameters(path, model)
+    sizes = saved("model", kind=dict)
     for name, now in asdict(model.config).items():
-        if name != "dropout" and state["model"].get(name) != now:
+        if name != "dropout" and sizes.get(name) != now:
             raise CheckpointError(
-                f"{path} belongs to another model: {name} is {state['model'].get(name)} there and {now} here: use "
+                f"{path} belongs to another model: {name} is {sizes.get(name)} there and {now} here: use "
                 f"the options it was trained with, or another --save"
             )
     try:
-        batches.load_state_dict(state["batches"])
+        counts = ("checksum", "epoch", "position")
+        position = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in counts}
+        batches.load_state_dict(saved("batches", kind=dict) | position)
+    except CheckpointError:
+        raise
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be continued: {error}") from None
-    step = int(state["step"])
+    step = saved("step", kind=int)
     if step > config.run.steps:
         raise CheckpointError(
             f"{path} has {step} steps behind it, more than --steps {config.run.steps}: use --steps {step} to look at "
             f"it, or more to train on"
         )
-    if scaler is not None and state.get("scaler"):
-        scaler.load_state_dict(state["scaler"])
-    return Resumed(path, step, changed_options(state["config"], config.sections()))
+    if scaler is not None and saved("scaler", kind=dict, default=None):
+        scale = saved("scaler", "scale", kind=float, limit=POSITIVE)
+        scaler.load_state_dict({"scale": scale, "good_steps": saved("scaler", "good_steps", kind=int)})
+    before = {section: saved("config", section, kind=dict) for section in ("model", "data", "run", "optimizer")}
+    return Resumed(path, step, changed_options(before, config.sections()))
 
 
 def _check_beginning(path: Path, before: str, now: str) -> None:

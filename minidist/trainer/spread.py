@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minidist.memory.offload import mapped
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, cross_entropy_sum
+from minidist.model.files import FileError, read_text
 from minidist.parallel import Recipe, vocabulary_parallel_cross_entropy_sum
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.tensor_plan import check_plan
@@ -69,11 +70,9 @@ def _read_plan(config: Config) -> Plan:
     if parallel.schedule != ParallelOptions().schedule:
         raise ConfigError(f"--plan {path} takes the place of --schedule {parallel.schedule}: leave one of them out")
     try:
-        plan = read_plan(path.read_text(encoding="utf-8"), path.name)
-    except OSError as error:
-        raise ConfigError(f"--plan {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--plan {path} is not text: byte {error.start} is {error.object[error.start]:#x}") from None
+        plan = read_plan(read_text(path), path.name)
+    except FileError as error:
+        raise ConfigError(f"--plan {path} {error}") from None
     except ScheduleError as error:
         raise ConfigError(f"--plan {path}: {error}") from None
     if plan.communicates:

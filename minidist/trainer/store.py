@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -178,8 +179,20 @@ def step_of(path: Path) -> int:
 
 
 def complete(folder: Path) -> list[Path]:
-    """Return the finished checkpoints of a folder, oldest first; half-written ones are not among them."""
-    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit() and path.is_dir()]
+    """Return the finished checkpoints of a folder, oldest first; half-written ones are not among them.
+
+    Raises
+    ------
+    CheckpointError
+        If there is a folder, and it cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:  # ValueError: a character that no name has
+        raise CheckpointError(f"{folder} cannot be read ({reason(error)}): give another folder") from None
+    found = [folder / name for name in names if re.fullmatch("step-[0-9]+", name) and (folder / name).is_dir()]
     return sorted(found, key=step_of)
 
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from minidist.model.files import read_bytes
 from minidist.parallel.sampler import Indices
 
 Tokens = npt.NDArray[np.integer[Any]]
@@ -249,7 +250,7 @@ class FileTokenizer:
 
 def _read(path: Path, option: str = "--text") -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise TextError(f"cannot read {path} ({error.strerror}): check the path given to {option}") from None
     if not content:

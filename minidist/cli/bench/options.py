@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidist.cli.parser import Parser
+from minidist.comm.number import AT_LEAST_ONE, NOT_NEGATIVE, RANKS, flag_of, read_number, shown
+
 COLLECTIVES = (
     "all_reduce",
     "reduce_scatter",
@@ -33,6 +36,7 @@ NAMES = (
 PEERS = ("native", "tuned", "gloo")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
+MOST_BYTES = 64 << 30
 HEADS = 4  # of the models that are trained
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -66,8 +70,6 @@ def parse(argv: list[str]) -> Options:
         parser.error(f"there is no bench {given.name!r}: choose one of {', '.join(NAMES)}, all")
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: communication takes at least 2")
-    if given.rounds < 0:
-        parser.error(f"--rounds {given.rounds}: give a number of at least 1")
     options = Options(
         names=NAMES if name == "all" else (name,),
         ranks=given.ranks,
@@ -85,15 +87,22 @@ def parse(argv: list[str]) -> Options:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m minidist bench`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m minidist bench",
         description="Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun.",
     )
     parser.add_argument("name", metavar="NAME", help=f"{', '.join(NAMES)}, or all; - and _ mean the same")
-    parser.add_argument("--ranks", type=int, default=2, help="MPI processes (default 2, for which the bounds are)")
+    parser.add_argument(
+        "--ranks", type=flag_of(int, RANKS), default=2, help="MPI processes (default 2, for which the bounds are)"
+    )
     parser.add_argument("--sizes", type=_sizes, default=_sizes(SIZES), help=f"of the whole buffer (default {SIZES})")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
-    parser.add_argument("--rounds", type=int, default=0, help="turns of every competitor (default: 15, or 8 for steps)")
+    parser.add_argument(
+        "--rounds",
+        type=flag_of(int, NOT_NEGATIVE),
+        default=0,
+        help="turns of every competitor (default: 15, or 8 for steps)",
+    )
     parser.add_argument(
         "--algorithms",
         type=_words,
@@ -127,18 +136,19 @@ def size_text(bytes: int) -> str:
 def _sizes(text: str) -> tuple[int, ...]:
     sizes = []
     for word in text.split(","):
-        match = re.fullmatch(r"(\d+) *([KMG]?I?B?)", word.strip().upper())
+        match = re.fullmatch(r"([0-9]{1,15}) *([KMG]?I?B?)", word.strip().upper())
         if match is None or match[2] not in UNITS:
-            raise argparse.ArgumentTypeError(f"{word!r} is not a size: write 4096, 64KiB or 16MiB, with commas between")
-        sizes.append(int(match[1]) * UNITS[match[2]])
+            raise argparse.ArgumentTypeError(
+                f"{shown(word)} is not a size: write 4096, 64KiB or 16MiB, with commas between"
+            )
+        sizes.append(read_number(match[1], int) * UNITS[match[2]])
+        if not 0 < sizes[-1] <= MOST_BYTES:
+            raise argparse.ArgumentTypeError(f"{shown(word)} must be from 1 B to {size_text(MOST_BYTES)}")
     return tuple(sizes)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} are not whole numbers with commas between") from None
+    return tuple(flag_of(int, AT_LEAST_ONE)(word) for word in text.split(","))
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -159,8 +169,11 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
     for peer in options.peers:
         if peer not in PEERS:
             parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
-    if options.json not in ("", "-") and not Path(options.json).absolute().parent.is_dir():
-        parser.error(f"--json {options.json}: there is no such folder; make it first")
+    try:
+        if options.json not in ("", "-"):
+            Path(options.json).open("a").close()
+    except OSError as error:
+        parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another file")
     if "tensor" in options.names and HEADS % options.ranks:
         parser.error(f"--ranks {options.ranks}: tensor deals out the {HEADS} heads of its model, so use 2 or {HEADS}")
     for hidden in options.hidden:

@@ -1,0 +1,81 @@
+"""Numbers as people write them, read in one place: in flags, in the environment, in files.
+
+What is returned can be counted with: it is finite, and whole numbers fit into 64 bits. `nan`, `1e999`, `²`, a page of
+digits and true are refused. Messages are the end of a sentence, `must be at least 1`: the reader names what it read.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Number = TypeVar("Number", int, float)
+WORDS = {int: "a whole number", float: "a number"}
+MOST = (1 << 63) - 1  # what 64 bits hold
+SHOWN = 60  # characters of a wrong value
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What an option may be, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+AT_LEAST_ONE = Limit("at least 1", lambda value: value >= 1)
+NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
+POSITIVE = Limit("above 0", lambda value: 0 < value < math.inf)
+FRACTION = Limit("from 0 to below 1", lambda value: 0 <= value < 1)
+SECONDS = Limit("above 0 and at most 1e8 seconds", lambda value: 0 < value <= 1e8)  # what clocks and timers take
+RANKS = Limit("from 1 to 10,000", lambda value: 1 <= value <= 10_000)
+
+
+def read_number(written: object, kind: type[Number], limit: Limit | None = None) -> Number:
+    """Return what was written, as text or as a number, as a number of this kind.
+
+    Raises
+    ------
+    ValueError
+        If it is none, too large to be counted with, or beyond the limit; the message says what it must be.
+    """
+    wrong = f"must be {WORDS[kind]}"
+    if isinstance(written, bool) or not isinstance(written, str | int if kind is int else str | int | float):
+        raise ValueError(wrong)
+    try:
+        number = kind(written)
+    except OverflowError:
+        raise ValueError("is too large") from None
+    except ValueError:
+        raise ValueError(wrong) from None
+    if number != number:
+        raise ValueError(wrong)
+    if abs(number) > (MOST if kind is int else sys.float_info.max):
+        raise ValueError("is too large")
+    if limit is not None and not limit.holds(number):
+        raise ValueError(f"must be {limit.words}")
+    return number
+
+
+def shown(value: object) -> str:
+    """Return a value in a few characters, however long it is."""
+    if isinstance(value, int) and abs(value) > MOST:  # Python refuses to write very long ones
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def flag_of(kind: type[Number], limit: Limit | None = None) -> Callable[[str], Number]:
+    """Return what `argparse` calls to read the number of a flag."""
+    import argparse  # here, because ranks that read no flag start without it
+
+    def convert(word: str) -> Number:
+        try:
+            return read_number(word, kind, limit)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{shown(word)} {error}") from None
+
+    return convert
