@@ -165,7 +165,7 @@ class MasterWeights(torch.optim.Optimizer):
     def _keep(self, visit: Visit) -> None:
         """Round the masters of a chunk to their parameters, and keep its state."""
         for parameter, master, state in zip(visit.parameters, visit.masters, visit.states, strict=True):
-            if master is not parameter:
+            if not self._is_own_master(parameter):
                 random = self.rounding is not None and parameter.dtype == torch.bfloat16
                 parameter.copy_(stochastic_round(master, self.rounding) if random else master)  # type: ignore[arg-type]
                 self.versions[parameter] = parameter._version
@@ -173,12 +173,14 @@ class MasterWeights(torch.optim.Optimizer):
             self._store(parameter, state)
 
     def _master(self, parameter: nn.Parameter, master: Tensor | None) -> nn.Parameter:
-        """Return what is to be updated, with its gradient: the parameter itself, if that can be."""
+        """Return what is to be updated, with its gradient: in the memory of the parameter, if that can be."""
         assert parameter.grad is not None
         if self._is_own_master(parameter):
             if self.factor != 1:
                 parameter.grad.mul_(self.factor)
-            return parameter
+            twin = nn.Parameter(parameter.detach())  # the same memory; of a slice only its own optimizer may be told
+            twin.grad = parameter.grad
+            return twin
         written = self.versions.get(parameter) != parameter._version  # by somebody else; the same value, perhaps
         if master is None or (written and not _is_rounded(parameter, master)):
             master = self._widened(parameter.detach())

@@ -38,12 +38,16 @@ class Bucket:
 
     def zero(self, set_to_none: bool) -> None:
         """Forget the gradients, or make them zeros."""
-        self.used.clear()
         for parameter in self.parameters:
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.zero_()
+            self.forget(parameter, set_to_none)
+
+    def forget(self, parameter: nn.Parameter, set_to_none: bool) -> None:
+        """Forget the gradient of one parameter, or make it zeros."""
+        self.used.discard(parameter)
+        if set_to_none or parameter.grad is None:
+            parameter.grad = None
+        else:
+            parameter.grad.zero_()
 
 
 class FlatBucket(Bucket):
@@ -80,13 +84,11 @@ class FlatBucket(Bucket):
             view.copy_(parameter.grad)
         parameter.grad = view
 
-    def zero(self, set_to_none: bool) -> None:
-        """Forget the gradients, or make them zeros that lie in the buffer."""
-        if not set_to_none:
-            self.flat.zero_()
-        self.used.clear()
-        for parameter, view in self.views.items():
-            parameter.grad = None if set_to_none else view
+    def forget(self, parameter: nn.Parameter, set_to_none: bool) -> None:
+        """Forget the gradient of one parameter, or make it zeros that lie in the buffer."""
+        self.used.discard(parameter)
+        view = self.views[parameter]
+        parameter.grad = None if set_to_none else view.zero_()
 
 
 def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from minidist.collectives import broadcast
 from minidist.memory.recompute import recompute
@@ -29,6 +30,7 @@ from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.data import DDP, MIB, DataParallel, NaiveDataParallel, ParameterServer
 from minidist.parallel.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.fsdp import FSDP
+from minidist.parallel.groups import known_groups
 from minidist.parallel.pipeline import with_communication
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
@@ -117,11 +119,16 @@ class Parallel:
             self.replica.synchronize()
         return total
 
-    def optimizer(self, kind: Callable[..., Optimizer], groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
-        """Return an optimizer of this `kind` over what this rank updates; `groups` are over `model`'s parameters."""
+    def optimizer(self, kind: Callable[..., Optimizer], groups: ParamsT, **options: Any) -> Optimizer:
+        """Return an optimizer of this `kind` over what this rank updates; see `Sharded.optimizer`.
+
+        `groups` are over the parameters of `model`, which are this rank's: parameters of the serial model that went to
+        other ranks are refused with ValueError.
+        """
         if isinstance(self.replica, Sharded):
             return self.replica.optimizer(kind, groups, **options)
-        return kind(groups, **options)
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return kind(known_groups(groups, names, "this rank's part of the model"), **options)
 
     def stepped(self) -> None:
         """Have parameters follow what `trained` holds: after it was changed by something else than the optimizer."""

@@ -7,13 +7,11 @@ copies         other ranks may hold the same; of all that do, one counts it (`co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
@@ -125,22 +123,3 @@ def counts(parameter: Tensor) -> bool:
     """Whether it is this rank's copy that enters a norm or a checkpoint, of those along other axes than data."""
     placement, tie = tensor_placement_of(parameter), tied_across(parameter)
     return (placement is None or placement.first) and (tie is None or tie.comm.rank == 0)
-
-
-def mark_sharded(parameters: Iterable[nn.Parameter], strategy: str) -> None:
-    """Have every optimizer over these parameters refuse to step: it would update them in vain. "" takes that back."""
-    for parameter in parameters:
-        parameter.sharded_by = strategy  # type: ignore[attr-defined]
-
-
-def _refuse_sharded(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        if strategy := getattr(parameter, "sharded_by", ""):
-            kind = type(optimizer).__name__
-            raise ValueError(
-                f"this {kind} was built over parameters that {strategy} shards, and would update them in vain: first "
-                f"wrap the model, then build the optimizer with its method, model.optimizer({kind}, ...)"
-            )
-
-
-register_optimizer_step_pre_hook(_refuse_sharded)  # of all optimizers: looking for them would mean to walk all objects

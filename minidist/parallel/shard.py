@@ -7,16 +7,22 @@ on three ranks     ─ shard 0 ──────│── shard 1 ────�
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
+from minidist.parallel.groups import chosen, known_groups
+from minidist.parallel.guard import GUARDS, Guard
 from minidist.parallel.optimizer_state import share_out
 from minidist.parallel.placement import Placement, make_slice
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 class Shard:
@@ -59,32 +65,51 @@ class Shard:
             used = self.gradient is not None and parameter not in without
             piece.grad = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
 
+    def forget_gradients(self, parameters: Collection[nn.Parameter]) -> None:
+        """Have no gradients of these parameters, as far as they are in this shard."""
+        for parameter, piece in self.slices.items():
+            if parameter in parameters:
+                piece.grad = None
+                if self.gradient is not None:
+                    self.gradient[self.held[parameter]].zero_()
+
 
 class Sharded(ABC):
     """What strategies share that have a rank's optimizer update slices: how it is built, saved and loaded."""
 
+    names: dict[nn.Parameter, str]
     parameters_to_reduce: list[nn.Parameter]
+    posted: Guard
+    unguard: Callable[[], object]
 
     @abstractmethod
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
 
     @abstractmethod
-    def stepped(self) -> None:
-        """Take notice that the slices have new values."""
+    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
+        """Take notice that the slices, or those of the parameters `updated`, have new values."""
 
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
+
+    @abstractmethod
+    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters."""
 
     @property
     def slices(self) -> list[nn.Parameter]:
         """What this rank's optimizer updates: one slice for each trained parameter, in the model's order."""
         return [self.slice_of(parameter) for parameter in self.parameters_to_reduce]
 
-    def optimizer(
-        self, kind: type[torch.optim.Optimizer], groups: Iterable[dict[str, Any]] | None = None, **defaults: Any
-    ) -> torch.optim.Optimizer:
+    def guard(self, parameters: Collection[nn.Parameter]) -> None:
+        """Have optimizers refused that `optimizer` has not built, until `unguard` or the end of this object."""
+        assert isinstance(self, nn.Module)
+        self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
+        self.unguard = GUARDS.post(self.posted, self)
+
+    def optimizer(self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, **defaults: Any) -> Optimizer:
         """Return an optimizer of this `kind` that holds state for this rank's slices only.
 
         Parameters
@@ -92,18 +117,41 @@ class Sharded(ABC):
         kind
             Any optimizer of torch that treats each element for itself, such as AdamW.
         groups : optional
-            Parameter groups over the model's own parameters, as torch has them; frozen parameters are left out.
+            What torch's optimizers take as their first argument, over the model's own parameters: parameters, pairs of
+            name and parameter, or groups of them. Frozen parameters are left out. By default all that are trained.
         defaults
             Arguments of `kind`.
 
-        After its `step` all ranks have the new parameters. Its `state_dict()`, collective, is that of an unsharded
-        optimizer, and `load_state_dict` takes one, whatever the number of ranks that wrote it.
+        After its `step` all ranks have the new parameters. Its `zero_grad` forgets the gradients of its parameters, so
+        that several optimizers can share a model. Its `state_dict()`, collective, is that of an unsharded optimizer,
+        and `load_state_dict` takes one, whatever the number of ranks that wrote it.
+
+        Raises
+        ------
+        ValueError
+            If something in `groups` is no parameter of the model; and when it steps, if a parameter has a gradient that
+            was not reduced.
         """
-        trained = set(self.parameters_to_reduce)
-        groups = [{"params": self.parameters_to_reduce}] if groups is None else groups
-        sliced = [group | {"params": [self.slice_of(p) for p in group["params"] if p in trained]} for group in groups]
+        slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
+        known = known_groups(
+            [{"params": [*slices]}] if groups is None else groups, self.names, f"the model in {type(self).__name__}"
+        )
+        sliced = [chosen(group, slices) for group in known]
         optimizer = kind(sliced, **defaults)
-        optimizer.register_step_post_hook(lambda *_: self.stepped())
-        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # the model's gradients are meant
+        mine = {parameter for group in known for parameter in group["params"] if parameter in slices}
+        optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
+        optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
+        optimizer.zero_grad = partial(self.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant
         share_out(optimizer)
+        self.posted.built.add(optimizer)
         return optimizer
+
+    def _check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Raise if a step would pass over a gradient."""
+        for parameter in parameters:
+            given = parameter.grad
+            if given is not None and self.slice_of(parameter).grad is None and bool(given.any()):
+                raise ValueError(
+                    f"{self.names[parameter]} has a gradient that nobody has reduced, so this step would ignore it: "
+                    "call model.synchronize() after no_sync(), or set the gradients of model.slices, not of parameters"
+                )

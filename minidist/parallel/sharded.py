@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -20,7 +20,6 @@ from minidist.memory.precision import check_dtype
 from minidist.parallel.buckets import views_into
 from minidist.parallel.data import DataParallel
 from minidist.parallel.meta import on_device
-from minidist.parallel.placement import mark_sharded
 from minidist.parallel.shard import Sharded
 from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit, of_one_kind, split
 
@@ -71,7 +70,7 @@ class ShardedModel(Sharded, DataParallel):
             model.register_state_dict_pre_hook(self._refuse_reading),  # type: ignore[no-untyped-call]
             model.register_load_state_dict_pre_hook(self._refuse_writing),  # type: ignore[no-untyped-call]
         ]
-        mark_sharded(self.names, type(self).__name__)
+        self.guard(self.names)
         self.readable = False
         self.most_whole = MOST
         self.whole: list[Unit] = []  # and those that are being gathered; the root aside
@@ -84,11 +83,22 @@ class ShardedModel(Sharded, DataParallel):
         """Forget all gradients."""
         self.used.clear()
         for unit in self.units:
-            unit.forget_gradients()
+            unit.drop_gradients()
         for flat in self.flats:
             flat.forget_gradient()
 
-    def stepped(self) -> None:
+    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters."""
+        if len(parameters) == len(self.parameters_to_reduce):
+            self.zero_grad(set_to_none)
+            return
+        self.used.difference_update(parameters)
+        for unit in self.units:
+            unit.forget_gradients(parameters)
+        for flat in self.flats:
+            flat.forget_gradients(parameters)
+
+    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Have the next gathering bring the new values: what ends an optimizer's step."""
         self.called.clear()
         for flat in self.flats:
@@ -110,7 +120,7 @@ class ShardedModel(Sharded, DataParallel):
 
     def unwrap(self) -> nn.Module:
         """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
-        mark_sharded(self.names, "")
+        self.unguard()
         for hook in self.hooks:
             hook.remove()
         self.most_whole = len(self.units)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -187,14 +187,22 @@ class Unit:
         for parameter in self.empty:
             self.places[parameter].zero_()
         taken = self.gradients
-        self.forget_gradients()
+        self.drop_gradients()
         return taken
 
-    def forget_gradients(self) -> None:
+    def drop_gradients(self) -> None:
         """Drop what has not been reduced."""
         for parameter in self.parameters:
             parameter.grad = None
         self.gradients, self.places = {}, {}
+
+    def forget_gradients(self, parameters: Collection[nn.Parameter]) -> None:
+        """Drop what has not been reduced of these parameters."""
+        for parameter in self.parameters:
+            if parameter in parameters:
+                parameter.grad = None
+                if parameter in self.places:
+                    self.empty.add(parameter)
 
 
 def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:

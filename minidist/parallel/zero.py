@@ -16,6 +16,7 @@ rank. Held are, of n bytes of parameters and of AdamW's 2 n of state:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.buckets import Bucket, FlatBucket, flat_buffer, views_into
 from minidist.parallel.data import DDP, MIB
-from minidist.parallel.placement import mark_sharded
 from minidist.parallel.shard import Shard, Sharded
 
 
@@ -95,7 +95,7 @@ class ZeRO1(Sharded, DDP):
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
         self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
-        mark_sharded(self.parameters_to_reduce, type(self).__name__)
+        self.guard(self.parameters_to_reduce)
         self.gathering: dict[BucketShard, Any] = {}
         self.overlap = overlap
         if overlap:
@@ -110,9 +110,17 @@ class ZeRO1(Sharded, DDP):
         """Forget all gradients."""
         DDP.zero_grad(self, set_to_none)
         for shard in self.shards.values():
-            shard.gradient.zero_()
-            for piece in shard.slices.values():
-                piece.grad = None
+            shard.forget_gradients(shard.slices)
+
+    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters."""
+        if len(parameters) == len(self.parameters_to_reduce):
+            self.zero_grad(set_to_none)
+            return
+        for parameter in parameters:
+            self.bucket_of[parameter].forget(parameter, set_to_none)
+        for shard in self.shards.values():
+            shard.forget_gradients(parameters)
 
     def held(self) -> dict[str, list[Tensor]]:
         """Return the tensors of this rank, by category of the account."""
@@ -121,7 +129,7 @@ class ZeRO1(Sharded, DDP):
 
     def unwrap(self) -> nn.Module:
         """Return the model without hooks, to be changed and wrapped again."""
-        mark_sharded(self.parameters_to_reduce, "")
+        self.unguard()
         return super().unwrap()
 
     def wait(self) -> None:
@@ -148,9 +156,14 @@ class ZeRO1(Sharded, DDP):
         for shard in self.shards.values():
             shard.give_gradient(without=self.nowhere_used)
 
-    def stepped(self) -> None:
-        """Gather the new parameters: what ends an optimizer's step."""
-        self.gathering = {shard: self.stream.launch(shard.publish, self.stream.comm) for shard in self.shards.values()}
+    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
+        """Gather the new parameters, a bucket at a time: what ends an optimizer's step.
+
+        With `updated`, only buckets that hold such parameters: what two optimizers have a part in is gathered twice.
+        """
+        for shard in self.shards.values():
+            if updated is None or any(parameter in updated for parameter in shard.parameters):
+                self.gathering[shard] = self.stream.launch(shard.publish, self.stream.comm)
         if not self.overlap:
             self.wait()
 

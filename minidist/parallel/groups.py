@@ -1,0 +1,61 @@
+"""Parameter groups as torch's optimizers accept them: what they name is a parameter of the model, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+
+class _Reader(torch.optim.Optimizer):
+    """Reads parameters as every optimizer of torch does, and never steps."""
+
+    def __init__(self, params: ParamsT) -> None:
+        copied: Any = params  # a single tensor, which torch refuses
+        if not isinstance(params, Tensor):
+            copied = [dict(one) if isinstance(one, dict) else one for one in params]  # torch writes into groups
+        super().__init__(copied, {})
+
+
+def read_groups(params: ParamsT) -> list[dict[str, Any]]:
+    """Return groups whose "params" are lists, with "param_names" if they came with names.
+
+    Parameters
+    ----------
+    params
+        Parameters, pairs of name and parameter, or groups of either, whose "params" may be a single one.
+    """
+    return _Reader(params).param_groups
+
+
+def known_groups(params: ParamsT, names: Mapping[nn.Parameter, str], model: str) -> list[dict[str, Any]]:
+    """Return groups over a model's parameters; a slice stands for the parameter it is cut from.
+
+    Raises
+    ------
+    ValueError
+        If something is no parameter of the `model`, whose parameters have these `names`.
+    """
+    groups = read_groups(params)
+    for number, group in enumerate(groups):
+        group["params"] = [getattr(parameter, "block_of", parameter) for parameter in group["params"]]
+        for at, parameter in enumerate(group["params"]):
+            if parameter not in names:
+                name = group["param_names"][at] if "param_names" in group else f"parameter {at}"
+                raise ValueError(
+                    f"{name} of group {number}, of shape {list(parameter.shape)}, is no parameter of {model}, and "
+                    "would be trained in vain: build the optimizer over the parameters of the model that was wrapped"
+                )
+    return groups
+
+
+def chosen(group: dict[str, Any], parameters: Mapping[nn.Parameter, nn.Parameter]) -> dict[str, Any]:
+    """Return a group over what takes the place of its `parameters`, without the others."""
+    places = [at for at, parameter in enumerate(group["params"]) if parameter in parameters]
+    lists = {"params": [parameters[group["params"][at]] for at in places]}
+    if "param_names" in group:
+        lists["param_names"] = [group["param_names"][at] for at in places]
+    return group | lists

@@ -1,0 +1,77 @@
+"""Optimizers that would update a sharded model in vain are refused when they step, as long as the model lives.
+
+torch has no other place to look: an optimizer over the parameters may have been built before they were sharded. So
+there is one hook on all optimizers of the process, from when the first model is sharded until the last is unwrapped or
+gone. One for all models, and not one each: torch walks its hooks in every step, and if there is one only, it does not
+mind if another thread takes that out meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class Guard:
+    """Knows which optimizers may step over a sharded model: those that its method `optimizer` has built.
+
+    It keeps neither the model nor its parameters alive.
+    """
+
+    def __init__(self, strategy: str, parameters: Iterable[nn.Parameter], slices: Iterable[nn.Parameter]) -> None:
+        self.strategy = strategy
+        self.parameters, self.slices = frozenset(map(id, parameters)), frozenset(map(id, slices))
+        self.built: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
+        """Raise ValueError if an optimizer over what has these `id`s must not step."""
+        kind = type(optimizer).__name__
+        if not self.parameters.isdisjoint(updated):
+            raise ValueError(
+                f"this {kind} was built over parameters that {self.strategy} shards, and would update them in vain: "
+                f"first wrap the model, then build the optimizer with its method, model.optimizer({kind}, ...)"
+            )
+        if not self.slices.isdisjoint(updated) and optimizer not in self.built:
+            raise ValueError(
+                f"this {kind} was built over slices of {self.strategy} by hand, which would not hear of its steps: "
+                f"build it with the model's method, model.optimizer({kind}, ...)"
+            )
+
+
+class Guards:
+    """All guards, and their hook, which is there while there are any."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a model may be collected, and its guard dismissed, wherever Python is
+        self.posted: set[Guard] = set()
+        self.hook: Any = None
+
+    def post(self, guard: Guard, model: nn.Module) -> Any:
+        """Have a guard heard until what this returns is called, or the model is gone."""
+        with self.lock:
+            self.posted.add(guard)
+            self.hook = self.hook or register_optimizer_step_pre_hook(self._check)
+        dismissal = weakref.finalize(model, self._dismiss, guard)
+        dismissal.atexit = False
+        return dismissal
+
+    def _dismiss(self, guard: Guard) -> None:
+        with self.lock:
+            self.posted.discard(guard)
+            if not self.posted and self.hook is not None:
+                self.hook.remove()
+                self.hook = None
+
+    def _check(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for guard in tuple(self.posted):
+            guard.check(optimizer, updated)
+
+
+GUARDS = Guards()  # of the process, as torch's hooks are
