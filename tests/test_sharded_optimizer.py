@@ -253,3 +253,71 @@ def test_two_optimizers_share_a_model(stage: Any, ranks: int, together: bool) ->
         return difference(whole(wrapped), serial)
 
     assert max(minidist.run(program, ranks)) <= 1e-9
+
+
+# ---------------------------------------------------------------- state
+
+
+class Warm(nn.Module):
+    """Has a parameter without dims, as CLIP's temperature, among others or in an optimizer of its own."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.layers, self.temperature = net(seed), nn.Parameter(torch.tensor(0.5 + seed, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) * self.temperature.exp()
+
+
+KINDS: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (AdamW, {"amsgrad": True}),
+    (SGD, {"momentum": 0.9}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.ASGD, {"t0": 1.0}),
+    (MasterWeights, {}),
+)
+
+
+@EACH
+@pytest.mark.parametrize("alone", (False, True))
+@pytest.mark.parametrize("kind, options", KINDS, ids=lambda value: getattr(value, "__name__", ""))
+def test_state_of_a_parameter_without_dims_goes_from_ranks_to_ranks(
+    stage: Any, alone: bool, kind: Any, options: dict[str, Any]
+) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        optimizer.zero_grad()
+        (model(rows(number)).square().sum() / 10).backward()
+        optimizer.step()
+
+    def trained(model: Any) -> Any:
+        return [model.temperature] if alone else [p for p in model.parameters() if p.requires_grad]
+
+    def program(comm: Communicator, given: Any) -> tuple[Any, dict[str, Tensor], bool]:
+        model = Warm(comm.rank)
+        wrapped = stage(model, comm, op="mean")
+        optimizer = wrapped.optimizer(kind, trained(model), lr=0.02, **options)
+        if given is None:
+            step(wrapped, optimizer, 0)
+        else:
+            wrapped.load(given[1]) if stage is FSDP else model.load_state_dict(given[1])
+            optimizer.load_state_dict(given[0])
+        step(wrapped, optimizer, 1)
+        return optimizer.state_dict(), whole(wrapped), bool(wrapped.slice_of(model.temperature).numel())
+
+    serial = Warm()
+    expected = kind(trained(serial), lr=0.02, **options)
+    for number in range(2):
+        step(serial, expected, number)
+    written = minidist.run(lambda comm: program(comm, None), 3)
+    assert sorted(holds for _, _, holds in written) == [False, False, True]
+    assert max(difference(parameters, serial) for _, parameters, _ in written) <= 1e-9
+    step(serial, expected, 1)
+    for _, parameters, _ in minidist.run(lambda comm: program(comm, written[1]), 2):
+        assert difference(parameters, serial) <= 1e-9
+    unsharded = kind(trained(serial), lr=0.02, **options)
+    unsharded.load_state_dict(written[0][0])
+    for index, held in expected.state_dict()["state"].items():
+        theirs = written[0][0]["state"][index]
+        assert {name: torch.as_tensor(value).shape for name, value in held.items() if value is not None} == {
+            name: torch.as_tensor(value).shape for name, value in theirs.items() if value is not None
+        }

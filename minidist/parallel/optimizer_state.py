@@ -3,12 +3,14 @@
     state_dict()        each rank's slices  ─▶ all-gather ─▶ whole tensors, in the parameters' shapes
     load_state_dict()   whole tensors       ─▶ each rank cuts out its slices
 
-An element of the state that has a dim is one number per element of the slice (AdamW's moments); without one (the count
-of steps) it is the same on every rank.
+An element of a slice's state that has a dim is one number per element of the slice (AdamW's moments); without one (the
+count of steps) it is the same on every rank. In the whole state the moments of a parameter without dims have none
+either: there names tell, of torch's counts, and of what has no dims for a parameter that has some.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from minidist.collectives import all_gather
 from minidist.parallel.placement import Placement, placement_of
+
+COUNTS = frozenset({"step", "mu_product", "eta", "mu"})  # of torch's optimizers; the last three NAdam's and ASGD's
 
 
 def share_out(optimizer: torch.optim.Optimizer) -> None:
@@ -36,13 +40,27 @@ def _whole(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str,
 
 def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
-    _check(saved, placements)
+    same = _same_everywhere(saved, placements)
+    check_state(saved, placements, same)
     return saved | {
         "state": {
-            index: {name: _slice(value, placements[index]) for name, value in held.items()}
+            index: {name: _slice(value, placements[index], name in same) for name, value in held.items()}
             for index, held in saved["state"].items()
         }
     }
+
+
+def _same_everywhere(saved: dict[str, Any], placements: list[Placement]) -> frozenset[str]:
+    """Return the names in a whole state that are not one number per element."""
+    tensors = [
+        (name, value.dim(), index)
+        for index, held in saved["state"].items()
+        for name, value in held.items()
+        if isinstance(value, Tensor)
+    ]
+    with_dims = {name for name, dims, _ in tensors if dims}
+    single = {name for name, dims, index in tensors if not dims and index < len(placements) and placements[index].shape}
+    return COUNTS | (single - with_dims)
 
 
 def _placements(optimizer: torch.optim.Optimizer) -> list[Placement]:
@@ -57,14 +75,16 @@ def _gathered(value: Any, placement: Placement) -> Any:
     return all_gather(value, placement.comm, counts=counts).reshape(placement.shape)
 
 
-def _slice(value: Any, placement: Placement) -> Any:
-    if not isinstance(value, Tensor) or value.dim() == 0:
+def _slice(value: Any, placement: Placement, same: bool) -> Any:
+    if not isinstance(value, Tensor):
         return value
-    return value.flatten()[placement.start : placement.stop].clone()
+    return (value if same else value.flatten()[placement.start : placement.stop]).clone()
 
 
-def _check(saved: dict[str, Any], placements: list[Placement]) -> None:
+def check_state(saved: dict[str, Any], placements: list[Placement], same: Collection[str]) -> None:
     """Raise if the state is another model's.
+
+    State whose name is in `same` has no shape to compare.
 
     Raises
     ------
@@ -75,7 +95,7 @@ def _check(saved: dict[str, Any], placements: list[Placement]) -> None:
     for index, held in saved["state"].items():
         here = placements[index] if index < len(placements) else None
         for name, value in held.items():
-            if isinstance(value, Tensor) and value.dim() and (here is None or value.shape != here.shape):
+            if isinstance(value, Tensor) and name not in same and (here is None or value.shape != here.shape):
                 mine = f"{here.name} {list(here.shape)}" if here else "no parameter"
                 wrong.append(f"{name} of parameter {index} is {list(value.shape)} there, {mine} here")
     if wrong:
