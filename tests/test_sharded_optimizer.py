@@ -6,18 +6,23 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from data_parallel import CONFIG, build
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.optim import optimizer as torch_hooks
 
 import minidist
 from minidist.comm import Communicator
+from minidist.memory.adamw import FusedAdamW
 from minidist.memory.masters import MasterWeights
+from minidist.memory.offload import OffloadedOptimizer
 from minidist.mesh import Layout, Mesh
+from minidist.model import cross_entropy_sum
 from minidist.parallel import FSDP, Recipe, ZeRO1, ZeRO2, parallelize
 from minidist.parallel.guard import GUARDS
 
@@ -321,3 +326,54 @@ def test_state_of_a_parameter_without_dims_goes_from_ranks_to_ranks(
         assert {name: torch.as_tensor(value).shape for name, value in held.items() if value is not None} == {
             name: torch.as_tensor(value).shape for name, value in theirs.items() if value is not None
         }
+
+
+# ---------------------------------------------------------------- what needs more than single elements
+
+
+class Same(AdamW):
+    """Inherits, and says nothing."""
+
+
+class Sayer(AdamW):
+    """Inherits, and says that it is as good."""
+
+    elementwise = True
+
+
+@EACH
+def test_what_is_not_known_to_work_element_by_element_is_refused(stage: Any) -> None:
+    def program(comm: Communicator) -> None:
+        wrapped = stage(net(), comm)
+        unknown = (torch.optim.Adafactor, torch.optim.LBFGS, Same, partial(torch.optim.Adafactor, lr=0.1))
+        for kind in unknown:
+            name = getattr(kind, "__name__", "Adafactor")
+            with pytest.raises(ValueError, match=f"{name} is not known to treat each element for itself"):
+                wrapped.optimizer(kind)
+        for inner in (torch.optim.Adafactor, torch.optim.Muon):
+            with pytest.raises(ValueError, match=f"{inner.__name__} is not known"):
+                wrapped.optimizer(MasterWeights, optimizer=inner)
+        with pytest.raises(ValueError, match=r"Muon is for matrices, and 0.bias has the shape \[7\]"):
+            wrapped.optimizer(torch.optim.Muon)
+        wrapped.optimizer(Same, elementwise=True)
+        wrapped.optimizer(MasterWeights, optimizer=Same, elementwise=True)
+        for kind in (Sayer, MasterWeights, OffloadedOptimizer, FusedAdamW, partial(AdamW, lr=0.1)):
+            wrapped.optimizer(kind)
+
+    minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("dp, zero", ((1, 0), (2, 0), (2, 1)))
+def test_blocks_of_tensor_parallelism_are_parts_too(dp: int, zero: int) -> None:
+    def program(comm: Communicator) -> None:
+        model = build(CONFIG, 0)
+        parallel = parallelize(model, Mesh(comm, Layout(dp=dp, tp=2)), Recipe(zero=zero), cross_entropy_sum)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="Adafactor is not known to treat each element"):
+            parallel.optimizer(torch.optim.Adafactor, model.parameters())
+        matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+        with pytest.raises(ValueError, match="tensor parallelism"):
+            parallel.optimizer(torch.optim.Muon, matrices)
+        parallel.optimizer(AdamW, model.parameters())
+        parallel.optimizer(Same, model.parameters(), elementwise=True)
+
+    minidist.run(program, 2 * dp)

@@ -52,6 +52,8 @@ class FusedAdamW(torch.optim.Optimizer):
         As in torch.
     """
 
+    elementwise = True  # slices will do
+
     def __init__(
         self,
         params: ParamsT,

@@ -64,6 +64,8 @@ class MasterWeights(torch.optim.Optimizer):
         scaler.update(overflow)
     """
 
+    elementwise = True  # slices will do, if they will for the optimizer inside
+
     def __init__(
         self,
         params: ParamsT,
@@ -75,7 +77,9 @@ class MasterWeights(torch.optim.Optimizer):
         self.optimizer, self.options, self.rounding = optimizer, options, rounding
         self.chunk_bytes, self.factor = chunk_bytes, 1.0
         self.versions: dict[Tensor, int] = {}  # of parameters with a master, when they last were its rounded copies
-        super().__init__(params, optimizer([nn.Parameter(torch.zeros(1, 1))], **options).defaults)
+        example = optimizer([nn.Parameter(torch.zeros(1, 1))], **options)
+        self.inner = type(example)
+        super().__init__(params, example.defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, factor: float = 1.0) -> Any:

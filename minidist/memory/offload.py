@@ -83,6 +83,8 @@ class OffloadedOptimizer(MasterWeights):
     the CPU. Tensors without dimensions, such as `step`, stay in memory.
     """
 
+    elementwise = True  # as for `MasterWeights`
+
     def __init__(
         self,
         params: ParamsT,

@@ -28,6 +28,7 @@ from minidist.memory.recompute import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.data import DDP, MIB, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.elementwise import check_elementwise
 from minidist.parallel.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.fsdp import FSDP
 from minidist.parallel.groups import known_groups
@@ -119,16 +120,21 @@ class Parallel:
             self.replica.synchronize()
         return total
 
-    def optimizer(self, kind: Callable[..., Optimizer], groups: ParamsT, **options: Any) -> Optimizer:
+    def optimizer(
+        self, kind: Callable[..., Optimizer], groups: ParamsT, elementwise: bool = False, **options: Any
+    ) -> Optimizer:
         """Return an optimizer of this `kind` over what this rank updates; see `Sharded.optimizer`.
 
         `groups` are over the parameters of `model`, which are this rank's: parameters of the serial model that went to
         other ranks are refused with ValueError.
         """
         if isinstance(self.replica, Sharded):
-            return self.replica.optimizer(kind, groups, **options)
+            return self.replica.optimizer(kind, groups, elementwise, **options)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        return kind(known_groups(groups, names, "this rank's part of the model"), **options)
+        optimizer = kind(known_groups(groups, names, "this rank's part of the model"), **options)
+        if self.mesh.tp.size > 1:
+            check_elementwise(optimizer, elementwise)
+        return optimizer
 
     def stepped(self) -> None:
         """Have parameters follow what `trained` holds: after it was changed by something else than the optimizer."""

@@ -17,9 +17,9 @@ from torch.optim.optimizer import ParamsT
 
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
+from minidist.parallel.elementwise import build_over_slices
 from minidist.parallel.groups import chosen, known_groups
 from minidist.parallel.guard import GUARDS, Guard
-from minidist.parallel.optimizer_state import share_out
 from minidist.parallel.placement import Placement, make_slice
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -109,16 +109,20 @@ class Sharded(ABC):
         self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
         self.unguard = GUARDS.post(self.posted, self)
 
-    def optimizer(self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, **defaults: Any) -> Optimizer:
+    def optimizer(
+        self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **defaults: Any
+    ) -> Optimizer:
         """Return an optimizer of this `kind` that holds state for this rank's slices only.
 
         Parameters
         ----------
         kind
-            Any optimizer of torch that treats each element for itself, such as AdamW.
+            An optimizer that treats each element for itself, such as torch's AdamW; or torch's Muon, see `SlicedMuon`.
         groups : optional
             What torch's optimizers take as their first argument, over the model's own parameters: parameters, pairs of
             name and parameter, or groups of them. Frozen parameters are left out. By default all that are trained.
+        elementwise : bool
+            Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
         defaults
             Arguments of `kind`.
 
@@ -129,7 +133,8 @@ class Sharded(ABC):
         Raises
         ------
         ValueError
-            If something in `groups` is no parameter of the model; and when it steps, if a parameter has a gradient that
+            If something in `groups` is no parameter of the model, or if nobody says that `kind` can update slices; and
+            when it steps, if a parameter has a gradient that
             was not reduced.
         """
         slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
@@ -137,12 +142,11 @@ class Sharded(ABC):
             [{"params": [*slices]}] if groups is None else groups, self.names, f"the model in {type(self).__name__}"
         )
         sliced = [chosen(group, slices) for group in known]
-        optimizer = kind(sliced, **defaults)
+        optimizer: Optimizer = build_over_slices(kind, sliced, elementwise, defaults)
         mine = {parameter for group in known for parameter in group["params"] if parameter in slices}
         optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
         optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
         optimizer.zero_grad = partial(self.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant
-        share_out(optimizer)
         self.posted.built.add(optimizer)
         return optimizer
 
