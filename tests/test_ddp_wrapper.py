@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator, MismatchError
-from minidist.parallel import DDP, DataParallel
+from minidist.parallel import DDP, FSDP, DataParallel
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -90,6 +90,16 @@ def test_threads_that_share_a_model_are_told(variant: type[DataParallel]) -> Non
     shared = small()
     with pytest.raises(ValueError, match="the ranks are threads, and share one model: build it in the function"):
         minidist.run(lambda comm: variant(shared, comm), 2)
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, FSDP])
+def test_complex_numbers_do_not_travel(variant: type[DataParallel]) -> None:
+    def program(comm: Communicator) -> str:
+        with pytest.raises(TypeError, match=r"^weight is torch.complex64, .* torch.view_as_real") as caught:
+            variant(nn.Linear(2, 2, dtype=torch.complex64), comm)
+        return str(caught.value)
+
+    assert len(set(minidist.run(program, 2))) == 1
 
 
 def test_an_operation_that_is_none() -> None:

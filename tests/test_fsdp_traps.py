@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,14 @@ def all_hidden(model: nn.Module, x: Tensor) -> Tensor:
     return total
 
 
+def normalised() -> nn.Module:
+    """Units whose own hooks compute the weight, before forward."""
+    layers = (nn.Linear(4, 4, **DOUBLE), nn.Tanh(), nn.Linear(4, 4, **DOUBLE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that of torch.nn.utils.parametrizations is not a hook
+        return nn.Sequential(*(nn.utils.weight_norm(x) if isinstance(x, nn.Linear) else x for x in layers))
+
+
 def sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3, **DOUBLE), nn.Tanh(), nn.Linear(3, 2, **DOUBLE))
 
@@ -164,10 +173,10 @@ def sequence() -> nn.Module:
     "make, loss",
     (
         *((lambda: nn.Linear(4, 1, **DOUBLE), squares), (sequence, squares), (Pairs, squares), (Odd, squares)),
-        *((image, on_images), (lambda: Hidden(5), all_hidden)),
+        *((image, on_images), (lambda: Hidden(5), all_hidden), (normalised, squares)),
         (Layers, lambda model, x: squares(model, x[: int(x[0, 0] > 0)])),  # some ranks have no rows
     ),
-    ids=("linear", "sequential", "inputs and outputs", "odd", "convolution", "hidden states", "empty"),
+    ids=("linear", "sequential", "inputs and outputs", "odd", "convolution", "hidden states", "weight_norm", "empty"),
 )
 @pytest.mark.parametrize("reshard", (True, False))
 def test_parity_of_models(make: Callable[[], nn.Module], loss: Loss, ranks: int, reshard: bool) -> None:

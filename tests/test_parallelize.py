@@ -18,8 +18,8 @@ import minidist
 from minidist.comm import Communicator
 from minidist.memory.account import Account
 from minidist.mesh import Layout, Mesh
-from minidist.model import cross_entropy_sum
-from minidist.parallel import Recipe, RecipeError, parallelize
+from minidist.model import GPT, cross_entropy_sum
+from minidist.parallel import Recipe, RecipeError, parallelize, vocabulary_parallel_cross_entropy_sum
 from minidist.parallel.pipeline import plan, read_plan
 
 TP2, PP2, DP2 = Layout(tp=2), Layout(pp=2), Layout(dp=2)
@@ -296,12 +296,24 @@ def test_the_readme_prints_the_table_of_what_can_be_combined() -> None:
         (Layout(dp=2, ep=2), Recipe(zero=1), "no strategy uses the axis ep=2: "),
         (Layout(pp=2, cp=2), Recipe(microbatches=2), "no strategy uses the axis cp=2: "),
         (DP2, Recipe(microbatches=0), "microbatches=0, but a step has at least 1"),
-        (PP2, Recipe(schedule=plan("1f1b", 2, 2), microbatches=3), "the plan has 2 microbatches, not microbatches=3"),
-        (DP2, Recipe(schedule="interleaved", chunks=2), "chunks=2 is for a pipeline with the schedule interleaved"),
+        (PP2, Recipe(schedule=plan("1f1b", 2, 2), microbatches=3), "microbatches=3, but the plan has 2 of its own"),
+        (DP2, Recipe(schedule="interleaved", chunks=2), "chunks=2 is for a pipeline that is interleaved: leave"),
         (PP2, Recipe(schedule="interleaved", chunks=10**12, microbatches=2), "are more than the model has layers: 4"),
-        (DP2, Recipe(strategy="naive", bucket_bytes=1), "bucket_bytes=1 has no effect with the strategy 'naive'"),
-        (DP2, Recipe(zero=3, bucket_bytes=1), "bucket_bytes=1 has no effect with ZeRO 3: leave it out"),
-        (DP2, Recipe(zero=2, allocate=lambda n, t: torch.empty(n, dtype=t)), "allocate= is for the shards of ZeRO 3"),
+        (
+            DP2,
+            Recipe(strategy="naive", bucket_bytes=1),
+            "bucket_bytes=1 is for ddp and ZeRO 1 and 2, not for the strategy 'naive'",
+        ),
+        (
+            DP2,
+            Recipe(zero=3, bucket_bytes=1),
+            "bucket_bytes=1 is for ddp and ZeRO 1 and 2, not for ZeRO 3: leave it out",
+        ),
+        (
+            DP2,
+            Recipe(zero=2, allocate=lambda n, t: torch.empty(n, dtype=t)),
+            "is for the shards of ZeRO 3, not for ZeRO 2: leave it out",
+        ),
     ],
 )
 def test_mistakes_get_a_sentence_before_anything_is_sent(layout: Layout, recipe: Recipe, sentence: str) -> None:
@@ -328,6 +340,22 @@ def test_options_that_do_not_fit_the_model_are_found_before_anything_is_sent() -
         assert comm.traffic.messages_sent == sent
 
     minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("layout", [TP2, Layout(dp=2, tp=2)], ids=str)
+def test_a_step_of_tensor_parallelism_on_meta(layout: Layout) -> None:
+    """Shapes alone tell what would be sent."""
+
+    def program(comm: Communicator) -> None:
+        mesh, model = Mesh(comm, layout), GPT(SMALL, device="meta")
+        loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=SMALL.vocabulary)
+        parallel = parallelize(model, mesh, Recipe(), loss)
+        tokens = torch.zeros(2, 8, dtype=torch.long, device="meta")
+        sent = mesh.tp.traffic.bytes_sent
+        assert parallel.step([tokens], [tokens]).shape == () and mesh.tp.traffic.bytes_sent > sent
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+    minidist.run(program, layout.size)
 
 
 def test_a_step_has_the_recipes_number_of_microbatches() -> None:

@@ -98,7 +98,12 @@ def estimate(
 
     Communication is one of the gathered input (sequence parallel), two boundary activations (pipeline), the gradients
     of the layer that is being reduced (ZeRO 2 and 3) and two gathered layers, one at work and the next (ZeRO 3). DDP's
-    buckets are the gradients.
+    buckets are the gradients. In a pipeline it is all the same of what a stage has, P parameters:
+
+        ZeRO 2   2 P + (2 + 12)/N P + 2 layer            in each microbatch the gradients of a layer are reduced as
+        ZeRO 3   (2 + 2 + 12)/N P + (2 + 2 * 2) layer    soon as they are there, so no stage ever holds all of them
+
+    which costs messages, not memory: with m microbatches ZeRO 2 and 3 send m times what they send with one.
 
     Raises
     ------
@@ -107,7 +112,7 @@ def estimate(
     """
     _check_whole(layers=layers, hidden=hidden, batch=batch, sequence=sequence, heads=heads, tp=tp, pp=pp, dp=dp)
     _check_whole(microbatches=1 if microbatches is None else microbatches)
-    _check_layout(layers, hidden, heads, tp, pp, zero, recompute)
+    _check_layout(layers, hidden, heads, tp, pp, recompute)
     under_way = pp if microbatches is None else min(pp, microbatches)
     ends = vocabulary * hidden
     layer_parameters = (parameters - ends * (1 if tied else 2)) / layers / tp
@@ -138,7 +143,7 @@ def _check_whole(**sizes: int) -> None:
             raise ValueError(f"{name}={size} is not a whole number of at least 1: give one")
 
 
-def _check_layout(layers: int, hidden: int, heads: int, tp: int, pp: int, zero: int, recompute: str) -> None:
+def _check_layout(layers: int, hidden: int, heads: int, tp: int, pp: int, recompute: str) -> None:
     """Refuse a layout that cannot be."""
     if recompute not in ("none", "selective", "full"):
         raise ValueError(f"recompute={recompute!r} is not known: use 'none', 'selective' or 'full'")
@@ -148,11 +153,6 @@ def _check_layout(layers: int, hidden: int, heads: int, tp: int, pp: int, zero: 
         raise ValueError(f"hidden={hidden} does not divide by heads={heads}: each head takes hidden/heads channels")
     if heads % tp:
         raise ValueError(f"heads={heads} does not divide by tp={tp}: each rank computes whole heads")
-    if zero >= 2 and pp > 1:
-        raise ValueError(
-            f"zero={zero} with pp={pp} would reduce gradients or gather parameters for every microbatch: use zero=1 "
-            "with a pipeline, or pp=1"
-        )
 
 
 # ---------------------------------------------------------------- published models at usual layouts

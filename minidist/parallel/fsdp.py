@@ -93,7 +93,8 @@ class FSDP(ShardedModel):
         self.end = BackwardEnd(self._backward_ended, comm)
         for unit in self.units:
             before, after = partial(self._before_forward, unit), partial(self._after_forward, unit)
-            self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True))
+            # First of all: hooks that were there before, such as those of weight_norm, use the parameters
+            self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             self.hooks.append(unit.module.register_forward_hook(after))
         arrived: Any = weakref.WeakMethod(self._gradient_arrived)  # Python does not see who else such a hook keeps
         for parameter in self.parameters_to_reduce:

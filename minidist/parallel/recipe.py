@@ -145,23 +145,24 @@ class Recipe:
                     f"no strategy uses the axis {axis}={ranks}: its ranks would train as copies that nobody keeps "
                     f"equal: use {axis}=1"
                 )
-        if self.microbatches < 1:
-            raise RecipeError(f"microbatches={self.microbatches}, but a step has at least 1")
-        if isinstance(self.schedule, Plan) and self.microbatches not in (1, self.schedule.microbatches):
-            own = self.schedule.microbatches
-            raise RecipeError(f"the plan has {own} microbatches, not microbatches={self.microbatches}: leave that out")
-        if self.chunks != 1 and (layout.pp == 1 or isinstance(self.schedule, Plan)):
-            raise RecipeError(f"chunks={self.chunks} is for a pipeline with the schedule interleaved: leave it out")
-        if self.bucket_bytes != Recipe.bucket_bytes and not self.has_buckets:
-            how = "ZeRO 3" if self.zero == 3 else f"the strategy {self.strategy!r}"
-            raise RecipeError(f"bucket_bytes={self.bucket_bytes} has no effect with {how}: leave it out")
-        if self.allocate is not None and self.zero != 3:
-            raise RecipeError(f"allocate= is for the shards of ZeRO 3, not for ZeRO {self.zero}: leave it out")
-
-    @property
-    def has_buckets(self) -> bool:
-        """Whether gradients are reduced in buckets."""
-        return self.strategy == "ddp" and self.zero < 3
+        own = self.schedule.microbatches if isinstance(self.schedule, Plan) else 1
+        how = "ZeRO 3" if self.zero == 3 else f"the strategy {self.strategy!r}"
+        for wrong, sentence in (
+            (self.microbatches < 1, "a step has at least 1"),
+            (
+                isinstance(self.schedule, Plan) and self.microbatches not in (1, own),
+                f"the plan has {own} of its own: leave it out",
+            ),
+        ):
+            if wrong:
+                raise RecipeError(f"microbatches={self.microbatches}, but {sentence}")
+        for name, used, needed in (
+            ("chunks", layout.pp > 1 and not isinstance(self.schedule, Plan), "a pipeline that is interleaved"),
+            ("bucket_bytes", self.strategy == "ddp" and self.zero < 3, f"ddp and ZeRO 1 and 2, not for {how}"),
+            ("allocate", self.zero == 3, f"the shards of ZeRO 3, not for ZeRO {self.zero}"),
+        ):
+            if not used and getattr(self, name) != getattr(Recipe, name):
+                raise RecipeError(f"{name}={getattr(self, name)} is for {needed}: leave it out")
 
     def _check_data_axis(self, ranks: int) -> None:
         """Raise RecipeError unless what is asked for can be done over so many ranks."""

@@ -26,7 +26,10 @@ def make_equal(model: nn.Module, comm: Communicator) -> None:
 
 
 def check_same(model: nn.Module, comm: Communicator) -> None:
-    """Raise MismatchError on every rank unless all have built the same model; values may differ. Collective."""
+    """Raise MismatchError on every rank unless all have built the same model; values may differ. Collective.
+
+    TypeError, also on every rank, for a complex parameter or buffer.
+    """
     if comm.wire == "threads" and len(set(comm.roll_call(id(model)))) < comm.size:
         raise ValueError("the ranks are threads, and share one model: build it in the function that each of them runs")
     described = [
@@ -40,6 +43,12 @@ def check_same(model: nn.Module, comm: Communicator) -> None:
             raise MismatchError(
                 f"rank {comm.rank} and rank {rank} built different models: {mine} here, {theirs} there, of "
                 f"{len(described)} and {len(other)} tensors: build the same model on every rank"
+            )
+    for name, _, dtype, _ in described:
+        if "complex" in dtype and comm.size > 1:
+            raise TypeError(
+                f"{name} is {dtype}, and complex numbers do not travel between ranks, under no strategy: hold its real "
+                "and imaginary part, torch.view_as_real, and take the complex view in forward"
             )
 
 

@@ -62,7 +62,7 @@ def vocabulary_parallel_cross_entropy_sum(
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)  # [N, V/P]
     words = targets.flatten()  # [N]
     counts = words != IGNORED
-    check_ids(words[counts], vocabulary)
+    check_ids(words.masked_fill(~counts, 0), vocabulary)  # of one shape, so that it works on `meta`, too
     largest = wide.detach().amax(-1)  # [N]; any constant would do, this one keeps exp from overflowing
     all_reduce(largest, comm, "max")
     shifted = wide - largest[:, None]  # [N, V/P]
