@@ -7,6 +7,7 @@ from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.sampler import DistributedSampler
+from minidist.parallel.sharded_optimizer import ShardedOptimizer
 from minidist.parallel.tensor_plan import parallelize_tensor
 from minidist.parallel.tensor_styles import ColumnParallel, ParallelRegion, RowParallel, VocabularyParallel
 from minidist.parallel.units import MixedPrecision
@@ -29,6 +30,7 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "RowParallel",
+    "ShardedOptimizer",
     "VocabularyParallel",
     "ZeRO1",
     "ZeRO2",

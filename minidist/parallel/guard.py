@@ -56,7 +56,7 @@ class Guards:
         """Have a guard heard until what this returns is called, or the model is gone."""
         with self.lock:
             self.posted.add(guard)
-            self.hook = self.hook or register_optimizer_step_pre_hook(self._check)
+            self.hook = self.hook or register_optimizer_step_pre_hook(self._before_step)
         dismissal = weakref.finalize(model, self._dismiss, guard)
         dismissal.atexit = False
         return dismissal
@@ -68,10 +68,13 @@ class Guards:
                 self.hook.remove()
                 self.hook = None
 
-    def _check(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
+        """Raise ValueError if an optimizer over what has these `id`s must not step."""
         for guard in tuple(self.posted):
             guard.check(optimizer, updated)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.check(optimizer, {id(parameter) for group in optimizer.param_groups for parameter in group["params"]})
 
 
 GUARDS = Guards()  # of the process, as torch's hooks are

@@ -36,8 +36,6 @@ class BucketShard(Shard):
     ----------
     values : Tensor
         What the optimizer updates, flat: a view into the parameters, or a copy of them in the `master` dtype.
-    gradient : Tensor
-        The reduced gradient of `values`.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class BucketShard(Shard):
             parameter.data = view
         self.mine = self.whole[self.start : self.stop]
         self.values = self.mine.to(master or self.mine.dtype)
-        self.gradient: Tensor = torch.zeros_like(self.values)
         self.make_slices(self.values)
 
     def publish(self, comm: Communicator) -> None:
@@ -62,6 +59,20 @@ class BucketShard(Shard):
         if self.values.dtype != self.mine.dtype:
             self.mine.copy_(self.values)
         all_gather(self.mine, comm, out=self.whole, counts=self.counts)
+
+
+class ReducedShard(BucketShard):
+    """One with room for the reduced `gradient` of its values."""
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        names: dict[nn.Parameter, str],
+        comm: Communicator,
+        master: torch.dtype | None,
+    ) -> None:
+        super().__init__(parameters, names, comm, master)
+        self.gradient: Tensor = torch.zeros_like(self.values)
 
 
 class ZeRO1(Sharded, DDP):
@@ -94,9 +105,9 @@ class ZeRO1(Sharded, DDP):
         overlap: bool = False,
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
-        self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
+        self.shards = {bucket: ReducedShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
         self.guard(self.parameters_to_reduce)
-        self.gathering: dict[BucketShard, Any] = {}
+        self.gathering: dict[ReducedShard, Any] = {}
         self.overlap = overlap
         if overlap:
             for module in model.modules():
@@ -167,7 +178,7 @@ class ZeRO1(Sharded, DDP):
         if not self.overlap:
             self.wait()
 
-    def _await(self, shard: BucketShard) -> None:
+    def _await(self, shard: ReducedShard) -> None:
         if shard in self.gathering:
             self.gathering.pop(shard).wait()
 
