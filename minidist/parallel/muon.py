@@ -77,8 +77,8 @@ class SlicedMuon(torch.optim.Optimizer):
         own = self.lengths[self.comm.rank]
         leaving = [sum(own[number] for number in numbers if self.owners[number] == rank) for rank in ranks]
         arriving = [sum(self.lengths[rank][number] for number in mine) for rank in ranks]
-        gradients = torch.cat([_gradient(self.pieces[number]) for number in numbers])
-        came = self._exchange(gradients, leaving, arriving)
+        gradients = torch.cat([grad for number in numbers if (grad := self.pieces[number].grad) is not None])
+        came: Any = all_to_all(gradients, self.comm, send_counts=leaving, receive_counts=arriving)
         parts = torch.split(came, [self.lengths[rank][number] for rank in ranks for number in mine])
         wholes = [torch.cat(parts[at :: len(mine)]) for at in range(len(mine))]
         changes = [self._change(number, whole, groups[number]) for number, whole in zip(mine, wholes, strict=True)]
@@ -87,12 +87,8 @@ class SlicedMuon(torch.optim.Optimizer):
             for number, change in zip(mine, changes, strict=True)
         ]
         back = torch.cat([gradients[:0], *(pieces[rank] for rank in ranks for pieces in cut)])
-        return torch.split(self._exchange(back, arriving, leaving), [own[number] for number in numbers])
-
-    def _exchange(self, full: Tensor, leaving: list[int], arriving: list[int]) -> Tensor:
-        came = all_to_all(full, self.comm, send_counts=leaving, receive_counts=arriving)
-        assert isinstance(came, Tensor)
-        return came
+        change: Any = all_to_all(back, self.comm, send_counts=arriving, receive_counts=leaving)
+        return torch.split(change, [own[number] for number in numbers])
 
     def _change(self, number: int, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         """Return what torch's Muon does to a matrix of zeros, flat."""
@@ -130,11 +126,6 @@ def _matrix(piece: nn.Parameter) -> Placement:
             "or AdamW"
         )
     return placement
-
-
-def _gradient(piece: nn.Parameter) -> Tensor:
-    assert piece.grad is not None
-    return piece.grad
 
 
 def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:

@@ -64,14 +64,8 @@ class BucketShard(Shard):
 class ReducedShard(BucketShard):
     """One with room for the reduced `gradient` of its values."""
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        names: dict[nn.Parameter, str],
-        comm: Communicator,
-        master: torch.dtype | None,
-    ) -> None:
-        super().__init__(parameters, names, comm, master)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.gradient: Tensor = torch.zeros_like(self.values)
 
 
