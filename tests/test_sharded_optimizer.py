@@ -225,6 +225,58 @@ def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
     minidist.run(program, 2)
 
 
+# ---------------------------------------------------------------- one that exists
+
+
+@EACH
+@pytest.mark.parametrize("ranks", (1, 3))
+def test_an_optimizer_that_exists_is_adopted_with_its_state(stage: Any, ranks: int) -> None:
+    """It has taken a step alone, and a schedule holds it; the state of its frozen parameter is left behind."""
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, ranks: list[int], first: int) -> None:
+        for step in range(first, first + 2):
+            optimizer.zero_grad()
+            for rank in ranks:
+                model(rows(step, rank)).square().sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    def program(comm: Communicator) -> tuple[float, list[list[int]]]:
+        found = []
+        for wrap in (True, False):
+            model = net()
+            optimizer = AdamW(model.parameters(), lr=0.05)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            steps(model, optimizer, schedule, list(range(comm.size)), 0)
+            wrapped: Any = stage(model, comm) if wrap else model
+            if wrap:
+                wrapped.adopt(optimizer)
+            steps(wrapped, optimizer, schedule, [comm.rank] if wrap else list(range(comm.size)), 2)
+            found.append((wrapped, optimizer))
+        (ours, adopted), (serial, _) = found
+        moments = [list(value["exp_avg"].shape) for value in adopted.state_dict()["state"].values()]
+        return difference(whole(ours), serial), moments
+
+    for off, moments in minidist.run(program, ranks):
+        assert off <= 1e-9
+        assert moments == [[7, 5], [7], [3, 7]]
+
+
+@EACH
+def test_what_cannot_update_slices_is_not_adopted_and_stays_as_it_was(stage: Any) -> None:
+    def program(comm: Communicator) -> None:
+        model = net()
+        optimizer = torch.optim.Muon([model[0].weight])
+        wrapped = stage(model, comm)
+        with pytest.raises(ValueError, match="Muon is not known to treat each element for itself"):
+            wrapped.adopt(optimizer)
+        assert optimizer.param_groups[0]["params"] == [model[0].weight]
+        with pytest.raises(ValueError, match="is no parameter of the model in"):
+            wrapped.adopt(SGD(net().parameters()))
+
+    minidist.run(program, 2)
+
+
 # ---------------------------------------------------------------- two optimizers
 
 

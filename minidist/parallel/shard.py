@@ -17,9 +17,10 @@ from torch.optim.optimizer import ParamsT
 
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
-from minidist.parallel.elementwise import build_over_slices
+from minidist.parallel.elementwise import build_over_slices, check_elementwise
 from minidist.parallel.groups import chosen, known_groups
 from minidist.parallel.guard import GUARDS, Guard
+from minidist.parallel.optimizer_state import share_out
 from minidist.parallel.placement import Placement, make_slice
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -134,8 +135,7 @@ class Sharded(ABC):
         ------
         ValueError
             If something in `groups` is no parameter of the model, or if nobody says that `kind` can update slices; and
-            when it steps, if a parameter has a gradient that
-            was not reduced.
+            when it steps, if a parameter has a gradient that was not reduced.
         """
         slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
         known = known_groups(
@@ -143,12 +143,38 @@ class Sharded(ABC):
         )
         sliced = [chosen(group, slices) for group in known]
         optimizer: Optimizer = build_over_slices(kind, sliced, elementwise, defaults)
-        mine = {parameter for group in known for parameter in group["params"] if parameter in slices}
+        self._attach(optimizer, {p for group in known for p in group["params"] if p in slices})
+        return optimizer
+
+    def adopt(self, optimizer: torch.optim.Optimizer, elementwise: bool = False) -> None:
+        """Have an optimizer that was built over the model's parameters update this rank's slices from now on, in place.
+
+        Its groups stay as they are, so a learning rate's schedule that holds it goes on. Of its state, which is equal
+        on all ranks, each keeps its part; from now on it behaves as one that the method `optimizer` has built.
+
+        Raises
+        ------
+        ValueError
+            As `optimizer` does. Nothing has changed then.
+        """
+        check_elementwise(optimizer, elementwise)
+        known = known_groups(optimizer.param_groups, self.names, f"the model in {type(self).__name__}")
+        slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
+        groups = optimizer.param_groups
+        groups[:] = [chosen(group, dict(zip(slices, slices, strict=True))) for group in known]  # the frozen ones go
+        saved = optimizer.state_dict()
+        groups[:] = [chosen(group, slices) for group in groups]
+        optimizer.state.clear()
+        share_out(optimizer)
+        optimizer.load_state_dict(saved)
+        self._attach(optimizer, {p for group in known for p in group["params"] if p in slices})
+
+    def _attach(self, optimizer: torch.optim.Optimizer, mine: Collection[nn.Parameter]) -> None:
+        """Have an optimizer over the slices of the parameters `mine` tell this of its steps."""
         optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
         optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
         optimizer.zero_grad = partial(self.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant
         self.posted.built.add(optimizer)
-        return optimizer
 
     def _check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Raise if a step would pass over a gradient."""
