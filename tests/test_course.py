@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from test_grade import HONEST, LESSON
 
 from minidist.__main__ import main
 from minidist.grade.handout import HIDDEN, build
-from minidist.grade.lesson import GradeError, load_checks
+from minidist.grade.lesson import GradeError, load_checks, students_answer
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_handout_has_no_answers(tmp_path: Path) -> None:
@@ -24,6 +27,7 @@ def test_the_handout_has_no_answers(tmp_path: Path) -> None:
     assert {f"{lesson}/exercise.py", f"{lesson}/checks.py"} <= there
     of_lessons = {path.split("/")[-1] for path in there if path.count("/") == 2}
     assert of_lessons == {"README.md", "exercise.py", "checks.py", "judges.py", "cluster.py"}
+    assert (LESSON.folder / "honest.py").is_file(), "an answer that is not handed out, nor are solutions and mistakes"
     beside = {path for path in there if path.count("/") == 1}
     assert {f"notebooks/{LESSON.name}.ipynb", "lessons/README.md", "lessons/cluster.sbatch"} <= beside
     assert {path.rpartition(".")[2] for path in beside} == {"ipynb", "md", "sbatch"}
@@ -44,6 +48,50 @@ def test_the_handout_grades_itself_in_its_own_folder(tmp_path: Path) -> None:
     whole = json.loads(second.stdout)
     assert second.returncode == 0 and whole["score"] == whole["max_score"] == 73
     assert {test["visibility"] for test in whole["tests"]} == {"visible"}
+
+
+@pytest.mark.parametrize("place", ("lessons", "", f"lessons/{LESSON.name}"))
+def test_what_is_graded_is_what_one_stands_in(place: str, tmp_path: Path) -> None:
+    """Not the checkout's, which is not started."""
+    build(LESSON.folder.parent, tmp_path)
+    (tmp_path / "lessons" / LESSON.name / "exercise.py").write_text(HONEST)
+    command = [sys.executable, "-m", "minidist", "grade", "02", "--task", "4"]
+    outcome = subprocess.run(command, cwd=tmp_path / place, capture_output=True, text=True)
+    assert outcome.returncode == 0 and "8 of 8 points" in outcome.stdout, outcome.stderr
+
+
+@pytest.mark.parametrize("place", (".", LESSON.name, f"lessons/{LESSON.name}"))
+def test_an_answer_is_found_in_a_handout_in_its_folder_and_alone(place: str, tmp_path: Path) -> None:
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / "exercise.py").touch()
+    assert students_answer(LESSON, tmp_path).path == tmp_path / place / "exercise.py"
+
+
+def test_an_installed_package_brings_the_course(tmp_path: Path) -> None:
+    """What goes into a wheel, used from an empty folder: the handout is built, says how to grade it, and is graded."""
+    pytest.importorskip("setuptools")
+    built, empty = tmp_path / "built", tmp_path / "empty"
+    built.mkdir()
+    empty.mkdir()
+    command = ["setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(built)]
+    outcome = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    taken = {path.name for path in (built / "minidist" / "lessons").rglob("*.*")}
+    assert {"checks.py", "judges.py", "exercise.py", "solution.py"} <= taken and "honest.py" not in taken
+
+    def minidist(*argv: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(built), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "minidist", *argv]
+        return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+
+    lost = minidist("grade", "02")
+    assert (lost.returncode, lost.stdout) == (2, "") and "course build --student OUT" in lost.stderr
+    said = minidist("course", "build", "--student", "OUT").stdout.splitlines()[-1].split()
+    assert said == ["python", "-m", "minidist", "grade", "02", "--student", "OUT"]
+    assert (empty / "OUT/notebooks" / f"{LESSON.name}.ipynb").is_file()
+    assert minidist(*said[3:], "--task", "4").stdout.endswith("0 of 15 points\n")
+    (empty / "OUT/lessons" / LESSON.name / "exercise.py").write_text(HONEST)
+    assert minidist(*said[3:], "--task", "4").stdout.endswith("15 of 15 points\n")
 
 
 def test_the_exercise_runs_under_mpirun_as_handed_out() -> None:

@@ -42,6 +42,32 @@ def test_every_lesson_is_in_the_drawing_and_in_the_semester() -> None:
     assert week_by_week and set(re.findall(r"\d\d", week_by_week[0])) == numbers
 
 
+NUMBERS = ("", "one", "two", "three", "four", "five", "six")
+
+
+def test_the_hours_on_the_map_are_those_that_the_lessons_say() -> None:
+    for folder, hours in re.findall(
+        r"^\| \[[^]]+\]\((\d\d_\w+)/README\.md\) \| \S+ \| (\S+) \|", MAP.read_text(), re.M
+    ):
+        said = " to ".join(NUMBERS[int(number)] for number in hours.split("-"))
+        text = " ".join((LESSONS / folder / "README.md").read_text(encoding="utf-8").split())
+        assert f"*Time:* {said} hours with the exercise" in text, f"{folder}: the map says {hours}"
+
+
+def test_the_weekend_has_its_own_prerequisites() -> None:
+    """All lessons that a lesson of this path names as coming before it, but for one of which it says what is needed."""
+    weekend = re.search(r"\*\*A weekend\*\*.*?\.\n\n", MAP.read_text(encoding="utf-8"), re.S)
+    assert weekend
+    taken = set(re.findall(r"\b\d\d\b", weekend[0].partition(", with the exercises")[0]))
+    assert len(taken) >= 5
+    for number in taken:
+        text = next(LESSONS.glob(f"{number}_*/README.md")).read_text(encoding="utf-8")
+        before = re.search(r"\*Before this:\* ([^*]*)\*Time", text)
+        assert before
+        needed = set(re.findall(r"\b\d\d\b", before[1].partition("; of lesson")[0]))
+        assert needed <= taken, f"lesson {number} needs {sorted(needed - taken)}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(LESSONS)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = CODE.sub("", page.read_text(encoding="utf-8"))

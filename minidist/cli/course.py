@@ -7,6 +7,7 @@ python -m minidist course notebooks 02 04         notebooks/src/*.py ──▶ n
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.command == "build":
             written = build(Path(options.lessons) if options.lessons else lessons, Path(options.student))
-            where = Path(options.student) / "lessons"
-            print(f"{len(written)} lessons in {where}: grade there with python -m minidist grade 02")
+            out = Path(options.student)
+            print(f"{len(written)} lessons in {out / 'lessons'}. Edit an exercise.py, and grade it:")
+            print(f"    python -m minidist grade 02 --student {shlex.quote(str(out))}")
         else:
             folder = Path(options.folder) if options.folder else lessons.parent / "notebooks"
             for path in build_notebooks(folder, options.names):

@@ -19,12 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
+from minidist.comm.number import NOT_NEGATIVE, SECONDS, flag_of
 from minidist.grade import report
 from minidist.grade.grading import AT_ONCE, LIMIT, Graded, grade
 from minidist.grade.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
 from minidist.grade.package import package
 from minidist.grade.runner import warm_processes
 
+PACKAGE = Path(__file__).parents[1]
+INSTALLED = PACKAGE / "lessons"
 FORMATS = {"table": report.table, "json": report.as_json, "junit": report.junit, "gradescope": report.gradescope}
 
 
@@ -71,6 +74,8 @@ def graded(options: argparse.Namespace) -> list[Graded]:
     """Return the tests of the lessons that the options name."""
     folder = Path(options.lessons) if options.lessons else default_lessons()
     student = Path(options.student) if options.student else folder
+    if student == INSTALLED and not options.solution:
+        raise GradeError("say where your answers are: --student OUT, which minidist course build --student OUT makes")
     names = [lesson.name for lesson in lessons_in(folder)] if options.all else [options.lesson]
     tests: list[Graded] = []
     for name in names:
@@ -93,9 +98,11 @@ def graded(options: argparse.Namespace) -> list[Graded]:
 
 
 def default_lessons() -> Path:
-    """Return `lessons` here, or beside the package."""
-    here = Path("lessons")
-    return here if here.is_dir() else Path(__file__).parents[2] / "lessons"
+    """Return the lessons that we stand in or above, else those beside the package or, if it was installed, in it."""
+    here = Path.cwd()
+    beside = PACKAGE.parent / "lessons"
+    places = (here / "lessons", here, here.parent, beside)
+    return next((place for place in places if lessons_in(place)), INSTALLED)
 
 
 def write(path: Path | None, text: str) -> None:
@@ -108,25 +115,22 @@ def write(path: Path | None, text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="minidist grade", description="Grade an exercise of the course.")
+    number = flag_of(int, NOT_NEGATIVE)
     parser.add_argument("lesson", nargs="?", help="its number: 02")
     parser.add_argument("--all", action="store_true", help="grade every lesson")
-    parser.add_argument("--task", type=_natural, metavar="N", help="grade this task only, while you work on it")
-    parser.add_argument("--student", metavar="DIR", help="where the student's exercise.py is (among the lessons)")
-    parser.add_argument("--lessons", metavar="DIR", help="where the lessons and their checks are (lessons)")
+    parser.add_argument("--task", type=number, metavar="N", help="grade this task only, while you work on it")
+    parser.add_argument("--student", metavar="DIR", help="where the exercise.py is, or a handout with it (lessons)")
+    parser.add_argument("--lessons", metavar="DIR", help="where the lessons and their checks are (here, or our own)")
     parser.add_argument("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
     parser.add_argument("--out", metavar="FILE", help="write it there (printed; gradescope: results.json)")
-    parser.add_argument("--seed", type=_natural, default=0, help="what the cases are drawn from (0)")
-    parser.add_argument("--limit", type=_positive, default=LIMIT, help=f"seconds for one case ({LIMIT:g})")
+    parser.add_argument("--seed", type=number, default=0, help="what the cases are drawn from (0)")
+    parser.add_argument(
+        "--limit", type=flag_of(float, SECONDS), default=LIMIT, help=f"seconds for one case ({LIMIT:g})"
+    )
     parser.add_argument("--user", type=_user, help="run the student's code as this user (needs root)")
     parser.add_argument("--package", action="store_true", help="build the autograder's zip for Gradescope instead")
     parser.add_argument("--solution", action="store_true", help="grade the lessons' own solutions, to try the checks")
     return parser
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: use 0, 1, 2, ...")
-    return int(text)
 
 
 def _user(text: str) -> str:
@@ -139,13 +143,3 @@ def _user(text: str) -> str:
     if os.geteuid() != 0:
         raise argparse.ArgumentTypeError(f"only root can run code as {text!r}: leave --user out")
     return text
-
-
-def _positive(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return seconds

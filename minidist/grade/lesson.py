@@ -56,10 +56,10 @@ def find_lesson(folder: Path, number: str) -> Lesson:
 
 
 def students_answer(lesson: Lesson, folder: Path) -> Answer:
-    """Return the exercise of a student: in `folder` itself, or in its folder of the lesson's name."""
-    for path in (folder / lesson.name / "exercise.py", folder / "exercise.py"):
-        if path.is_file():
-            return Answer(path)
+    """Return the exercise of a student: in a handout at `folder`, in its folder of the lesson's name, or in itself."""
+    for place in (folder / "lessons" / lesson.name, folder / lesson.name, folder):
+        if (place / "exercise.py").is_file():
+            return Answer(place / "exercise.py")
     raise GradeError(f"there is no exercise.py of lesson {lesson.name} in {folder}: name its folder with --student")
 
 
