@@ -181,7 +181,8 @@ class Call:
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [leaves[place] for place in self.places]
-        self.inputs: Any = Inputs.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn  # type: ignore[no-untyped-call]
+        # Its node has the tensors; torch 2.11 forgets them once nobody has its result.
+        self.inputs: Tensor = Inputs.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
         gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
         self.random_state = torch.get_rng_state()
         self.random_states = {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}
@@ -221,7 +222,8 @@ class Call:
 
         leaves = list(self.others)
         # Detached: what the function does to its inputs, such as hooking them, is not done to the graph twice.
-        for place, tensor in zip(self.places, self.inputs.saved_tensors, strict=True):
+        kept: Any = self.inputs.grad_fn
+        for place, tensor in zip(self.places, kept.saved_tensors, strict=True):
             leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
         args, kwargs = tree_unflatten(leaves, self.structure)
         with ExitStack() as stack:
