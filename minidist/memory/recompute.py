@@ -160,7 +160,7 @@ class Inputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
-        """Save `tensors`; the result only leads to them."""
+        """Save `tensors`; the empty result only leads to them, and torch 2.11 drops them when it goes."""
         ctx.save_for_backward(*tensors)
         return anchor.clone()
 
@@ -181,8 +181,7 @@ class Call:
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [leaves[place] for place in self.places]
-        # Its node has the tensors; torch 2.11 forgets them once nobody has its result.
-        self.inputs: Tensor = Inputs.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
+        self.inputs: Any = Inputs.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
         gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
         self.random_state = torch.get_rng_state()
         self.random_states = {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}
@@ -222,8 +221,7 @@ class Call:
 
         leaves = list(self.others)
         # Detached: what the function does to its inputs, such as hooking them, is not done to the graph twice.
-        kept: Any = self.inputs.grad_fn
-        for place, tensor in zip(self.places, kept.saved_tensors, strict=True):
+        for place, tensor in zip(self.places, self.inputs.grad_fn.saved_tensors, strict=True):
             leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
         args, kwargs = tree_unflatten(leaves, self.structure)
         with ExitStack() as stack:
