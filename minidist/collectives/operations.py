@@ -139,15 +139,12 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
     """Replace the root's buffer by the reduction of all; the others keep theirs. Raises as `all_reduce`."""
     _check_root(root, comm)
     array = flatten(buffer, writable=comm.rank == root)
-    combine = reduction(op, array)
+    combine, summed = reduction(op, array), accumulated(op)
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
     name, function = find("reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
         with comm.span("reduce " + name, "collective", array.nbytes):
-            if name == "native":
-                function(array, root, accumulated(op))
-            else:
-                function(array, comm.internal, root, combine)
+            function(array, root, summed) if name == "native" else function(array, comm.internal, root, combine)
     if comm.rank == root:
         finish(op, array, comm.size)
 
@@ -172,9 +169,7 @@ def gather(
     array = None if result is None else flatten(result)
     chunks = None if array is None else chunks_of(array, lengths)
     with comm.span("gather " + name, "collective", source.nbytes):
-        if comm.size == 1:
-            copy(array, source)
-        elif name == "native":
+        if name == "native":
             function(source, array, lengths, root)
         else:
             function(source, chunks, comm.internal, root, *([lengths] if name == "tree" else []))
@@ -198,9 +193,7 @@ def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: s
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
     chunks = None if array is None else chunks_of(array, counts)
     with comm.span("scatter " + name, "collective", out.nbytes):
-        if comm.size == 1:
-            copy(out, array)
-        elif name == "native":
+        if name == "native":
             function(array, out, counts, root)
         else:
             function(chunks, out, comm.internal, root, *([counts] if name == "tree" else []))
@@ -285,15 +278,3 @@ def _template(shape: tuple[int, ...], dtype: str, device: str) -> Buffer:
     import torch
 
     return torch.empty((), dtype=getattr(torch, dtype), device=device).expand(shape)
-
-
-__all__: list[str] = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-]

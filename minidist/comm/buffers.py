@@ -92,11 +92,6 @@ def itemsize(array: Array) -> int:
     return int(array.itemsize if isinstance(array, np.ndarray) else array.element_size())
 
 
-def nbytes(array: Array) -> int:
-    """Return the bytes of a flat array."""
-    return len(array) * itemsize(array)
-
-
 def empty(array: Array, count: int) -> Array:
     """Return an uninitialised flat array of `count` elements, of the kind, dtype and device of `array`."""
     return np.empty(count, array.dtype) if isinstance(array, np.ndarray) else array.new_empty(count)
