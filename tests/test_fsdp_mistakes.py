@@ -27,9 +27,13 @@ def backward(model: nn.Module, **options: Any) -> None:
     model(rows(0)).square().sum().backward(**options)
 
 
+def writing(model: FSDP) -> None:
+    model.module.load_state_dict(Layers().state_dict())
+
+
 def twice(comm: Communicator, model: nn.Module, first: Any) -> None:
-    first(model, comm)
-    FSDP(model, comm)
+    wrapped = first(model, comm)
+    FSDP(wrapped.module, comm)
 
 
 def old_optimizer(comm: Communicator) -> None:
@@ -66,7 +70,10 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
     (lambda comm: new_optimizer(FSDP(Layers(), comm)), "this SGD was built over parameters that FSDP shards"),
     (lambda comm: new_optimizer(ZeRO1(Layers(), comm)), "this SGD was built over parameters that ZeRO1 shards"),
     (lambda comm: FSDP(Layers(), comm).state_dict(), "use its full_state_dict"),
-    (lambda comm: FSDP(Layers(), comm).module.load_state_dict(Layers().state_dict()), "use its load"),
+    (lambda comm: writing(FSDP(Layers(), comm)), "use its load"),
+    (lambda comm: FSDP(Layers(), comm).module(rows(0)), "were shared out by a strategy that is gone"),
+    (lambda comm: FSDP(Layers(), comm).module.state_dict(), "were shared out by a strategy that is gone"),
+    (lambda comm: FSDP(Layers(), comm).module.load_state_dict({}), "were shared out by a strategy that is gone"),
     (lambda comm: FSDP(Layers(), comm).to(torch.bfloat16), "cannot be moved or converted"),
     (lambda comm: FSDP(Layers(), comm, **by_type(nn.Conv2d)), "the policy chooses no module"),
     (lambda comm: FSDP(Layers(), comm, **by_type(nn.ModuleList)), "layers, a ModuleList, which is never called"),

@@ -212,7 +212,8 @@ class Staging:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.memories = comm.peers(comm.allocate(ASIDE + 2 * HALF, np.uint8))
+        self.mine = comm.allocate(ASIDE + 2 * HALF, np.uint8)
+        self.memories = comm.peers(self.mine)
         self.parity = 0
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 

@@ -21,13 +21,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from minidist.comm.agree import agree
 from minidist.comm.buffers import flatten, shaped
 from minidist.comm.registered import Registered
-from minidist.comm.request import Pending, Request, Span, Status, Traffic
+from minidist.comm.request import Pending, Request, Span, Status, Statuses, Traffic
 from minidist.comm.stream import ThreadStream
 from minidist.trace.events import Event, Trace, source_line
 
@@ -65,7 +66,7 @@ class Communicator(ABC):
         self.trace: Trace | None = origin.trace if origin else None
         self.debug: bool = origin.debug if origin else False
         self.status: Status = origin.status if origin else Status()
-        self.statuses: list[Status] = origin.statuses if origin else [self.status]  # of all threads of this rank
+        self.statuses: Statuses = origin.statuses if origin else WeakValueDictionary({id(self.status): self.status})
         self.kept: dict[Any, Any] = {}  # what collectives keep between calls: temporaries, subgroups
         self._tag_offset = 0
         self._children = itertools.count(1)
@@ -210,7 +211,7 @@ class Communicator(ABC):
         twin.track = twin.name.removeprefix("world")
         twin.registered = self.registered
         twin.traffic, twin.status = Traffic(self.traffic, other_thread=True), Status()
-        self.statuses.append(twin.status)
+        self.statuses[id(twin.status)] = twin.status
         return twin
 
     def stream(self) -> Stream:
@@ -223,10 +224,11 @@ class Communicator(ABC):
             while not ready():
                 self._changed.wait(1.0)
 
-    def wake(self) -> None:
-        """Have every `wait_until` of this rank look again."""
-        with self._changed:
+    def wake(self, blocking: bool = True) -> None:
+        """Have every `wait_until` of this rank look again, at once unless another thread may not be waited for."""
+        if self._changed.acquire(blocking):
             self._changed.notify_all()
+            self._changed.release()
 
     # ---------------------------------------------------------------- registered memory
 
@@ -240,10 +242,8 @@ class Communicator(ABC):
         bytes = int(np.prod(shape, dtype=np.int64)) * plain
         agree(self, "allocate", f"{bytes} bytes")
         with self.status.meeting("allocate", self):
-            mine, everyones = self._allocate(max(bytes, 1))
-        if everyones:
-            self.registered.add(mine, everyones)
-        return shaped(mine, shape, dtype)
+            memory, everyones = self._allocate(max(bytes, 1))
+        return shaped(self.registered.add(memory, everyones) if everyones else memory, shape, dtype)
 
     def peers(self, array: Array, lengths: Sequence[int] | None = None) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory; see `Registered.peers`."""

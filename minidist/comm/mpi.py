@@ -1,7 +1,7 @@
 """The `mpi` wire: ranks are processes that `mpirun` started.
 
 Only point-to-point messages are used, as plain bytes: what MPI can do beyond that (its own collectives, to compare
-with) is behind `native`. Ranks of one node also share memory, through a window of MPI-3 (Hoefler et al. 2013).
+with) is behind `native`. Ranks of one node also share memory, see `window.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from mpi4py import MPI
 from minidist.comm.buffers import as_bytes, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import LaunchError, MismatchError
+from minidist.comm.pool import Group, parts_of
 from minidist.comm.report import label
 from minidist.comm.watchdog import Watchdog
+from minidist.comm.window import AVAILABLE, open_window
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -76,12 +78,11 @@ class MpiCommunicator(Communicator):
 
     wire = "mpi"
 
-    def __init__(self, mpi: Any, members: tuple[int, ...], name: str = "world", origin: Communicator | None = None):
-        super().__init__(mpi.Get_rank(), members, name, origin)
-        self.mpi = mpi
+    def __init__(self, group: Group, members: tuple[int, ...], name: str = "world", origin: Communicator | None = None):
+        super().__init__(group.handle.Get_rank(), members, name, origin)
+        self.group, self.mpi = group, group.handle
         self.patient = False
         self._status = MPI.Status()
-        self._mpi_windows: list[MPI.Win] = []
         self._node: tuple[int, ...] | None = None
 
     def _isend(self, array: Array, to: int, tag: int) -> MpiRequest:
@@ -102,17 +103,22 @@ class MpiCommunicator(Communicator):
         _check_count(self._status, arriving)
 
     def _split(self, color: int, key: int, name: str) -> Communicator:
-        group = self.mpi.Split(color, key)
-        members = tuple(group.allgather(self.members[self.rank]))
-        return MpiCommunicator(group, members, name, self)
+        return self._derive(*parts_of(self, color, key), name)
 
     def _fork(self, name: str) -> Communicator:
-        twin = MpiCommunicator(self.mpi.Dup(), self.members, name, self)
+        ranks = list(range(self.size))
+        twin = self._derive([ranks], ranks, name)
         twin.patient = True
         return twin
 
+    def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> MpiCommunicator:
+        group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
+        return MpiCommunicator(group, tuple(self.members[rank] for rank in mine), name, self)
+
     @property
     def node(self) -> tuple[int, ...]:
+        if not AVAILABLE:
+            return (self.rank,)
         if self._node is None:  # no cached_property: before Python 3.12 two streams would wait for its one lock
             with self.status.meeting("the question who shares a node", self):
                 here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
@@ -123,19 +129,17 @@ class MpiCommunicator(Communicator):
     def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
         if len(self.node) < self.size:
             return np.zeros(bytes, np.uint8), []
-        window = MPI.Win.Allocate_shared(bytes, 1, comm=self.mpi)
-        self._mpi_windows.append(window)
-        memories = [np.asarray(window.Shared_query(rank)[0]).view(np.uint8) for rank in range(self.size)]
-        mine = memories[self.rank]
-        mine[:] = 0  # each rank touches its own pages first, so they lie near its core
-        self.mpi.Barrier()
-        return mine, memories
+        memories = open_window(self, bytes)
+        return memories[self.rank], memories
 
     def fence(self) -> None:
         if "fence" not in self.kept:
             in_order = ORDERED_STORES and len(self.node) == self.size
-            self.kept["fence"] = Fence(self._allocate(64)[1]) if in_order else FenceOfMessages(self._mpi_windows)
-        self.kept["fence"].pass_through(self)
+            self.kept["fence"] = Fence(self._allocate(64)[1]) if in_order else None
+        if self.kept["fence"] is None:
+            self.barrier()  # whoever receives a message also sees what its sender stored before
+        else:
+            self.kept["fence"].pass_through(self)
 
     @property
     def native(self) -> Any:
@@ -175,21 +179,6 @@ class Fence:
             elif spins > SPINS:
                 os.sched_yield()  # more ranks than cores: the one we wait for may need this one
         status.waiting = None
-
-
-class FenceOfMessages:
-    """A barrier of messages, for memory in which a flag could be seen before what it tells of."""
-
-    def __init__(self, windows: list[MPI.Win]):
-        self.windows = windows
-
-    def pass_through(self, comm: MpiCommunicator) -> None:
-        """Write out what this rank stored, meet, and read anew what the others did."""
-        for window in self.windows:
-            window.Sync()
-        comm.barrier()
-        for window in self.windows:
-            window.Sync()
 
 
 def _memory(array: Array) -> Any:
@@ -258,7 +247,9 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> MpiCommunicator:
 
     An uncaught error in one rank would leave the others waiting for ever, so it ends the job.
     """
-    comm = MpiCommunicator(mpi.Dup(), tuple(range(mpi.Get_size())))  # the caller's own messages stay the caller's
+    comm = MpiCommunicator(
+        Group(mpi.Dup()), tuple(range(mpi.Get_size()))
+    )  # the caller's own messages stay the caller's
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,18 @@ class Registered:
     """All registered memory of one rank, and how it sees that of the others."""
 
     def __init__(self) -> None:
-        self.windows: list[tuple[int, int, list[Any]]] = []  # (address, bytes, every rank's memory)
+        self.windows: dict[int, tuple[int, int, list[Any]]] = {}  # by address: that, bytes, every rank's memory
 
-    def add(self, mine: Any, everyones: list[Any]) -> None:
-        """Note memory that was allocated together: `mine` is this rank's, all as bytes."""
-        self.windows.append((address(mine), mine.nbytes, everyones))
+    def add(self, memory: Any, everyones: list[Any]) -> Any:
+        """Return `memory`, which is this rank's and was allocated together with `everyones`, all as bytes.
+
+        It is registered until the last view of what is returned is gone. What is noted here keeps the others' memory.
+        """
+        mine = np.frombuffer(memoryview(memory), np.uint8)  # views of this one keep it, and not what it is a view of
+        start = address(mine)
+        self.windows[start] = (start, mine.nbytes, everyones)
+        weakref.finalize(mine, self.windows.pop, start).atexit = False
+        return mine
 
     def peers(self, array: Array, lengths: Sequence[int] | None = None) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory, or None if it is not that.
@@ -33,7 +41,7 @@ class Registered:
         where = address(array)
         lengths = [len(array)] if lengths is None else lengths
         end = where + max(lengths) * array.itemsize
-        for start, bytes, memories in self.windows:
+        for start, bytes, memories in list(self.windows.values()):  # any may be gone at any moment
             if start <= where and end <= start + bytes:
                 lengths = list(lengths) * (len(memories) // len(lengths))
                 ends = [where - start + length * array.itemsize for length in lengths]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from minidist.trace.events import Event
 
@@ -128,7 +129,7 @@ class Status:
     def __init__(self) -> None:
         self.waiting: tuple[str, int, int, int] | None = None  # kind, peer (world rank), tag, bytes
         self.group: tuple[int, ...] = ()  # the world ranks that must all come, if the peer is this rank itself
-        self.since = 0.0
+        self.since = self.asked = 0.0  # when it began to wait, and when its watchdog asked the others
         self.thread = threading.get_ident()
 
     def meet(self, what: str, comm: Communicator, since: float, group: tuple[int, ...] = ()) -> None:
@@ -138,9 +139,15 @@ class Status:
 
     @contextmanager
     def meeting(self, what: str, comm: Communicator) -> Iterator[None]:
-        """Note for the time of the body that this thread waits for all ranks of `comm`."""
-        self.meet(what, comm, comm.clock(), comm.members)
+        """Note for the time of the body that this thread waits for all ranks of `comm`, unless it does so already."""
+        before = self.waiting
+        if before is None:
+            self.meet(what, comm, comm.clock(), comm.members)
         try:
             yield
         finally:
-            self.waiting = None
+            self.waiting = before
+
+
+Statuses: TypeAlias = "weakref.WeakValueDictionary[int, Status]"
+"""Of all threads of a rank, the main one's first; a fork's goes with the last who could wait on it."""

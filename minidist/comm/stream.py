@@ -12,6 +12,7 @@ would keep the program from ending.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,11 +44,11 @@ class Stream(Protocol):
 class Job:
     """A piece of work and its outcome."""
 
-    def __init__(self, stream: ThreadStream, work: Callable[..., Any], args: tuple[Any, ...]):
-        self.stream, self.work = stream, work
-        self.args: tuple[Any, ...] | None = args  # until the work is done: they may be large
+    def __init__(self, caller: Communicator, comm: Communicator, work: Callable[..., Any], args: tuple[Any, ...]):
+        self.caller, self.comm = caller, comm
+        self.work: tuple[Callable[..., Any], tuple[Any, ...]] | None = (work, args)  # until it is done: it may be large
         self.name = getattr(work, "__name__", type(work).__name__)
-        self.launched = self.ended = stream.caller.clock()
+        self.launched = self.ended = caller.clock()
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -55,18 +56,20 @@ class Job:
     def run(self) -> None:
         """Do the work, on the stream's thread."""
         try:
-            self.result = self.work(*(self.args or ()))
+            assert self.work is not None, "it is run once"
+            work, args = self.work
+            self.result = work(*args)
         except BaseException as error:
             self.error = error
-        self.args = None
-        self.ended = self.stream.comm.clock()
+        self.work = None
+        self.ended = self.comm.clock()
         self.done = True
         if self.error is not None:
-            self.stream.comm.fail(self.error)
+            self.comm.fail(self.error)
 
     def wait(self) -> Any:
         """Block the launching thread until the work is done; its time moves to the end of the work."""
-        caller = self.stream.caller
+        caller = self.caller
         with caller.span(f"wait for {self.name}", "wait"):
             caller.wait_until(lambda: self.done, f"the stream's {self.name}")
             caller.advance(max(0.0, self.ended - caller.clock()))
@@ -76,31 +79,45 @@ class Job:
 
 
 class ThreadStream:
-    """A stream that is a thread. `comm` is what its work communicates on."""
+    """A stream that is a thread. `comm` is what its work communicates on.
+
+    The thread knows the jobs, and not the stream: it ends when nobody holds the stream any more and all jobs are done.
+    """
 
     def __init__(self, caller: Communicator) -> None:
         self.caller, self.comm = caller, caller.fork()
-        self.jobs: deque[Job] = deque()
-        self.thread = BackgroundThread(self._work, name=f"rank {caller.rank} stream")
-        self.thread.start()
+        self.jobs: deque[Job | None] = deque()
+        BackgroundThread(_work, caller, self.comm, self.jobs, name=f"rank {caller.members[caller.rank]} stream").start()
+        weakref.finalize(self, _end, self.comm, self.jobs).atexit = False
 
     def launch(self, work: Callable[..., Any], *args: Any) -> Job:
         """Queue `work(*args)`; it starts no earlier than the caller's clock."""
-        job = Job(self, work, args)
+        job = Job(self.caller, self.comm, work, args)
         self.jobs.append(job)
         self.comm.wake()
         return job
 
-    def _work(self) -> None:
-        self.comm.status.thread = threading.get_ident()
-        while True:
-            try:
-                self.comm.wait_until(lambda: bool(self.jobs), "work")
-            except Exception:  # the run is over, or has failed: whoever waits for a job hears it from its own wait
-                return
-            job = self.jobs.popleft()
-            self.comm.advance(max(0.0, job.launched - self.comm.clock()))
-            with self.thread.working():
-                job.run()
-                del job  # and all that its arguments hold
-            self.caller.wake()
+
+def _work(caller: Communicator, comm: Communicator, jobs: deque[Job | None]) -> None:
+    thread = threading.current_thread()
+    assert isinstance(thread, BackgroundThread)
+    comm.status.thread = threading.get_ident()
+    while True:
+        try:
+            comm.wait_until(lambda: bool(jobs), "work")
+        except Exception:  # the run is over, or has failed: whoever waits for a job hears it from its own wait
+            return
+        job = jobs.popleft()
+        if job is None:
+            return
+        comm.advance(max(0.0, job.launched - comm.clock()))
+        with thread.working():
+            job.run()
+            del job  # and all that it holds
+        caller.wake()
+
+
+def _end(comm: Communicator, jobs: deque[Job | None]) -> None:
+    """Have the thread end. The garbage collector calls this in the midst of anything, so it waits for no lock."""
+    jobs.append(None)
+    comm.wake(blocking=False)

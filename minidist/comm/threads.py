@@ -24,6 +24,7 @@ from minidist.comm.cluster import Cluster
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import RankFailed
 from minidist.comm.lanes import Lane, Operation
+from minidist.comm.pool import parts_of
 from minidist.comm.world import World
 from minidist.trace.events import Trace
 
@@ -63,12 +64,9 @@ class ThreadCommunicator(Communicator):
         return self.world.post(self.lane, kind, array, key)
 
     def _split(self, color: int, key: int, name: str) -> Communicator:
-        answers = self.roll_call((color, key))
-        group = sorted((k, rank) for rank, (c, k) in enumerate(answers) if c == color)
-        members = tuple(self.members[rank] for _, rank in group)
-        return ThreadCommunicator(
-            self.world, self.lane, [rank for _, rank in group].index(self.rank), members, name, self
-        )
+        _, ranks = parts_of(self, color, key)
+        members = tuple(self.members[rank] for rank in ranks)
+        return ThreadCommunicator(self.world, self.lane, ranks.index(self.rank), members, name, self)
 
     def _fork(self, name: str) -> Communicator:
         lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
@@ -125,8 +123,8 @@ class ThreadCommunicator(Communicator):
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         self.world.wait(self.lane, ready, (what, self.members[self.rank]), idle=what == "work")
 
-    def wake(self) -> None:
-        self.world.wake_all()
+    def wake(self, blocking: bool = True) -> None:
+        self.world.wake_all(blocking)
 
 
 def run(

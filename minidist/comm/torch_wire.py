@@ -22,6 +22,7 @@ import torch.distributed as dist
 from minidist.comm.buffers import as_bytes, device_name, numpy_dtype
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import LaunchError
+from minidist.comm.pool import Group, parts_of
 from minidist.comm.store import StoreMailbox
 from minidist.comm.torch_groups import everyone, gather_answers, gloo_group, host, initialize, nccl_group, own_store
 from minidist.comm.torch_request import GlooRequest, Header, StreamRequest, explained, slot
@@ -61,7 +62,7 @@ class TorchCommunicator(Communicator):
 
     def __init__(
         self,
-        groups: tuple[dist.ProcessGroup, dist.ProcessGroup | None],
+        group: Group,
         addresses: tuple[int, ...],
         members: tuple[int, ...],
         job: Job,
@@ -69,7 +70,9 @@ class TorchCommunicator(Communicator):
         origin: Communicator | None = None,
     ):
         super().__init__(addresses.index(dist.get_rank()), members, name, origin)
-        self.cpu, self.cuda = groups
+        self.group = group
+        self.cpu: dist.ProcessGroup = group.handle[0]
+        self.cuda: dist.ProcessGroup | None = group.handle[1]
         self.addresses, self.job = addresses, job
         if self.cuda is not None:  # NCCL connects at the first operation, in which all ranks must take part
             dist.all_reduce(torch.zeros(1, device="cuda"), group=self.cuda)
@@ -140,10 +143,7 @@ class TorchCommunicator(Communicator):
     # ---------------------------------------------------------------- groups, streams and memory
 
     def _split(self, color: int, key: int, name: str) -> Communicator:
-        parts: dict[int, list[int]] = {}
-        for chosen, _, rank in sorted(self.roll_call((color, key, self.rank))):
-            parts.setdefault(chosen, []).append(rank)
-        return self._derive(list(parts.values()), parts[color], name)
+        return self._derive(*parts_of(self, color, key), name)
 
     def _fork(self, name: str) -> Communicator:
         ranks = list(range(self.size))
@@ -152,13 +152,15 @@ class TorchCommunicator(Communicator):
     def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> Communicator:
         """Return a communicator with groups of its own over the ranks `mine`, one of the `parts` of this one."""
         addresses = tuple(self.addresses[rank] for rank in mine)
-        cpu = gloo_group(addresses, self.job.timeout)
-        cuda = None
-        if self.cuda is not None:
+
+        def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+            cpu = gloo_group(addresses, self.job.timeout)
             everyones = [[self.addresses[rank] for rank in part] for part in parts]
-            cuda = nccl_group(self.cuda, everyones, addresses, self.job.timeout)
+            return cpu, None if self.cuda is None else nccl_group(self.cuda, everyones, addresses, self.job.timeout)
+
+        group = self.group.derive(self, parts, make)
         members = tuple(self.members[rank] for rank in mine)
-        return TorchCommunicator((cpu, cuda), addresses, members, self.job, name, self)
+        return TorchCommunicator(group, addresses, members, self.job, name, self)
 
     def stream(self) -> Stream:
         if self.cuda is None:
@@ -229,7 +231,7 @@ def wrap(group: dist.ProcessGroup, limit: float) -> TorchCommunicator:
     rank, size = dist.get_rank(group), len(addresses)
     hosts = tuple(gather_answers(cpu, rank, host()))
     job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout)
-    comm = TorchCommunicator((cpu, cuda), addresses, tuple(range(size)), job)
+    comm = TorchCommunicator(Group((cpu, cuda)), addresses, tuple(range(size)), job)
     if size > 1:
         sys.excepthook = job.mailbox.end_job
         watchdog = Watchdog(job.mailbox, rank, size, comm.statuses, limit, job.mailbox.exit)

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from minidist.comm.interrupt import Interrupt
 from minidist.comm.report import describe, user_line
-from minidist.comm.request import Status
+from minidist.comm.request import Status, Statuses
 
 PERIOD = 0.2  # seconds between two looks
 GRACE = 2.0  # seconds after which a waiting rank asks its peer
@@ -71,10 +71,10 @@ class Watchdog:
     """Looks after one rank of the world."""
 
     def __init__(
-        self, mailbox: Mailbox, rank: int, size: int, statuses: list[Status], limit: float, end: Callable[[], None]
+        self, mailbox: Mailbox, rank: int, size: int, statuses: Statuses, limit: float, end: Callable[[], None]
     ):
         self.mailbox, self.rank, self.size, self.limit, self.end = mailbox, rank, size, limit, end
-        self.statuses = statuses
+        self.statuses, self.main = statuses, next(iter(statuses.values()))
         self.finished = self.stopped = False
         self.answers: dict[int, str] = {}
         self.deferred_until = 0.0
@@ -93,29 +93,30 @@ class Watchdog:
             return FINISHED
         frames = sys._current_frames()
         lines = []
-        for number, status in enumerate(self.statuses):
+        for status in self._threads():
             where, waiting = user_line(frames.get(status.thread)), status.waiting
             if waiting is not None:
                 seconds = time.perf_counter() - status.since
-                beside = " on a stream" if number else ""
+                beside = "" if status is self.main else " on a stream"
                 lines.append(f"waits {seconds:.1f} s{beside}: {self._words(waiting)}{where}")
-        return "; ".join(lines) or f"computes{user_line(frames.get(self.statuses[0].thread))}"
+        return "; ".join(lines) or f"computes{user_line(frames.get(self.main.thread))}"
 
     def _watch(self) -> None:
-        asked: dict[int, float] = {}
         while not self.stopped:
             time.sleep(PERIOD)
             self._read_mail()
-            main = self.statuses[0]
-            if self.interrupt.unheard(main.since) and main.waiting is not None:
+            if self.interrupt.unheard(self.main.since) and self.main.waiting is not None:
                 self.end()
-            for number, status in enumerate(self.statuses):
+            for status in self._threads():
                 if self.finished or time.perf_counter() < self.deferred_until:
                     continue
-                if self._waits_long(status) and time.perf_counter() - asked.get(number, 0.0) > GRACE:
-                    asked[number] = time.perf_counter()
+                if self._waits_long(status) and time.perf_counter() - status.asked > GRACE:
+                    status.asked = time.perf_counter()
                     for rank in self._awaited(status):
                         self.mailbox.send(rank, "ask")
+
+    def _threads(self) -> list[Status]:
+        return [status for known in self.statuses.valuerefs() if (status := known()) is not None]
 
     def _waits_long(self, status: Status) -> bool:
         """Tell whether a thread has waited so long that it should ask. End the job if it waits in vain or too long."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from types import FrameType
@@ -32,7 +33,7 @@ class World:
     def __init__(self, ranks: int, cluster: Cluster | None = None, eager_limit: int = 0) -> None:
         self.size, self.cluster, self.eager_limit = ranks, cluster, eager_limit
         self.lock = threading.RLock()
-        self.lanes: list[Lane] = []
+        self._lanes: list[weakref.ref[Lane]] = []  # a fork that nobody holds any more takes its lane with it
         self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)
         self.shared: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
         self.failure: tuple[int, BaseException] | None = None
@@ -45,8 +46,13 @@ class World:
         """Register another thread of `rank`. Its clock starts at zero; who launches work on it moves it."""
         with self.lock:
             lane = Lane(rank, name, threading.Condition(self.lock))
-            self.lanes.append(lane)
+            self._lanes = [*(known for known in self._lanes if known() is not None), weakref.ref(lane)]
             return lane
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that somebody can still use."""
+        return [lane for known in self._lanes if (lane := known()) is not None]
 
     # ---------------------------------------------------------------- messages
 
@@ -154,11 +160,12 @@ class World:
                 self.failure = (rank, error)
             self.wake_all()
 
-    def wake_all(self) -> None:
-        """Have every waiting lane look again."""
-        with self.lock:
+    def wake_all(self, blocking: bool = True) -> None:
+        """Have every waiting lane look again: at once, unless the lock may not be waited for."""
+        if self.lock.acquire(blocking):
             for lane in self.lanes:
                 lane.wakeup.notify_all()
+            self.lock.release()
 
     def raise_failure(self) -> None:
         """Raise if the job has failed or is over."""

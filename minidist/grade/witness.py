@@ -101,8 +101,8 @@ class Witness(Communicator):
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         self._inner.wait_until(ready, what)
 
-    def wake(self) -> None:
-        self._inner.wake()
+    def wake(self, blocking: bool = True) -> None:
+        self._inner.wake(blocking)
 
     def fail(self, error: BaseException) -> None:
         self._inner.fail(error)

@@ -131,7 +131,7 @@ class Account:
         ValueError
             If a holder names a category that there is not.
         """
-        windows = [(start, bytes) for comm in self.comms for start, bytes, _ in comm.registered.windows]
+        windows = [(start, bytes) for comm in self.comms for start, bytes, _ in list(comm.registered.windows.values())]
         counted: set[int] = set()
         held = dict.fromkeys(CATEGORIES, 0)
         for category, buffer in self._claims():
@@ -265,7 +265,7 @@ def _storage(buffer: Buffer | torch.UntypedStorage, windows: list[tuple[int, int
 
 def _kept_by(comm: Communicator) -> Iterator[Any]:
     """Yield the registered memory of a communicator, and the temporaries of it and its subgroups."""
-    for _, _, memories in comm.registered.windows:
+    for _, _, memories in list(comm.registered.windows.values()):
         yield memories[comm.rank]
     for kept in list(comm.kept.values()):  # a stream's thread may add to it
         for part in kept if isinstance(kept, tuple) else (kept,):

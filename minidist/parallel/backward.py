@@ -1,20 +1,65 @@
-"""The end of a backward: when autograd calls back, and whether an earlier one never got there."""
+"""What strategies hook into a model and its backward. It does not keep them alive, and goes with them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from minidist.comm import Communicator
+
+
+class Hook:
+    """A hook that calls `method(*first, ...)` as long as the method's object is there, and does nothing after.
+
+    Autograd keeps its hooks where Python's garbage collector does not look: a bound method would live for ever.
+    What comes `first` belongs to the method's object.
+    """
+
+    def __init__(self, method: Callable[..., Any], *first: Any) -> None:
+        self.method, self.first = weakref.WeakMethod(method), [weakref.ref(it) for it in first]
+
+    def __call__(self, *others: Any) -> Any:
+        """Call the method."""
+        method = self.method()
+        return None if method is None else method(*(it() for it in self.first), *others)
+
+
+def hooked_by(kind: type, parameter: nn.Parameter) -> bool:
+    """Tell whether an object of this kind, still there, has a `Hook` that waits for the gradient of a parameter."""
+    methods = [hook.method() for hook in (parameter._post_accumulate_grad_hooks or {}).values() if type(hook) is Hook]
+    return any(isinstance(getattr(method, "__self__", None), kind) for method in methods)
+
+
+def kept_by_graph(kept: Any, output: Any) -> Any:
+    """Return nested `output`, whose graph keeps `kept` until a backward through it has ended."""
+    held = [kept]
+    for tensor in tree_leaves(output):
+        if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+            tensor.register_hook(lambda _: at_end(held.clear))  # type: ignore[no-untyped-call]
+    return output
+
+
+def at_end(work: Callable[[], None]) -> None:
+    """Call `work` when the backward that is running has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(work)
+
+
+def remove_all(hooks: list[Any]) -> None:
+    """Remove hooks, and their handles from the list."""
+    while hooks:
+        hooks.pop().remove()
 
 
 class BackwardEnd:
     """Calls `work` once each time a backward has ended in which `expect` was called."""
 
     def __init__(self, work: Callable[[], None], comm: Communicator) -> None:
-        self.work, self.comm = work, comm
+        self.work, self.comm = weakref.WeakMethod(work), comm
         self._pending: weakref.ref[Callable[[], None]] | None = None
 
     def expect(self) -> bool:
@@ -33,11 +78,14 @@ class BackwardEnd:
                 "ranks wait for the rest: end the job, or have all ranks build model and strategy anew"
             )
 
+        work = self.work()
+        assert work is not None, "its object asks"
+
         def end() -> None:
             self._pending = None
-            self.work()
+            work()
 
         # Autograd alone keeps this callback, and drops it also if backward raises: a dead reference tells.
         self._pending = weakref.ref(end)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        at_end(end)
         return True

@@ -18,6 +18,7 @@ Gradients are *summed* by default: a loss divided by the global number of tokens
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.backward import BackwardEnd
+from minidist.parallel.backward import BackwardEnd, Hook, hooked_by, kept_by_graph, remove_all
 from minidist.parallel.buckets import Bucket, FlatBucket, partition
 from minidist.parallel.replicas import copy_from_root, make_equal
 
@@ -75,12 +76,11 @@ class DataParallel(nn.Module):
         for parameter, name in self.names.items():
             if parameter.untyped_storage().nbytes() < parameter.nbytes:
                 raise ValueError(f"{name} has no memory of its own, as if sharded already: wrap the model once")
-            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-                if isinstance(getattr(hook, "__self__", None), DDP):
-                    raise ValueError(
-                        f"parameter {name} belongs to another DDP already, and two would sum its gradient twice: call "
-                        "unwrap() on the other first"
-                    )
+            if hooked_by(DDP, parameter):
+                raise ValueError(
+                    f"parameter {name} belongs to another DDP already, and two would sum its gradient twice: call "
+                    "unwrap() on the other first"
+                )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. In training its buffers first become rank 0's, as running averages drift apart.
@@ -95,7 +95,7 @@ class DataParallel(nn.Module):
             if self.synchronising:
                 for buffer in self.module.buffers():
                     copy_from_root(buffer, self.comm)
-        return self.module(*args, **kwargs)
+        return kept_by_graph(self, self.module(*args, **kwargs))
 
     def __getstate__(self) -> NoReturn:
         """Refuse to be copied or pickled: the ranks cannot be."""
@@ -203,9 +203,10 @@ class DDP(DataParallel):
         self.unreduced = False
         self.end = BackwardEnd(self._backward_ended, comm)
         self.accumulators = [get_gradient_edge(parameter).node for parameter in self.parameters_to_reduce]
-        self.hooks: list[Any] = [node.register_prehook(self._gradient_comes) for node in self.accumulators]
+        self.hooks: list[Any] = [node.register_prehook(Hook(self._gradient_comes)) for node in self.accumulators]
         for parameter in self.parameters_to_reduce:
-            self.hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient_arrived))  # type: ignore[no-untyped-call]
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
+        weakref.finalize(self, remove_all, self.hooks).atexit = False
         DDP.zero_grad(self, set_to_none=False)
 
     def _bucket(self, parameters: list[nn.Parameter]) -> Bucket:
@@ -217,8 +218,7 @@ class DDP(DataParallel):
 
     def unwrap(self) -> nn.Module:
         """Return the model without hooks, to be changed and wrapped again."""
-        for hook in self.hooks:
-            hook.remove()
+        remove_all(self.hooks)
         return self.module
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -18,9 +18,7 @@ inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from minidist.collectives import all_reduce, reduce_scatter
 from minidist.comm import Communicator
-from minidist.parallel.backward import BackwardEnd
+from minidist.parallel.backward import BackwardEnd, Hook
 from minidist.parallel.sharded import ShardedModel
 from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit
 
@@ -92,13 +90,12 @@ class FSDP(ShardedModel):
         self.reducing: Any = None
         self.end = BackwardEnd(self._backward_ended, comm)
         for unit in self.units:
-            before, after = partial(self._before_forward, unit), partial(self._after_forward, unit)
+            before, after = Hook(self._before_forward, unit), Hook(self._after_forward, unit)
             # First of all: hooks that were there before, such as those of weight_norm, use the parameters
             self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             self.hooks.append(unit.module.register_forward_hook(after))
-        arrived: Any = weakref.WeakMethod(self._gradient_arrived)  # Python does not see who else such a hook keeps
         for parameter in self.parameters_to_reduce:
-            self.hooks.append(parameter.register_post_accumulate_grad_hook(lambda it: arrived()(it)))  # type: ignore[no-untyped-call]
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """Nothing is left to do: `backward()` returns with all gradients reduced."""
@@ -114,7 +111,7 @@ class FSDP(ShardedModel):
             self._enter(unit)
         if unit is self.root or not torch.is_grad_enabled():
             return args, kwargs
-        return followed((args, kwargs), partial(self._after_backward, unit))
+        return followed((args, kwargs), Hook(self._after_backward, unit))
 
     def _enter(self, unit: Unit) -> None:
         if unit is self.root:
@@ -144,7 +141,7 @@ class FSDP(ShardedModel):
                 output = cast(output, self.precision.output)
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
         for tensor in differentiable:
-            tensor.register_hook(partial(self._before_backward, unit))  # type: ignore[no-untyped-call]
+            tensor.register_hook(Hook(self._before_backward, unit))  # type: ignore[no-untyped-call]
         if not differentiable or (self.reshard_after_forward and unit not in (self.root, self.in_backward)):
             self._release(unit)
         return output

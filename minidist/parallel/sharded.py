@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from minidist.collectives import all_gather
 from minidist.comm import Communicator
 from minidist.comm.agree import agree
 from minidist.memory.precision import check_dtype
+from minidist.parallel.backward import Hook, remove_all
 from minidist.parallel.buckets import views_into
 from minidist.parallel.data import DataParallel
 from minidist.parallel.meta import on_device
@@ -67,10 +69,11 @@ class ShardedModel(Sharded, DataParallel):
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
         self.called: dict[Unit, None] = {}  # in order, by any forward of this step
         self.hooks: list[Any] = [
-            model.register_state_dict_pre_hook(self._refuse_reading),  # type: ignore[no-untyped-call]
-            model.register_load_state_dict_pre_hook(self._refuse_writing),  # type: ignore[no-untyped-call]
+            model.register_state_dict_pre_hook(Hook(self._refuse_reading)),  # type: ignore[no-untyped-call]
+            model.register_load_state_dict_pre_hook(Hook(self._refuse_writing)),  # type: ignore[no-untyped-call]
         ]
         self.guard(self.names)
+        weakref.finalize(self, _leave, self.hooks, model).atexit = False
         self.readable = False
         self.most_whole = MOST
         self.whole: list[Unit] = []  # and those that are being gathered; the root aside
@@ -120,11 +123,11 @@ class ShardedModel(Sharded, DataParallel):
 
     def unwrap(self) -> nn.Module:
         """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
-        self.unguard()
-        for hook in self.hooks:
-            hook.remove()
-        self.most_whole = len(self.units)
-        self._gather_all()
+        if self.hooks:  # else that was done before, and the parameters may have changed since
+            self.unguard()
+            remove_all(self.hooks)
+            self.most_whole = len(self.units)
+            self._gather_all()
         return self.module
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -258,3 +261,19 @@ class ShardedModel(Sharded, DataParallel):
     def _release_all(self) -> None:
         for unit in self.units:
             self._release(unit)
+
+
+def _leave(hooks: list[Any], model: nn.Module) -> None:
+    """Take the hooks off a model whose strategy is gone, and with it what the other ranks hold of the parameters."""
+    if hooks:
+        remove_all(hooks)
+        model.register_forward_pre_hook(_refuse, prepend=True)
+        model.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+
+
+def _refuse(model: nn.Module, *_: object) -> NoReturn:
+    raise RuntimeError(
+        f"the parameters of this {type(model).__name__} were shared out by a strategy that is gone: keep what wraps a "
+        "model as long as the model is used, or call its unwrap() first"
+    )

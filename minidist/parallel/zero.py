@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
+from minidist.parallel.backward import Hook
 from minidist.parallel.buckets import Bucket, FlatBucket, flat_buffer, views_into
 from minidist.parallel.data import DDP, MIB
 from minidist.parallel.shard import Shard, Sharded
@@ -105,7 +106,7 @@ class ZeRO1(Sharded, DDP):
         self.overlap = overlap
         if overlap:
             for module in model.modules():
-                self.hooks.append(module.register_forward_pre_hook(self._before_forward))
+                self.hooks.append(module.register_forward_pre_hook(Hook(self._before_forward)))
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""

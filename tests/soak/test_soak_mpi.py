@@ -6,12 +6,15 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from faults import Fault, Job, run_to_its_end, send
-from ranks import TESTS, mpirun
+from ranks import TESTS, mpirun, torchrun
+from test_lifetimes import WRAPS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
@@ -118,3 +121,10 @@ def test_buffers_beyond_two_gibibytes(way: str) -> None:
     """
     outcome = mpirun(2, program, timeout=300)
     assert outcome.returncode == 0 and outcome.stdout.count("done") == 2, outcome.stderr
+
+
+@pytest.mark.parametrize("launch", [mpirun, torchrun])
+def test_wrapping_and_dropping_a_model_two_thousand_times(launch: Callable[..., CompletedProcess[str]]) -> None:
+    outcome = launch(2, WRAPS, "2000", timeout=1700)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("wrapped 2000 times") == 2

@@ -89,7 +89,7 @@ def peak_bytes(build: Build, comm: Communicator) -> int:
         step()
     done.set()
     watcher.join()
-    return most - before + sum(bytes for _, bytes, _ in comm.registered.windows)
+    return most - before + sum(bytes for _, bytes, _ in comm.registered.windows.values())
 
 
 class MallInfo(ctypes.Structure):

@@ -1,0 +1,80 @@
+"""Groups of ranks that were derived from others, and how they are used again.
+
+    rank 0   split, forget it ─────────────────── split: "number 1 is free here" ─┐ roll call
+    rank 1   split ──────────── forget it ─────── split: "number 1 is free here" ─┴▶ both take number 1 again
+
+Engines have few groups (MPICH 2,048), and MPI's and NCCL's are freed by all their ranks together, while Python forgets
+a communicator at another moment on every rank, the garbage collector's for one in a circle. So none is freed. What
+nobody holds any more goes back to a pool of the group that it came from, and when all come to derive the next, in the
+same order on every rank, they tell each other what is free: a group is taken again once all its ranks have forgotten
+it. There are never more groups than were in use at the same time. As in MPI, a message that was sent on one
+must have been received.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minidist.comm.communicator import Communicator
+
+MANY = 16
+
+
+class Pool:
+    """What was derived from one group; `free` are the numbers of what this rank has forgotten."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, tuple[list[int], Any, Pool]] = {}  # ranks, handle, and what is derived from it
+        self.free: set[int] = set()
+        self.many = MANY
+
+
+class Group:
+    """An engine's own group, such as an MPI communicator, from when it is taken until the last user forgets it.
+
+    Attributes
+    ----------
+    handle : object
+        What the engine calls it by.
+    pool : Pool
+        Of what is derived from it: that is in the pool before this one is itself, as it keeps its `origin`.
+    """
+
+    def __init__(self, handle: Any, pool: Pool | None = None, origin: Group | None = None) -> None:
+        self.handle, self.pool, self.origin = handle, pool or Pool(), origin
+
+    def derive(self, comm: Communicator, parts: list[list[int]], make: Callable[[], Any]) -> Group:
+        """Return a group of the part of `comm`'s ranks that this rank is in: one that is free, or new. Collective.
+
+        Either every part gets one that is free, or all ranks `make` a handle.
+        """
+        made, free = self.pool.made, self.pool.free
+        if len(made) - len(free) >= self.pool.many:
+            gc.collect()  # what is in a circle
+            self.pool.many = max(MANY, 2 * (len(made) - len(free)))
+        mine = next(part for part in parts if comm.rank in part)
+        everyones = comm.roll_call({number: made[number][0] for number in sorted(free)})
+        spares = [
+            next((n for n in everyones[part[0]] if all(everyones[rank].get(n) == part for rank in part)), None)
+            for part in parts
+        ]
+        number = spares[parts.index(mine)]
+        if number is None or None in spares:
+            number = len(made)  # the same on all ranks: they make groups together
+            made[number] = (mine, make(), Pool())
+        free.discard(number)
+        group = Group(*made[number][1:], self)
+        weakref.finalize(group, free.add, number).atexit = False
+        return group
+
+
+def parts_of(comm: Communicator, color: int, key: int) -> tuple[list[list[int]], list[int]]:
+    """Return the ranks of every color, in the order of their keys, and those of this one's. Collective."""
+    parts: dict[int, list[int]] = {}
+    for chosen, _, rank in sorted(comm.roll_call((color, key, comm.rank))):
+        parts.setdefault(chosen, []).append(rank)
+    return list(parts.values()), parts[color]
