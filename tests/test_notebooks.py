@@ -17,7 +17,7 @@ from matplotlib import image
 from ranks import clean_environment
 
 from minidist.cli.jobs import run_job
-from minidist.cli.notebooks import MOST_BYTES, build_notebooks, cells_of
+from minidist.cli.notebooks import MOST_BYTES, PREDICTION, build_notebooks, cells_of
 from minidist.grade.lesson import GradeError
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -91,6 +91,12 @@ def test_a_notebook_opens_with_a_picture_and_is_made_of_its_source(path: Path) -
     assert any({"image/png", "image/svg+xml"} & set(output.get("data", {})) for output in first.outputs)
     text = "\n".join(cell.source for cell in notebook.cells)
     assert text.count("**Predict:**") >= 3 and "Break it" in text
+    asked = [before for before in notebook.cells if before.cell_type == "markdown" and PREDICTION in before.source]
+    answers = [cell for cell in notebook.cells if cell.metadata.get("jupyter", {}).get("outputs_hidden")]
+    assert len(answers) == len(asked) and all(cell.metadata["collapsed"] and cell.outputs for cell in answers)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        for kind in {"image/png", "image/svg+xml"} & set(output.get("data", {})):
+            assert len(output.metadata[kind]["alt"]) > 40 and output.data["text/plain"] == output.metadata[kind]["alt"]
     assert "/tmp/" not in path.read_text() and "real" in [
         tag for c in notebook.cells for tag in c.metadata.get("tags", ())
     ]

@@ -78,6 +78,13 @@ def test_a_ring_is_recorded_as_it_ran(recording: Recording) -> None:
     ]
 
 
+def test_a_round_ends_before_the_next_message_is_sent(recording: Recording) -> None:
+    """Three rounds of a send, a receive and a sum by each of four ranks, three without sums; a begin and an end."""
+    assert recording.rounds == [4 + 12, 28, 40, 48, 56, 68]
+    assert all(not recording.under_way(count) for count in recording.rounds)
+    assert record(relay, 4).rounds == [2, 4, 6] and record(deadlock, 3).rounds == [6]
+
+
 def test_lines_are_the_algorithms_own(recording: Recording) -> None:
     for step in recording.steps:
         file, number = step.line
@@ -353,6 +360,41 @@ def test_the_keyboard_steps_to_the_end(page: Page, recording: Recording, tmp_pat
     page.press("Home")
     assert page.text(".now") == "before the first event"
     assert page.errors == []
+
+
+@BROWSER
+def test_it_steps_by_rounds_and_plays(page: Page, recording: Recording, tmp_path: Path) -> None:
+    page.open(player(recording), tmp_path / "ring.html")
+    page.run("document.querySelector('.minidist-player').focus()")
+    for button, there in (("round forward", 16), ("round forward", 28), ("round back", 16), ("forward", 17)):
+        page.run(f"document.querySelector('[data-go=\"{button}\"]').click()")
+        assert page.text(".count") == f"{there} of 68"
+    assert page.run("document.querySelectorAll('circle').length") == 1, "a message that was sent and not received"
+    page.run("document.querySelector('[data-go=play]').click()")
+    limit = time.monotonic() + 60
+    while page.text(".count") < "19 of 68":
+        assert time.monotonic() < limit, "it does not play"
+        time.sleep(0.05)
+    page.run("document.querySelector('[data-go=play]').click()")
+    assert page.text("[data-go=play]") == "play"
+    stopped = page.text(".count")
+    time.sleep(1.0)
+    assert page.text(".count") == stopped and page.errors == []
+
+
+@BROWSER
+def test_the_line_that_runs_is_in_sight(page: Page, recording: Recording, tmp_path: Path) -> None:
+    """However narrow the pane, and however the lines around it wrap."""
+    page.open(f'<div style="width: 500px">{player(recording)}</div>', tmp_path / "narrow.html")
+    page.run("document.querySelector('.minidist-player').focus()")
+    page.press("ArrowRight", 13)
+    hidden = """[...document.querySelectorAll('.pane')].filter(pane => {
+        const a = pane.querySelector('.on').getBoundingClientRect(), b = pane.getBoundingClientRect();
+        return a.top < b.top - 1 || a.bottom > b.bottom + 1; }).length"""
+    assert page.run(hidden) == 0
+    assert (
+        page.run("[...document.querySelectorAll('.lines div')].some(e => e.scrollWidth > e.clientWidth + 1)") is False
+    )
 
 
 @BROWSER

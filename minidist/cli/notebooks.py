@@ -3,7 +3,8 @@
     notebooks/src/02_ring_all_reduce.py ──▶ cells ──▶ a kernel ──▶ notebooks/02_ring_all_reduce.ipynb
 
 The source is a script whose cells begin with `# %%` or `# %% [markdown]` (py:percent). The same source gives the same
-file: cells are numbered, and nothing of when or where they ran is kept.
+file: cells are numbered, and nothing of when or where they ran is kept. What answers a prediction is folded until the
+reader opens it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from minidist.grade.lesson import GradeError
 
 MOST_BYTES = 300_000  # of one notebook with its outputs
 SECONDS = 120  # for one cell
+PREDICTION = "**Predict:**"  # asks for what the next cell prints
 
 
 def build_notebooks(folder: Path, names: Sequence[str] = ()) -> list[Path]:
@@ -57,6 +59,10 @@ def cells_of(source: Path) -> Any:
     import jupytext
 
     notebook = jupytext.read(source, fmt="py:percent")
+    question = False
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
+        if cell.cell_type == "code" and question:  # its output is the answer, for JupyterLab and for older Jupyters
+            cell.metadata |= {"jupyter": {"outputs_hidden": True}, "collapsed": True}
+        question = cell.cell_type == "markdown" and PREDICTION in cell.source
     return notebook

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, Grid, Recording
+from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, Grid, Recording, words
 
 INK, FAINT, MARK, BAD = "#1f2328", "#59636e", "#0550ae", "#b42318"
 INCH = 100  # pixels of the grid
@@ -46,6 +46,18 @@ def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 
     for panel, count in zip(panels, counts, strict=False):
         _frame(panel, recording, grid, count)
     figure.savefig(path, dpi=INCH * 1.5)
+
+
+def in_words(recording: Recording, frames: int = 6) -> str:
+    """Return what a filmstrip shows: the event of each frame, and what every rank holds at the end."""
+    counts = key_frames(recording, frames)
+    told = [f"after {count}: {recording.steps[count - 1].text}" for count in counts if count]
+    ends = []
+    for step in recording.at(len(recording.steps)):
+        every = [(name, number) for name, cells in step.buffers.items() for number in range(len(cells))]
+        ends.append(f"rank {step.rank} holds {words(every, step.buffers, len(recording.start)) or 'nothing shown'}")
+    what = f"Key frames of a run of {len(recording.start)} ranks in {len(recording.steps)} events"
+    return f"{what}: {'; '.join(told)}. At the end: {'; '.join(ends)}."
 
 
 def key_frames(recording: Recording, frames: int) -> list[int]:
@@ -115,14 +127,19 @@ def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
 
 
 def _arrow(panel: Any, grid: Grid, start: int, end: int, colour: str, style: str) -> None:
-    """Draw a curve between two rows, the farther apart the wider, and its tip."""
-    from matplotlib.patches import PathPatch, Polygon
+    """Draw a curve between two rows, the farther apart the wider: with a tip, or half of it if it is under way."""
+    from matplotlib.patches import Circle, PathPatch, Polygon
     from matplotlib.path import Path as Curve
 
     down, x = 1 if end > start else -1, LEFT - 10
     begin, tip = grid.middle(start) + 6 * down, grid.middle(end) - 6 * down
     bulge = 20 + 40 * (abs(end - start) - 1) / max(1, grid.ranks - 2) + (8 if down < 0 else 0)
-    points = [(x, begin), (x - bulge, begin), (x - bulge, tip), (x - 6, tip)]
+    points: list[tuple[float, float]] = [(x, begin), (x - bulge, begin), (x - bulge, tip), (x - 6, tip)]
+    if colour == FAINT:  # the first half of the curve, and the message at its end
+        far, half = x - 0.75 * bulge, (begin + tip) / 2
+        points = [(x, begin), (x - bulge / 2, begin), (far, (begin + half) / 2), (far, half)]
+        panel.add_patch(Circle((far, half), 3.5, facecolor="white", edgecolor=colour, zorder=3))
+    else:
+        panel.add_patch(Polygon([(x - 7, tip - 4), (x, tip), (x - 7, tip + 4)], facecolor=colour, edgecolor="none"))
     curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
     panel.add_patch(PathPatch(curve, fill=False, edgecolor=colour, linestyle=style, linewidth=1.2))
-    panel.add_patch(Polygon([(x - 7, tip - 4), (x, tip), (x - 7, tip + 4)], facecolor=colour, edgecolor="none"))

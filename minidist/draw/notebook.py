@@ -1,36 +1,63 @@
 """Pictures in a notebook: each as a PNG as well, since a notebook that is only looked at runs no script.
 
     show(record(program, ranks=4))                                  key frames, then the player
-    picture(lambda file: draw_memory(timelines, file))              whatever draws to a file
+    picture(lambda file: draw_memory(timelines, file), "Memory")    whatever draws to a file
+    schedules(simulate(plan("gpipe", 4, 8)), ...)                   pipelines, below each other
 
-Needs IPython, which every notebook has.
+Each says in words what it shows, for who cannot see it. Needs IPython, which every notebook has.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from minidist.draw.filmstrip import filmstrip
+from minidist.draw.filmstrip import filmstrip, in_words
 from minidist.draw.player import Recording, player
+
+if TYPE_CHECKING:
+    from minidist.parallel.pipeline import Timeline
 
 
 def show(recording: Recording, frames: int = 6) -> None:
     """Show key frames of a recording, and below them the player that steps through all of it."""
     from IPython.display import HTML, display
 
-    display(picture(lambda file: filmstrip(recording, file, frames)))
+    display(picture(lambda file: filmstrip(recording, file, frames), in_words(recording, frames)))
     display(HTML(player(recording)))
 
 
-def picture(draw: Callable[[IO[bytes]], object]) -> Any:
-    """Return what `draw(file)` draws, as a PNG of 64 colours that a cell shows: a third of the bytes."""
-    from IPython.display import Image
+def picture(draw: Callable[[IO[bytes]], object], alt: str) -> Shown:
+    """Return what `draw(file)` draws, as a PNG of 64 colours that a cell shows: a third of the bytes.
+
+    `alt` says in words what is to be seen.
+    """
     from PIL import Image as Pixels
 
     drawn, small = io.BytesIO(), io.BytesIO()
     draw(drawn)
     with Pixels.open(drawn) as pixels:
         pixels.convert("RGB").quantize(64, dither=Pixels.Dither.NONE).save(small, "png", optimize=True)
-    return Image(data=small.getvalue(), format="png")
+    return Shown("image/png", small.getvalue(), alt)
+
+
+def schedules(*timelines: Timeline) -> None:
+    """Show pipelines that have been simulated, below each other."""
+    from IPython.display import display
+
+    from minidist.draw.pipeline import draw_svg, draw_text
+
+    for timeline in timelines:
+        alt = f"Pipeline schedule {timeline.plan.name}\n{draw_text(timeline)}"
+        display(Shown("image/svg+xml", draw_svg(timeline), alt))
+
+
+class Shown:
+    """A picture, and the words for it: for screen readers, and where only text is shown."""
+
+    def __init__(self, kind: str, data: bytes | str, alt: str) -> None:
+        self.kind, self.data, self.alt = kind, data, alt
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {self.kind: self.data, "text/plain": self.alt}, {self.kind: {"alt": self.alt}}

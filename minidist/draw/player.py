@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from minidist.trace.events import file_name
+
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
 
@@ -93,6 +95,26 @@ class Recording:
         """Return the sends among the first `count` steps whose message has not been received by then."""
         received = {step.message for step in self.steps[:count] if step.kind == "receives"}
         return [step for step in self.steps[:count] if step.kind == "sends" and step.message not in received]
+
+    @property
+    def rounds(self) -> list[int]:
+        """After how many steps each round of messages has ended, and all of the run.
+
+        A message's round is one more than that of the messages its sender had received by then; a round ends before the
+        first message of the next is sent.
+        """
+        reached = [0] * len(self.start)  # the round of the latest message that each rank has received
+        sent: dict[str, int] = {}
+        ends, last = [], 1
+        for count, step in enumerate(self.steps):
+            if step.kind == "sends":
+                sent[step.message] = reached[step.rank] + 1
+                if sent[step.message] > last:
+                    last = sent[step.message]
+                    ends.append(count)
+            elif step.kind == "receives":
+                reached[step.rank] = max(reached[step.rank], sent.get(step.message, 0))
+        return [*ends, len(self.steps)]
 
     def __repr__(self) -> str:
         return f"<Recording of {len(self.start)} ranks, {len(self.steps)} steps{', a deadlock' * bool(self.deadlock)}>"
@@ -226,7 +248,8 @@ def player(recording: Recording) -> str:
     """Return an HTML fragment that steps through a recording, for a notebook or any page.
 
     It needs nothing but a browser that runs scripts: where none does, show a `filmstrip`. The same recording gives the
-    same text. The arrow keys step, Home and End go to the ends; a screen reader is told each event.
+    same text. The arrow keys step, with Shift by a round of messages; Home and End go to the ends, Space plays. Screen
+    readers are told each event.
     """
     page = package_files("minidist.draw").joinpath("player.html").read_text(encoding="utf-8")
     data = json.dumps(_data(recording), separators=(",", ":"), ensure_ascii=False)
@@ -264,13 +287,14 @@ def _data(recording: Recording) -> dict[str, Any]:
         "sources": [{"file": path, "lines": dict(sorted(of.items()))} for path, of in zip(paths, lines, strict=True)],
         "counters": [[name, recording.formulas.get(name, "")] for name in COUNTERS[: 3 + recording.computes]],
         "steps": steps,
+        "rounds": recording.rounds,
         "deadlock": recording.deadlock,
     }
 
 
 def _short(file: str) -> str:
-    """Return what to call a file: a path within the package, or its name; a notebook's cells have none of their own."""
+    """Return what to call a file: a path within the package, or as `file_name` has it."""
     path = Path(file)
     if path.is_relative_to(PACKAGE):
         return path.relative_to(PACKAGE.parent).as_posix()
-    return "this notebook" if path.parent.name.startswith("ipykernel_") or file.startswith("<ipython") else path.name
+    return file_name(file)

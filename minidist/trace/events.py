@@ -92,4 +92,10 @@ def source_line() -> str:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__") == "threading":
         return ""
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def file_name(file: str) -> str:
+    """Return what to call a source file of the program: its name; a notebook's cells have none of their own."""
+    path = Path(file)
+    return "this notebook" if path.parent.name.startswith("ipykernel_") or file.startswith("<ipython") else path.name

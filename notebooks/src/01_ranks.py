@@ -53,7 +53,11 @@ def one_message(comm):
 print(minidist.run(one_message, ranks=4))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # A copy of rank 0's number is in rank 2's array. Ranks 1 and 3 ran past both branches and never knew.
+#
+# </details>
 #
 # ## Who is first?
 #
@@ -77,8 +81,12 @@ minidist.run(lambda comm: note_order(comm, behind, barrier=True), ranks=2)
 print(without, behind[:2], sorted(behind[2:]), sep="\n")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Without a message between them, two ranks have no order: the sleep decides, or whatever else the machine is doing.
 # With the barrier nobody goes on before both have come. Who goes on first is open: the last line is sorted here.
+#
+# </details>
 #
 # ## Which messages fit?
 #
@@ -100,7 +108,11 @@ except RuntimeError as error:
     print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # A message has no shape; both ends have to know it. MPI would fill three elements and say nothing.
+#
+# </details>
 #
 # **Predict:** rank 0 sends 1.0 and then 2.0, with tags 7 and 8. Rank 1 receives tag 8 first. What does it get?
 
@@ -120,8 +132,12 @@ def by_tag(comm):
 print(minidist.run(by_tag, ranks=2)[1])
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Tags pick messages; among messages of one tag the order of sending holds. Had rank 0 used `send` instead of `isend`,
 # it would wait for somebody to take tag 7, and rank 1 for tag 8: a deadlock.
+#
+# </details>
 #
 # ## Break it
 #
@@ -142,7 +158,13 @@ print(broken.deadlock)
 show(broken, frames=2)
 
 # %% [markdown]
-# A circle: everybody waits for the next. Now let small messages be put aside, as MPI and networks do.
+# <details><summary>The answer</summary>
+#
+# A circle: everybody waits for the next.
+#
+# </details>
+#
+# Now let small messages be put aside, as MPI and networks do.
 #
 # **Predict:** sends of up to 64 bytes do not wait. Does the same program run with 1 number? With 100?
 
@@ -163,7 +185,13 @@ for elements in (1, 100):
 print("\n".join(lines))
 
 # %% [markdown]
-# This is how such a mistake survives its tests. Mend it: post the send and the receive at once.
+# <details><summary>The answer</summary>
+#
+# This is how such a mistake survives its tests.
+#
+# </details>
+#
+# Mend it: post the send and the receive at once.
 
 
 # %%
@@ -208,9 +236,13 @@ for pieces in (1, 10, 100, 1000):
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Pieces keep all links busy at once, as in a pipeline. Posted ahead, a piece can come while the one before it leaves:
 # (P − 1) · latency + (P + k − 2) · n/(k · bandwidth). In turn, a rank does one or the other, and a piece that finds no
 # receive waits at its door: then each piece costs a latency as well, and too many of them are worse than few.
+#
+# </details>
 #
 # ## Now on real processes
 #

@@ -44,8 +44,12 @@ for algorithm in ("ring", "central"):
     print(algorithm, minidist.run(lambda comm, algorithm=algorithm: traffic(comm, algorithm), ranks=4))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Nobody sends more than 2 (P − 1)/P · n in a ring. The central rank sends (P − 1) n, and everybody waits for its
 # wire.
+#
+# </details>
 #
 # ## How long does it take?
 #
@@ -67,7 +71,11 @@ for ranks in (2, 4, 8):
         print(f"{ranks} GPUs  {algorithm:8} {1000 * max(times):8.3f} ms")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The ring's time tends to 2 n / bandwidth. The centre's grows with every rank.
+#
+# </details>
 #
 # ## Break it
 #
@@ -87,7 +95,11 @@ print(broken.deadlock)
 show(broken, frames=2)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Everybody waits for somebody who waits. `comm.exchange` posts both sides at once, and this is what the ring uses.
+#
+# </details>
 #
 # ## Now on real processes
 #

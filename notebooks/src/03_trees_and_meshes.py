@@ -49,7 +49,11 @@ for ranks in (2, 4, 5, 8, 9, 64):
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # ceil(log2 P) rounds against P - 1: in each round everybody who has it sends.
+#
+# </details>
 #
 # ## Halving, then doubling
 #
@@ -66,7 +70,11 @@ def halving(comm):
 show(record(halving, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/4 · 64 = 96"}))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # As many bytes as the ring, in 2 log2 P = 4 messages instead of 2 (P − 1) = 6. With 64 ranks it is 12 instead of 126.
+#
+# </details>
 #
 # ## Which when?
 #
@@ -114,11 +122,18 @@ def draw_costs(file):
 
 
 crossover = ROUNDS * LATENCY * BANDWIDTH / (ROUNDS - LEAST)
-picture(draw_costs)
+picture(draw_costs, "Microseconds of an all-reduce against bytes, both logarithmic, for four algorithms on 16 ranks")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# Recursive doubling is lowest up to n* = 18,824 bytes, halving-doubling beyond; the ring meets it from about a megabyte
+# on; the tree is never lowest.
+#
 # Left of n* doubling is fastest, right of it halving-doubling. The ring comes close for large buffers only; the tree is
 # never fastest here. (The ring has other merits: it talks to neighbours only, and takes any number of ranks.)
+#
+# </details>
 #
 # **Predict:** 8 MB, but 17 ranks instead of 16: what happens to halving-doubling, and to the ring?
 
@@ -130,7 +145,11 @@ for name in ("halving_doubling", "ring"):
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The 17th rank hands in its whole buffer and gets the whole result back: twice n/bandwidth more.
+#
+# </details>
 #
 # ## All-to-all: the order counts
 #
@@ -161,7 +180,11 @@ for pairwise in (False, True):
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # In the first order all queue at one port while the other ports are idle, and the last rank's turn comes last.
+#
+# </details>
 #
 # ## Two levels
 #
@@ -185,8 +208,12 @@ for algorithm in ("ring", "halving_doubling", "hierarchical"):
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # A flat ring crosses between nodes at four places: four ports carry all of it, and 28 are idle. Halving-doubling begins
 # with the farthest partner, so its largest messages cross. On two levels the least crosses, on all 32 ports at once.
+#
+# </details>
 #
 # ## Break it
 #
@@ -216,8 +243,12 @@ except ValueError as error:
 print("from rank 2 comes 102.0, but all have", minidist.run(lambda comm: counts_from_zero(comm, root=2), ranks=4))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The first mistake stops at once. The second one gives a wrong number on every rank, the same on all: no comparison of
 # ranks finds it.
+#
+# </details>
 #
 # ## Now on real processes
 #

@@ -81,7 +81,12 @@ def draw(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw)
+picture(
+    draw,
+    "MiB held over two steps, in parameters, optimizer and gradients. DDP ends at 2,048, of which half is the "
+    "optimizer; under ZeRO-1 the optimizer holds a quarter of that; under ZeRO-2 gradients are nearly gone as "
+    "well.",
+)
 
 # %% [markdown]
 # In the first step the optimizer has no state yet: it is made when it first steps. DDP's buckets keep their memory from
@@ -96,7 +101,11 @@ for name, (timeline, sent, _) in runs.items():
     print(f"{name:6} holds at most {most / MIB:7.1f} MiB, sends {sent / MIB:.1f} MiB in a step")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # 2 · 3/4 of 512 (and biases), all three: an all-reduce is a reduce-scatter and an all-gather.
+#
+# </details>
 #
 # ## Between the two halves of an all-reduce
 #
@@ -149,9 +158,16 @@ def draw_stages(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw_stages)
+picture(draw_stages, "GB a rank for 7.5 billion parameters against the number of ranks, a curve for each stage")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# Stage 0 stays at 120 GB. Stage 1 falls towards 30 and is below 40 from 16 ranks on, stage 2 falls towards 15, stage 3
+# towards zero.
+#
+# </details>
+#
 # ## The same training
 #
 # **Predict:** three ranks, a model of 68 numbers. How many numbers of AdamW's state has each, and how far is the result
@@ -215,8 +231,13 @@ print("global norm:", [whole for _, whole in found])
 print("root of the sum of squares:", f"{sum(local**2 for local, _ in found) ** 0.5:.6f}")
 
 # %% [markdown]
-# Three ranks, three factors: no rank raises an error, and the model is another one. The other classic, an optimizer
-# over the whole parameters, is refused by name:
+# <details><summary>The answer</summary>
+#
+# Three ranks, three factors: no rank raises an error, and the model is another one.
+#
+# </details>
+#
+# The other classic, an optimizer over the whole parameters, is refused by name:
 
 
 # %%

@@ -64,7 +64,11 @@ for wrap, options in ((DDP, {}), (FSDP, {}), (FSDP, {"reshard_after_forward": Fa
     print(f"{wrap.__name__:5} {options or ''!s:32} {bytes:7} bytes = {bytes / whole:.3f} n")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # 3/4 · 2 n, 3/4 · 3 n, and 3/4 · 2 n again.
+#
+# </details>
 #
 # ## How many units are whole?
 #
@@ -88,7 +92,11 @@ for number in range(5):
     print(f"forward of unit {number}: {seen[number]}        backward of unit {4 - number}: {seen[5 + number]}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Two: one in use, one on its way. Nothing else is held of the model but shards.
+#
+# </details>
 #
 # ## Is the gathering hidden?
 #
@@ -174,7 +182,12 @@ def draw(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw)
+picture(
+    draw,
+    "Computing and communication of a step, twice. With 1 ms of forward a unit, the stream is busy throughout and "
+    "computing has gaps: 26.5 ms. With 4 ms, computing is busy but for one gap, and communication fits beside it: "
+    "54.1 ms.",
+)
 
 # %% [markdown]
 # Above, computing waits for each gathering. Below, all of them are hidden but those that have nothing to hide behind:
@@ -206,7 +219,11 @@ for wrap, options in ((FSDP, {}), (FSDP, {"shard_ranks": 2}), (ZeROPlusPlus, {"n
     print(f"{wrap.__name__:12} {options or ''!s:18} {bytes / (4 * 256 * 256 * 2):.3f} n")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Hybrid sharding sends only sums of gradients across, for twice the memory here. ZeRO++ sends fewer bits.
+#
+# </details>
 #
 # ## Break it
 #
@@ -243,8 +260,12 @@ print("let go :", alive(let_go))
 print("resized:", alive(resize))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Autograd keeps what it has saved: letting go frees nothing. Freeing the storage does, and then backward finds no
 # numbers there. So FSDP gathers into *the same* storage before backward comes to it.
+#
+# </details>
 #
 # ## Now on real processes
 

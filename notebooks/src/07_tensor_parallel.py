@@ -59,7 +59,11 @@ def draw_cuts(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw_cuts)
+picture(
+    draw_cuts,
+    "X on every rank, times A cut by columns, is Y cut by columns, a strip for each of four ranks; times B cut by "
+    "rows, it is one of four terms of Z on each rank.",
+)
 
 # %% [markdown]
 # ## Who holds what
@@ -86,8 +90,13 @@ print(f"sum                       : {sum(part for *_, part in terms)[0, 0]:10.6f
 print(f"Z of one rank             : {Z[0, 0]:10.6f}")
 
 # %% [markdown]
-# Each has *all* of Z's shape, and one term of every number. What brings the terms together is g, an all-reduce. Here
-# it is with three ranks: a colour is whose term a cell holds.
+# <details><summary>The answer</summary>
+#
+# Each has *all* of Z's shape, and one term of every number.
+#
+# </details>
+#
+# What brings the terms together is g, an all-reduce. Here it is with three ranks: a colour is whose term a cell holds.
 
 
 # %%
@@ -130,8 +139,12 @@ print("forward, bytes of each all-reduce: ", forward)
 print("backward, bytes of each all-reduce:", backward)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # B T D = 2 · 16 · 32 numbers of 8 bytes are 8192. Forward: embedding, four regions, and for the loss one and two
 # numbers for each of the 32 tokens. Backward: the head and four regions; the loss needs nothing.
+#
+# </details>
 #
 # ## The loss without the logits
 #
@@ -196,11 +209,17 @@ def draw_times(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw_times)
+picture(draw_times, "Milliseconds for a layer on 2, 4, 8, 16 and 32 ranks, in computing and in all-reduces")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# On 2, 4, 8, 16 and 32 ranks a layer takes 50, 27, 15, 10 and 8 ms.
+#
 # From 16 ranks on the all-reduces cross between nodes: a third of the time goes there, then more than half. Tensor
 # parallelism stays inside a node.
+#
+# </details>
 #
 # ## Break it
 #
@@ -227,8 +246,12 @@ for name, one, other in zip(
     print(f"gradient of {name:15}  with f {one:14.6f}   without f {other:14.6f}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The second's are right: the mistake shows only *below* the layer that makes it. Nothing fails; the model learns,
 # worse.
+#
+# </details>
 #
 # **Predict:** 4 heads on 3 ranks?
 

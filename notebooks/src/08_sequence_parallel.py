@@ -70,7 +70,11 @@ for sequence in (False, True):
     print(f"{name:9} loss {loss}   sent {forward:,} + {backward:,}   kept {kept:,}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The same bytes forward. The 5120 more in backward are the norms'; we come to them.
+#
+# </details>
 #
 # **Predict:** what is kept, for more ranks. Tensor parallelism alone divides what lies inside the regions. To what does
 # its curve tend? And with the sequence split?
@@ -99,11 +103,17 @@ def draw_kept(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw_kept)
+picture(draw_kept, "MiB kept for backward by one rank, on 1, 2, 4 and 8 ranks, a curve for each way")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# With tensor parallelism 2.2 MiB fall to 1.1 only; with sequence parallelism as well they fall to 0.5.
+#
 # What still does not shrink is the gathered input of each region, kept for the gradients of its weights. Megatron keeps
 # the slice and gathers once more in backward.
+#
+# </details>
 #
 # ## Who knows a norm's gradient?
 #
@@ -128,7 +138,11 @@ for name, term in [*((f"rank {rank}", term) for rank, term in enumerate(terms)),
 print("serial ", *(f"{number:11.6f}" for number in minidist.run(norm_gradient, ranks=1)[0].tolist()))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Its own tokens' terms: no simple part. They have to be added, one small all-reduce for each norm.
+#
+# </details>
 #
 # ## Attention over split tokens
 #
@@ -160,8 +174,12 @@ for p in (2, 4, 8):
     print(f"{p} ranks   Ulysses {minidist.run(ulysses, p)[0]:7,}   ring {minidist.run(ring, p)[0]:7,}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Ulysses sends 4 (P − 1)/P of a rank's ever smaller tensor. A ring sends nearly all keys and values whatever P is, but
 # to a neighbour, while it computes with the block before, and P may be larger than the number of heads.
+#
+# </details>
 #
 # **Predict:** the mask is causal. Which rank of a ring has the most to compute, and how many times what rank 0 has?
 
@@ -201,10 +219,17 @@ def draw_mask(file):
     figure.savefig(file, dpi=110)
 
 
-picture(draw_mask)
+picture(draw_mask, "Two causal masks of queries against keys, coloured by the rank that computes a block")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# With a stretch each, rank 0 has one block of four and rank 3 has four. In zigzag, each rank has one short and one long
+# row of eight: nine blocks each.
+#
 # All wait for the slowest in every step. Production gives each rank a stretch from the beginning and one from the end.
+#
+# </details>
 #
 # ## Break it
 #
@@ -228,8 +253,12 @@ print("forgotten: ", minidist.run(lambda comm: train(comm, False), ranks=4))
 print("serial:    ", minidist.run(lambda comm: train(comm, True), ranks=1))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # No error, and four different models. (The sum is lesson 07's f, applied to the weight: identity forward, all-reduce
 # backward.)
+#
+# </details>
 #
 # **Predict:** 66 tokens on 4 ranks?
 

@@ -2,23 +2,21 @@
 # # 09 · Pipeline
 #
 # Four ranks hold a quarter of the layers each. Below, who works when: a row is a rank, a number is a microbatch, and
-# grey is waiting. First one microbatch at a time, then with 1F1B.
+# grey is waiting. The same four microbatches twice: first one at a time, then with 1F1B.
 
 # %%
 import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
-from IPython.display import SVG, display
 
 import minidist
-from minidist.draw.notebook import picture, show
-from minidist.draw.pipeline import draw_svg, draw_text
+from minidist.draw.notebook import picture, schedules, show
+from minidist.draw.pipeline import draw_text
 from minidist.draw.recording import record
 from minidist.parallel.pipeline import peak_activations, plan, read_plan, simulate
 
-for name, microbatches in (("naive", 2), ("1f1b", 8)):
-    display(SVG(draw_svg(simulate(plan(name, 4, microbatches)))))
+schedules(*(simulate(plan(name, 4, 4)) for name in ("naive", "1f1b")))
 
 # %% [markdown]
 # Blue is a forward, green a backward, which takes twice as long. Both pictures end when the last gradient has come back
@@ -36,8 +34,12 @@ for backward in (2, 3):
 print(draw_text(simulate(plan("gpipe", 4, 4))))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The costs cancel out: the last rank waits p − 1 forwards, works m (F + B), and then p − 1 backwards are still on their
 # way.
+#
+# </details>
 #
 # ## 1F1B: faster?
 #
@@ -45,19 +47,23 @@ print(draw_text(simulate(plan("gpipe", 4, 4))))
 # microbatches?
 
 # %%
-schedules = {name: plan(name, 4, 12) for name in ("gpipe", "1f1b")}
-for name, schedule in schedules.items():
+plans = {name: plan(name, 4, 12) for name in ("gpipe", "1f1b")}
+for name, schedule in plans.items():
     print(f"{name:6} length {simulate(schedule).length:g}, microbatches held by each rank {peak_activations(schedule)}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Not at all. What differs is what a rank holds: every microbatch whose forward is done and whose backward is not.
+#
+# </details>
 
 
 # %%
 def draw_held(file):
     """Draw how many microbatches ranks 0 and 3 hold at each moment."""
     figure, panels = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True, layout="constrained")
-    for panel, (name, schedule) in zip(panels, schedules.items(), strict=True):
+    for panel, (name, schedule) in zip(panels, plans.items(), strict=True):
         timeline = simulate(schedule)
         for rank, colour, line in ((0, "#0072B2", "-"), (3, "#D55E00", "--")):
             begins = zip(schedule.actions[rank], timeline.start[rank], timeline.end[rank], strict=True)
@@ -71,7 +77,11 @@ def draw_held(file):
     plt.close(figure)
 
 
-picture(draw_held)
+picture(
+    draw_held,
+    "Microbatches held over time. Under GPipe ranks 0 and 3 both climb to 12 and come down again. Under 1F1B rank "
+    "0 never holds more than 4, rank 3 never more than one.",
+)
 
 # %% [markdown]
 # ## How many microbatches are enough?
@@ -127,7 +137,11 @@ def one_f_one_b(comm, wait):
 show(record(lambda comm: one_f_one_b(comm, wait=False), ranks=3), frames=4)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # One to the right and one to the left for each microbatch: four.
+#
+# </details>
 #
 # ## Break it
 #
@@ -140,8 +154,14 @@ print(broken.deadlock)
 show(broken, frames=2)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Rank 1 sends the output of microbatch 1 to its right, while rank 2 sends a gradient to its left. With a large enough
-# tensor this happens on every cluster. And a schedule that is wrong by itself is refused before anything is sent:
+# tensor this happens on every cluster.
+#
+# </details>
+#
+# And a schedule that is wrong by itself is refused before anything is sent:
 
 # %%
 try:

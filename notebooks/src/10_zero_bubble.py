@@ -11,16 +11,15 @@ from itertools import accumulate
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from IPython.display import SVG, display
 
-from minidist.draw.notebook import picture
-from minidist.draw.pipeline import draw_svg, draw_text
+from minidist.draw.notebook import picture, schedules
+from minidist.draw.pipeline import draw_text
 from minidist.parallel.pipeline import check, peak_activations, peak_deferred, plan, read_plan, simulate
 
 for name, chunks in (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)):
     shorter = 1 / chunks  # a stage of half the layers takes half the time
     costs = {"forward": shorter, "backward": 2 * shorter, "input": shorter, "weight": shorter}
-    display(SVG(draw_svg(simulate(plan(name, 4, 8, chunks), **costs))))
+    schedules(simulate(plan(name, 4, 8, chunks), **costs))
 
 # %% [markdown]
 # Each is drawn to its own scale: the steps take 33, 28.5 and 27 forwards of a rank. Dark and light are a rank's first
@@ -60,10 +59,17 @@ def draw_lengths(file):
     plt.close(figure)
 
 
-picture(draw_lengths)
+picture(draw_lengths, "Length of the step against the time of a message, for 1, 2 and 4 stages a rank")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# The lengths start at 33, 28.5 and 26.25 for 1, 2 and 4 stages a rank; the more stages, the steeper they grow. At half
+# a forward, four stages are the slowest.
+#
 # The more stages, the more often a microbatch waits for a message on its way around the ranks.
+#
+# </details>
 #
 # ## A backward in two halves
 #
@@ -82,7 +88,11 @@ print(
 )
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Two products that need nothing of each other, so W can wait.
+#
+# </details>
 #
 # ## Where does W go?
 #
@@ -126,7 +136,11 @@ def draw_held(file):
     plt.close(figure)
 
 
-picture(draw_held)
+picture(
+    draw_held,
+    "Microbatches held over time by each of four ranks, at most four. On rank 0 they wait for I and W, from rank "
+    "to rank more of them for W alone, on rank 3 nearly all.",
+)
 
 # %% [markdown]
 # The last rank holds the fewest activations, and owes the most W. Together it is p everywhere.
@@ -138,11 +152,15 @@ picture(draw_held)
 
 # %%
 schedule = plan("zb-v", 4, 8)
-display(SVG(draw_svg(simulate(schedule, forward=0.5, input=0.5, weight=0.5))))
+schedules(simulate(schedule, forward=0.5, input=0.5, weight=0.5))
 print("stages held:", peak_activations(schedule), "each half of a rank's layers")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Nobody waits between its first and its last action.
+#
+# </details>
 #
 # ## Break it
 #
@@ -157,7 +175,11 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Rank 0 waits for rank 1, which waits for rank 0: found in the plan, before anything is sent.
+#
+# </details>
 #
 # ## Now on real processes
 #

@@ -52,7 +52,12 @@ def errors(file):
     figure.savefig(file, dpi=110)
 
 
-picture(errors)
+picture(
+    errors,
+    "Largest relative error of a number of a given size, for five formats. Flat lines for float32 and bfloat16; "
+    "float16 is more exact than bfloat16, but loses small numbers below 2 to the -14; both float8 are coarser, "
+    "and lose them sooner.",
+)
 
 # %% [markdown]
 # bfloat16 has float32's range and eight bits of precision. float16 has eleven, between 2^-14 and 2^16. The eight-bit
@@ -90,8 +95,12 @@ for bits in (0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001):
     show_bits(bits)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # To the neighbour whose last bit is 0: half of all ties go up, half down, and sums of many rounded numbers do not
 # drift.
+#
+# </details>
 #
 # ## A weight that stands still
 #
@@ -129,11 +138,18 @@ def curves(file):
     figure.savefig(file, dpi=110)
 
 
-picture(curves)
+picture(curves, "A weight over 400 steps of small updates, rounded in three ways")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# Rounded to the nearest the weight stays at 1. With a float32 master it falls straight to 0.6; rounded at random it
+# falls beside that line, with small deviations.
+#
 # To the nearest, an update of less than half a step never arrives. The master collects them until a step has come
 # together. At random, each update arrives now and then, which is right on average.
+#
+# </details>
 #
 # ## The loss scale
 #
@@ -164,7 +180,11 @@ for rank, (seen, weight) in enumerate(minidist.run(lambda comm: training(comm, t
     print(f"rank {rank}: {seen}   weight {weight:.6f}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # All of them, and all halve the scale. It costs one all-reduce of one byte.
+#
+# </details>
 #
 # ## Eight bits
 #
@@ -222,11 +242,18 @@ def delay(file):
     figure.savefig(file, dpi=110)
 
 
-picture(delay)
+picture(delay, "The largest number that the scale leaves room for, and the tensor's own largest, over 40 steps")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# While the tensor grows, four steps saturate until the scale has followed. The outlier in step 25 saturates, too, and
+# then the scale leaves too much room for three steps.
+#
 # A step that grows beyond the past is cut off at 448 once; then the history knows. An outlier makes the three steps
 # after it coarse, and is forgotten.
+#
+# </details>
 #
 # ## Break it
 #
@@ -242,8 +269,12 @@ for rank, (seen, weight) in enumerate(minidist.run(lambda comm: training(comm, a
     print(f"rank {rank}: {seen}   weight {weight:.6f}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Nothing crashes. Rank 2 has another weight and another scale, and from here on trains another model; in an all-reduce,
 # the others would add up gradients of different scales.
+#
+# </details>
 #
 # ## Now on real processes
 

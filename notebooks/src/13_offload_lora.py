@@ -65,7 +65,11 @@ def draw_ways(file):
     plt.close(figure)
 
 
-picture(draw_ways)
+picture(
+    draw_ways,
+    "MiB held after a step. Full training holds 25: half of it optimizer, which offloading moves away. LoRA holds "
+    "7, nearly all parameters; QLoRA 1.5.",
+)
 
 # %%
 for name, found in WAYS.items():
@@ -93,7 +97,11 @@ for step in (1, 2, 3):
     optimizer.step()
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The gradient of A is Bᵀ times something, and B is zero at first. If A were zero as well, nothing would ever move.
+#
+# </details>
 #
 # ## What do the ranks send?
 #
@@ -115,7 +123,11 @@ for rank in (0, 1, 4, 16):
     print(f"{f'adapters of rank {rank}' if rank else 'all trained':20} {sent[0]:10,} bytes from rank 0")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Proportional to the rank, and nobody told DDP: it reduces what is not frozen.
+#
+# </details>
 #
 # ## Sixteen values for a weight
 #
@@ -142,11 +154,18 @@ def draw_levels(file):
     plt.close(figure)
 
 
-picture(draw_levels)
+picture(draw_levels, "A histogram of weights, each divided by the largest of its block, and the sixteen levels of NF4")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# The weights form a bell around zero, with a spike at -1 and at 1. The levels stand close together in the middle, and
+# farther apart outside.
+#
 # Where the weights are. The levels are quantiles: about as many weights between any two. (At ±1 there are many: in
 # every block the largest is one of the two.)
+#
+# </details>
 #
 # **Predict:** one weight in a thousand is made 20 times as large. What becomes of the error of the *others*, if a scale
 # is shared by 64 weights? By all?
@@ -177,8 +196,12 @@ packed = quantize(WEIGHTS)
 print(f"{8 * packed.nbytes / len(WEIGHTS):.6f} bits for a weight")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # An outlier spoils its own block, not the tensor. That is what a scale for every 64 weights is for, and it would cost
 # half a bit in float32; quantised again, it costs an eighth.
+#
+# </details>
 #
 # ## Who waits for whom?
 #
@@ -243,13 +266,20 @@ def draw_schedules(file):
     plt.close(figure)
 
 
-picture(draw_schedules)
+picture(draw_schedules, "Computing and the wire for four buckets, one by one and read ahead by one")
 
 # %%
 for name, order in ("one by one", ONE_BY_ONE), ("read ahead by one", log):
     print(f"{name:18} {max(end for *_, end in schedule(order)):.6f}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# One by one, each bucket is fetched, updated and kept before the next is fetched, up to 14.4. Read ahead by one, the
+# next is fetched during the update, and all is done at 9.2.
+#
+# </details>
+#
 # ## Break it: adapters after DDP
 #
 # **Predict:** DDP was told which parameters there are. Then come adapters. Who reduces their gradients?
@@ -269,7 +299,11 @@ def too_late(comm):
 print(minidist.run(too_late, ranks=2)[0])
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Nobody would have, and the ranks would drift apart without a word. So: adapters, then DDP, then the optimizer.
+#
+# </details>
 #
 # ## Now on real processes
 #

@@ -87,7 +87,11 @@ def draw_traffic(layout, found, file):
 
 
 EIGHT = Layout(dp=2, pp=2, tp=2)
-picture(lambda file: draw_traffic(EIGHT, traffic(EIGHT), file))
+picture(
+    lambda file: draw_traffic(EIGHT, traffic(EIGHT), file),
+    "Bytes from each of eight ranks to each other in one step of dp=2 pp=2 tp=2. Every rank sends to three: along "
+    "dp 44,000 bytes, along tp 35,000, along pp 2,048; to all others nothing.",
+)
 
 # %% [markdown]
 # Every rank talks to three others, one along each axis: no other cell has any colour. A mesh is an array of ranks, and
@@ -105,7 +109,11 @@ groups = {axis: layout.group(axis, 9) for axis in ("dp", "pp", "tp")}
 print(layout, place, groups, sep="\n")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # 9 = 2 · 4 + 0 · 2 + 1: the coordinates are the digits of the number.
+#
+# </details>
 #
 # ## How many bytes along each axis?
 #
@@ -130,8 +138,12 @@ for layout in (Layout(dp=8), Layout(pp=8), Layout(tp=8), Layout(dp=4, tp=2), EIG
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # A pipeline sends least: one activation a microbatch, to one neighbour. What dp sends shrinks as tp and pp cut the
 # model. What tp sends grows with the tokens, and here are only 16 of them on each replica.
+#
+# </details>
 #
 # ## Which axis on which wire?
 #
@@ -155,8 +167,12 @@ for name, color in (("each inside a machine", lambda rank: rank // 8), ("every s
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The wires' bandwidths differ by nine, and a ring is as slow as its slowest wire. So tp, which sends most often and is
 # waited for, is the innermost axis: its groups are neighbours.
+#
+# </details>
 #
 # ## Does a mesh change what is learned?
 #
@@ -203,8 +219,12 @@ for tp in (1, 2, 4, 8):
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # No error, no crash: only a run that is clipped a little harder on a larger mesh. Such a bug is found by comparing with
 # the serial run, or never.
+#
+# </details>
 #
 # ## Break it: groups made in two orders
 #
@@ -226,8 +246,12 @@ def two_orders(comm):
 print("\n".join(f"rank {rank}: " + ", ".join(lines) for rank, lines in enumerate(minidist.run(two_orders, ranks=4))))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # Each call to `split` mixed the colours of two axes. Nothing hangs here: gradients are simply added up with strangers.
 # All ranks have to make all groups in one order, and `Mesh` does.
+#
+# </details>
 #
 # ## Now on real processes
 #

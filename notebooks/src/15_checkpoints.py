@@ -91,7 +91,11 @@ def draw_writers(ranks, file):
 
 
 held = minidist.run(extents, ranks=4)
-picture(lambda file: draw_writers(held, file))
+picture(
+    lambda file: draw_writers(held, file),
+    "Nine matrices, flattened, coloured by the rank that writes which elements, of dp=2 and tp=2. Most are in two "
+    "halves; two that are cut along the other dim alternate between ranks in short stripes.",
+)
 
 # %% [markdown]
 # Matrices cut by columns (`output`, `down`) alternate, row by row: such pieces are no run of the whole,
@@ -157,7 +161,11 @@ with TemporaryDirectory() as name:
 print("\n".join(lines))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The same layout gives the same bits. Another adds up in another order, and differs by what rounding differs by.
+#
+# </details>
 #
 # ## Who reads what?
 #
@@ -266,10 +274,19 @@ def draw_cadence(file):
     plt.close(figure)
 
 
-picture(draw_cadence)
+picture(
+    draw_cadence, "Share of the time lost, against minutes between two checkpoints: for writing, by failures, and both"
+)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# Writing costs less the rarer it is, failures cost more; the sum has a flat minimum near 71 minutes, where Young's and
+# Daly's formulas stand.
+#
 # Flat: half or twice the best interval costs next to nothing. Young's and Daly's differ by less than that.
+#
+# </details>
 #
 # ## Now on real processes
 #

@@ -55,7 +55,11 @@ def timeline(trace, file):
 
 
 slow_run = traced(three_steps)
-picture(lambda file: timeline(slow_run, file))
+picture(
+    lambda file: timeline(slow_run, file),
+    "Three steps of four ranks. Ranks 0, 1 and 3 compute 10 ms and then stand in the all-reduce for 6; rank 2 "
+    "computes 15 ms and stands there for one.",
+)
 
 # %% [markdown]
 # ## It is slow: the table
@@ -68,8 +72,12 @@ as_fast = traced(lambda comm: three_steps(comm, slow=None))
 print(slow_run.table(), as_fast.table().partition("\n\n")[0], sep="\n\n")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The ranks that communicate most are the healthy ones, and everybody takes as long as the slowest. Nothing is wrong
 # with the network: in the second run it takes as little time as rank 2 spends in it here.
+#
+# </details>
 #
 # ## The same for Perfetto
 #
@@ -90,8 +98,12 @@ bar = next(entry for entry in entries if entry["ph"] == "X" and entry["pid"] == 
 print(f"rows of rank 2: {rows_of_2}\narrows: {arrows}\none bar: {bar}")
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # A row for computing, one for collectives, rows for messages; an arrow from each send to its receive (3 steps, 4
 # ranks, 6 messages each). Follow the arrows back from a bar that waits: they lead to rank 2.
+#
+# </details>
 #
 # ## Break it: it stands still
 #
@@ -112,7 +124,11 @@ print(stuck.deadlock)
 show(stuck, frames=2)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The rank at fault has no line of its own: it does not wait. The chain leads to it.
+#
+# </details>
 #
 # ## Break it: other calls
 #
@@ -147,8 +163,12 @@ said = [
 print("\n".join(said))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The last program raises nothing in either mode: every call is the same in words. Only the numbers are wrong, 3 and
 # 30 were meant.
+#
+# </details>
 #
 # ## It learns something else
 #
@@ -177,8 +197,12 @@ history = minidist.run(train, ranks=4)[0]
 print("\n".join(f"step {step:2}  loss of rank 0 {loss:.6f}  odd ranks {odd}" for step, loss, odd in history))
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
 # The loss of rank 0 falls on. The digests differ from the step of the fault on, and for ever, since one average
 # gradient moves all ranks alike.
+#
+# </details>
 #
 # Not-a-number is the opposite: everybody has it at once. **Predict:** what do the ranks see before the all-reduce,
 # and after?
@@ -225,10 +249,19 @@ def steps_with_a_leak(comm):
 
 accounts = minidist.run(steps_with_a_leak, ranks=2, cluster=Cluster.h100(nodes=1))
 print("\n".join(f"rank {rank}: {peak}" for rank, (_, peak) in enumerate(accounts)))
-picture(lambda file: draw_memory([timeline for timeline, _ in accounts], file))
+picture(
+    lambda file: draw_memory([timeline for timeline, _ in accounts], file),
+    "KiB held by two ranks over four steps, by category",
+)
 
 # %% [markdown]
+# <details><summary>The answer</summary>
+#
+# Rank 0's activations come and go, with a peak of 321 KiB. Rank 1's grow by the same amount in each step, up to 705.
+#
 # Parameters are the same on both. Rank 1's activations grow by the same amount in each step: a leak has stairs.
+#
+# </details>
 #
 # ## It starts slowly
 #
