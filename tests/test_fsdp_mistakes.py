@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fsdp_traps import Layers, Pair, Pairs, check, rows, squares
+from test_fsdp_traps import DOUBLE, Layers, Pair, Pairs, check, rows, squares
 from torch import Tensor, nn
 
 import minidist
@@ -80,7 +80,6 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
     (lambda comm: FSDP(Pairs(), comm, **by_type(Pair, nn.Linear)), r"twice: in layers.0.a, and in layers.0"),
     (lambda comm: FSDP(Layers(), comm, precision=MixedPrecision(torch.int8)), "cannot compute in int8: use one of"),
     (lambda comm: FSDP(Layers(3 + comm.rank), comm), "built different models"),
-    (lambda comm: FSDP(Layers(), comm, unused=True)(rows(0), comm.rank), "calls gather.layers.1"),
 )
 
 
@@ -89,6 +88,62 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
 def test_mistakes_get_a_sentence(mistake: Callable[[Communicator], object], sentence: str) -> None:
     with pytest.raises((MismatchError, RuntimeError, TypeError, ValueError), match=sentence):
         minidist.run(mistake, 2, debug=True)
+
+
+class Routed(nn.Module):
+    """A model whose data choose its way, through layers of one size or of three."""
+
+    def __init__(self, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, h, **DOUBLE), nn.Linear(h, 4, **DOUBLE)) for h in hidden)
+
+    def forward(self, x: Tensor, way: list[int]) -> Tensor:
+        for number in way:
+            x = self.layers[number](x)
+        return x
+
+
+def each(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential)
+
+
+def routes(comm: Communicator, hidden: tuple[int, ...], steps: int, trained: bool, at_once: bool = True) -> None:
+    """In the last step, rank 2 goes another way."""
+    torch.manual_seed(0)
+    model = FSDP(Routed(hidden), comm, unused=True, policy=each)
+    model.same.at_once = at_once
+    with torch.set_grad_enabled(trained):
+        for step in range(steps):
+            loss = model(rows(0), [0, 2] if step == steps - 1 and comm.rank == 2 else [0, 1]).sum()
+            if trained:
+                loss.backward()
+    comm.barrier()
+
+
+@pytest.mark.parametrize("trained", (True, False))
+@pytest.mark.parametrize("hidden", ((5, 5, 5), (3, 5, 7)), ids=("one size", "other sizes"))
+@pytest.mark.parametrize("steps", (1, 2))  # in the second, units are gathered ahead of their call
+def test_ranks_that_call_different_units_are_told(steps: int, hidden: tuple[int, ...], trained: bool) -> None:
+    others = r"(gather layers.1|the end of forward|gather the root unit)"
+    with pytest.raises(MismatchError, match=rf"\(rank 0: {others}; rank 1: {others}; rank 2: gather layers.2\): have"):
+        minidist.run(lambda comm: routes(comm, hidden, steps, trained), 3)
+
+
+def test_steps_that_are_compared_in_the_end_as_on_a_gpu_are_told_too() -> None:
+    with pytest.raises(MismatchError, match=r"\(rank 0: gather layers.1; rank 1: .*1; rank 2: gather layers.2\): have"):
+        minidist.run(lambda comm: routes(comm, (5, 5, 5), 1, trained=False, at_once=False), 3)
+
+
+@pytest.mark.parametrize("shard_ranks", (None, 1))
+def test_ranks_that_reduce_different_units_are_told(shard_ranks: int | None) -> None:
+    def program(comm: Communicator) -> None:
+        torch.manual_seed(0)
+        model = FSDP(Routed((5, 5)), comm, "sum", True, each, reshard_after_forward=False, shard_ranks=shard_ranks)
+        with model.gathered():  # where nothing is gathered, so that only reductions can tell
+            model(rows(0), [comm.rank]).sum().backward()
+
+    with pytest.raises(MismatchError, match=r"rank 0: reduce the gradients of layers.0; rank 1: .* layers.1"):
+        minidist.run(program, 2)
 
 
 def test_another_models_state_changes_nothing() -> None:

@@ -165,3 +165,11 @@ def test_debug_mode_changes_no_result_and_counts_nothing(per_node: int | None) -
         return comm.traffic.bytes_sent, comm.traffic.messages_sent, comm.clock(), whole.tobytes()
 
     assert run(program, 5, cluster=cluster, debug=True) == run(program, 5, cluster=cluster)
+
+
+@pytest.mark.parametrize(("value", "debug", "expected"), [("1", None, True), ("0", None, False), ("1", False, False)])
+def test_simulated_ranks_heed_the_environment(
+    value: str, debug: bool | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDIST_DEBUG", value)
+    assert run(lambda comm: comm.debug, 2, debug=debug) == [expected] * 2

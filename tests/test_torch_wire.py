@@ -269,6 +269,13 @@ FAILURES = """
         comm.debug = True
         sizes_differ(comm)
 
+    def calls_other_units(comm):
+        from minidist.parallel import FSDP
+        model = FSDP(torch.nn.ModuleList([torch.nn.Linear(4, 5), torch.nn.Linear(4, 6)]), comm, unused=True)
+        model.module.forward = lambda x: model.module[comm.rank](x)
+        model(torch.ones(1, 4))
+        time.sleep(30)
+
     def a_stream_raises(comm):
         stream = comm.stream()
         if comm.rank == 1:
@@ -393,6 +400,13 @@ def test_unequal_sizes_are_an_error_at_once_in_debug_mode(failures: Failures) ->
     receiver, sender = failures["sizes_differ_in_debug_mode"]
     assert (receiver.status, sender.status) == (1, 1)
     assert "MismatchError: rank 1 sent 24 bytes, but the receive has a buffer of 32" in receiver.errors
+
+
+def test_sharded_units_of_unequal_size_never_meet(failures: Failures) -> None:
+    ranks = failures["calls_other_units"]
+    assert [rank.status for rank in ranks] == [1, 1]
+    assert any("MismatchError: the ranks do not call the same units" in rank.errors for rank in ranks)
+    assert any("(rank 0: gather 0; rank 1: gather 1)" in rank.errors for rank in ranks)
 
 
 def test_an_exit_status_is_kept(failures: Failures) -> None:

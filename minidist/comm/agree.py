@@ -8,12 +8,18 @@ Whatever all ranks must call together passes here first, so that different calls
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from minidist.comm.errors import MismatchError
 
 if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
+
+
+def debug_mode(wanted: bool | None) -> bool:
+    """Return what was asked for; if nothing was, whether the environment's MINIDIST_DEBUG is set and not 0."""
+    return os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if wanted is None else wanted
 
 
 def agree(comm: Communicator, operation: str, *details: object, **named: object) -> None:

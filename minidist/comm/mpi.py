@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from minidist.comm.answers import gather_answers
 from minidist.comm.buffers import as_bytes, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import LaunchError, MismatchError
@@ -62,8 +63,7 @@ class MpiRequest:
             self._check()
         return done
 
-    def _check(self) -> None:
-        pass
+    def _check(self) -> None: ...
 
 
 class MpiReceive(MpiRequest):
@@ -149,7 +149,10 @@ class MpiCommunicator(Communicator):
 
     def roll_call(self, answer: Any) -> list[Any]:
         with self.status.meeting("a roll call", self):
-            return self.mpi.allgather(answer)  # type: ignore[no-any-return]
+            return gather_answers(self.size, self.rank, answer, self._all_gather)
+
+    def _all_gather(self, mine: Any, everyones: Any) -> None:
+        MpiRequest(self.mpi.Iallgather(mine, everyones), mine, self.patient).wait()
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)

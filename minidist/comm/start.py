@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import LaunchError
 from minidist.comm.number import SECONDS, read_number
@@ -48,7 +49,7 @@ def init(
     except ValueError as error:
         raise LaunchError(f"{'MINIDIST_LIMIT' if limit is None else 'limit'}={written} {error}") from None
     comm = _wrap(group, limit) if group is not None else _world(limit)
-    comm.debug = os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if debug is None else debug
+    comm.debug = debug_mode(debug)
     comm.trace = trace
     return comm
 

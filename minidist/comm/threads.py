@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from minidist.comm.agree import debug_mode
 from minidist.comm.background import BackgroundThread
 from minidist.comm.buffers import device_name
 from minidist.comm.cluster import Cluster
@@ -82,7 +83,8 @@ class ThreadCommunicator(Communicator):
         with self.world.lock:
             table = self.world.shared[place]
             table[self.rank] = answer
-            self.world.wake_all()
+            if len(table) == self.size:  # nobody waits for less
+                self.world.wake_all()
         missing = next((self.members[r] for r in range(self.size) if r not in table), None)
         self.world.wait(self.lane, lambda: len(table) == self.size, ("all ranks to come to a roll call", missing))
         self.world.shared.pop(place, None)  # all ranks hold the table by now
@@ -133,7 +135,7 @@ def run(
     *,
     cluster: Cluster | None = None,
     eager_limit: int = 0,
-    debug: bool = False,
+    debug: bool | None = None,
     trace: Trace | None = None,
 ) -> list[Result]:
     """Call `fn(comm)` on each of `ranks` simulated ranks and return their results, by rank.
@@ -144,8 +146,8 @@ def run(
         Model this machine: `comm.clock()` is then virtual time, the same in every run.
     eager_limit : int
         Sends of up to so many bytes do not wait for their receive.
-    debug : bool
-        Have every collective compare what the ranks call before it starts.
+    debug : bool, optional
+        Have every collective compare what the ranks call before it starts. Default: whether MINIDIST_DEBUG is set.
     trace : Trace, optional
         Record events there.
 
@@ -164,7 +166,7 @@ def run(
     results: list[Any] = [None] * ranks
     comms = [ThreadCommunicator(world, world.add_lane(r, ""), r, tuple(range(ranks)), "world") for r in range(ranks)]
     for comm in comms:
-        comm.trace, comm.debug = trace, debug
+        comm.trace, comm.debug = trace, debug_mode(debug)
         comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
     threads = [_RankThread(_run_rank, comm, fn, results, name=f"rank {comm.rank}") for comm in comms]
     try:

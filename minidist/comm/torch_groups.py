@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from minidist.comm import answers
 from minidist.comm.errors import LaunchError
 from minidist.comm.torch_request import explained
 
@@ -48,12 +49,14 @@ def everyone() -> dist.ProcessGroup:
 
 def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any]:
     """Return every rank's answer in the order of `rank`, which may differ from torch's."""
-    answers: list[Any] = [None] * group.size()
+
+    def all_gather(mine: Any, everyones: Any) -> None:
+        dist.all_gather(list(torch.from_numpy(everyones)), torch.from_numpy(mine), group)
+
     try:
-        dist.all_gather_object(answers, (rank, answer), group=group)
+        return answers.gather_answers(group.size(), rank, answer, all_gather)
     except RuntimeError as error:
         raise explained(error, "another rank") from None
-    return [answer for _, answer in sorted(answers, key=lambda pair: int(pair[0]))]
 
 
 def host() -> str:

@@ -38,7 +38,7 @@ class FSDP(ShardedModel):
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`. Parameters
     are NaN except inside the units that own them: look at them in `gathered`, or at `full_state_dict`. All ranks call
-    the same units in the same order.
+    the same units in the same order, or a `MismatchError` says which did not.
 
     Parameters
     ----------
@@ -135,6 +135,7 @@ class FSDP(ShardedModel):
                 "FSDP cannot know when its backward begins: return tensors, or tuples, lists or dictionaries of them"
             )
         if unit is self.root:
+            self._pass_ended("forward")
             self.next = dict(pairwise(self.order))
             self.previous = {after: before for before, after in pairwise([*self.order, self.root])}
             if self.precision.output is not None:
@@ -202,12 +203,13 @@ class FSDP(ShardedModel):
             unit = self.line.pop(0)
             if self.reducing is not None:
                 self.reducing.wait()
-            self.reducing = self.stream.launch(
-                self._reduce, list(unit.take_gradients(self.precision.reduction).items())
-            )
+            gradients = list(unit.take_gradients(self.precision.reduction).items())
+            self.reducing = self.stream.launch(self._reduce, unit.name, gradients)
 
-    def _reduce(self, gradients: list[tuple[Flat, Tensor]]) -> None:
+    def _reduce(self, name: str, gradients: list[tuple[Flat, Tensor]]) -> None:
         """Add this rank's shard of the sum of all ranks' gradients to what is there. Runs on the stream."""
+        for same in (self.same, *self.same_across):
+            same.step(f"reduce the gradients of {name or 'the root unit'}")
         for flat, gradient in gradients:
             flat.add_gradient(self._scattered(flat, gradient))
 
@@ -223,12 +225,20 @@ class FSDP(ShardedModel):
         self.in_backward = None
         if self.synchronising and any(unit.arrived for unit in self.units):
             self._reduce_line(all_of_them=True)
+            self._pass_ended("backward")
             self.reducing.wait()
             self.reducing = None
             self._drop_unused([parameter in self.used for parameter in self.parameters_to_reduce])
             for flat in self.flats:
                 flat.give_gradient(self.nowhere_used)
+        else:
+            self._pass_ended("backward")
         self._release_all()
+
+    def _pass_ended(self, which: str) -> None:
+        """Have the ranks compare how they went through the model. On a GPU this waits for their hosts, not for it."""
+        for same in (self.same, *(self.same_across if which == "backward" else ())):
+            self.stream.launch(same.step, f"the end of {which}", True)
 
 
 def followed(inputs: Any, work: Callable[[], None]) -> Any:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
-from minidist.comm.agree import agree
 from minidist.memory.precision import check_dtype
 from minidist.parallel.backward import Hook, remove_all
 from minidist.parallel.buckets import views_into
 from minidist.parallel.data import DataParallel
 from minidist.parallel.meta import on_device
+from minidist.parallel.same_steps import SameSteps
 from minidist.parallel.shard import Sharded
 from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit, of_one_kind, split
 
@@ -64,6 +64,9 @@ class ShardedModel(Sharded, DataParallel):
             for name, module, parameters in split(model, policy)
         ]
         self.root = self.units[-1]
+        at_once = all(flat.device.type != "cuda" for unit in self.units for flat in unit.flats)
+        groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
+        self.same, *self.same_across = [SameSteps(group, at_once) for group in groups]
         self.flats = [flat for unit in self.units for flat in unit.flats]
         self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
@@ -226,7 +229,7 @@ class ShardedModel(Sharded, DataParallel):
 
     def _fetch(self, unit: Unit, wholes: list[Tensor]) -> None:
         """Gather a unit. Runs on the stream."""
-        agree(self.stream.comm, "gather", unit.name or "the root unit")
+        self.same.step(f"gather {unit.name or 'the root unit'}")
         for flat, whole in zip(unit.flats, wholes, strict=True):
             flat.fetch(whole, self.stream.comm)
 
