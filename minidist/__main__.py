@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from minidist import __version__
 from minidist.cli.imports import quick_imports
 
 COMMANDS = {
@@ -25,8 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
-        print("python -m minidist COMMAND ...   (each has its own --help)\n" + "\n".join(lines))
+        print("python -m minidist COMMAND ...   (each has its own --help; or --version)\n" + "\n".join(lines))
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"minidist {__version__}")
+        return 0
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         print(f"minidist: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from ranks import clean_environment
 from test_grade import HONEST, LESSON
 
+import minidist
 from minidist.__main__ import main
 from minidist.grade.package import package
 
@@ -130,3 +132,10 @@ def test_there_is_no_answer_in_the_zip(tmp_path: Path, capsys: pytest.CaptureFix
             script.write_bytes(file.read(name))
             subprocess.run(["bash", "-n", str(script)], check=True)
     assert main(argv) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_every_door_tells_the_same_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"minidist {minidist.__version__}\n"
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "minidist.__version__"}

@@ -49,12 +49,13 @@ def everyone() -> dist.ProcessGroup:
 
 def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any]:
     """Return every rank's answer in the order of `rank`, which may differ from torch's."""
-
-    def all_gather(mine: Any, everyones: Any) -> None:
-        dist.all_gather(list(torch.from_numpy(everyones)), torch.from_numpy(mine), group)
-
     try:
-        return answers.gather_answers(group.size(), rank, answer, all_gather)
+        return answers.gather_answers(
+            group.size(),
+            rank,
+            answer,
+            lambda mine, everyones: dist.all_gather(list(torch.from_numpy(everyones)), torch.from_numpy(mine), group),
+        )
     except RuntimeError as error:
         raise explained(error, "another rank") from None
 

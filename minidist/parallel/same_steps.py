@@ -47,11 +47,10 @@ class SameSteps:
             return
         everyones = self.comm.roll_call(self.steps) if self.comm.size > 1 else [self.steps]
         self.steps = []
-        if all(steps == everyones[0] for steps in everyones):
-            return
-        apart = next(steps for steps in zip_longest(*everyones, fillvalue="nothing more") if len(set(steps)) > 1)
-        said = "; ".join(f"rank {member}: {step}" for member, step in zip(self.comm.members, apart, strict=True))
-        raise MismatchError(
-            f"the ranks do not call the same units of the model in the same order ({said}): have every rank call them "
-            "all, or let a policy choose a module around them as one unit"
-        )
+        apart = [steps for steps in zip_longest(*everyones, fillvalue="nothing more") if len(set(steps)) > 1]
+        if apart:
+            said = "; ".join(f"rank {member}: {step}" for member, step in zip(self.comm.members, apart[0], strict=True))
+            raise MismatchError(
+                f"the ranks do not call the same units of the model in the same order ({said}): have every rank call "
+                "them all, or let a policy choose a module around them as one unit"
+            )
