@@ -9,8 +9,7 @@
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘
 
 For n bytes of gradients a rank sends 2 (P - 1)/P n bytes; with a server it sends n, and the server (P - 1) n. DDP's
-buckets are flat and lie in registered memory, and each gradient is a view into one: nothing is copied to be sent.
-(Li et al. 2020, section 3.2.)
+buckets are flat, in registered memory, and each gradient is a view into one: none is copied. (Li et al. 2020, 3.2.)
 
 Gradients are *summed* by default: a loss divided by the global number of tokens then gives the serial gradient exactly.
 `op="mean"` is torch's convention, for loops that divide by the local number.
@@ -19,7 +18,7 @@ Gradients are *summed* by default: a loss divided by the global number of tokens
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -57,16 +56,17 @@ class DataParallel(nn.Module):
         On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
     """
 
+    ignored: Collection[nn.Parameter] = ()  # left as they are, as far as a strategy offers that
+
     def __init__(self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False) -> None:
         super().__init__()
         if op not in ("sum", "mean"):
             raise ValueError(f"op={op!r}: gradients are reduced by 'sum' or 'mean'")
-        self.module, self.comm, self.op, self.unused = model, comm, op, unused
+        self.module, self.comm, self.op, self.unused, self.synchronising = model, comm, op, unused, True
         self._find_parameters()
         self._check_unwrapped()
-        self.synchronising = True
         self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
-        make_equal(model, comm)
+        make_equal(model, comm, self.ignored)
 
     def _find_parameters(self) -> None:
         self.names = {parameter: name for name, parameter in self.module.named_parameters()}
@@ -116,7 +116,7 @@ class DataParallel(nn.Module):
 
     def _check_parameters(self) -> None:
         """Raise if the model got a parameter to train that nobody would reduce."""
-        known = set(self.parameters_to_reduce)
+        known = {*self.parameters_to_reduce, *self.ignored}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and parameter not in known:
                 raise RuntimeError(

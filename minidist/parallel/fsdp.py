@@ -18,7 +18,7 @@ inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import Any
 
@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from minidist.collectives import all_reduce, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.backward import BackwardEnd, Hook
+from minidist.parallel.policy import Policy
 from minidist.parallel.sharded import ShardedModel
-from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit
+from minidist.parallel.units import Allocate, Flat, MixedPrecision, Unit, WholeFlat
 
 
 class FSDP(ShardedModel):
@@ -48,13 +49,21 @@ class FSDP(ShardedModel):
         Tells of each module whether it is a unit. By default elements of `ModuleList`s are, or else the children.
     reshard_after_forward : bool
         Free units after forward and gather them again in backward. Without it they are whole from one to the other.
-    precision : MixedPrecision
+    precision : MixedPrecision or callable
+        For all units, or what returns the one of a unit's module.
     shard_ranks : int, optional
         For hybrid sharding: the size of a group of neighbouring ranks that share the parameters out among them.
     device : optional
         Of the shards of a model on `meta`; they are zeros until `load` fills them.
     allocate : optional
         `allocate(count, dtype)` returns the memory of a shard; it may lie on the CPU, or be a file (`offload.mapped`).
+    replicated : collection of nn.Parameter
+        Every rank has these whole all the time, and their gradients are all-reduced: small ones, such as norms.
+    ignored : collection of nn.Parameter
+        These are left as they are, different on every rank if they were, and their gradients to the caller.
+
+    Slices have no names of their own: `slice_of(parameter)` is that of a parameter, `slices` has them in the order of
+    the trained ones of `named_parameters()`, and `slice.placement` says name, shape, and which elements it holds.
 
     Raises
     ------
@@ -71,12 +80,14 @@ class FSDP(ShardedModel):
         unused: bool = False,
         policy: Policy | None = None,
         reshard_after_forward: bool = True,
-        precision: MixedPrecision | None = None,
+        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None = None,
         shard_ranks: int | None = None,
         device: torch.device | str | None = None,
-        allocate: Callable[[int, torch.dtype], Tensor] | None = None,
+        allocate: Allocate | None = None,
+        replicated: Collection[nn.Parameter] = (),
+        ignored: Collection[nn.Parameter] = (),
     ) -> None:
-        super().__init__(model, comm, op, unused, policy, precision, shard_ranks, device, allocate)
+        super().__init__(model, comm, op, unused, policy, precision, shard_ranks, device, allocate, replicated, ignored)
         self.reshard_after_forward = reshard_after_forward
         if not reshard_after_forward:
             self.most_whole = len(self.units)
@@ -103,8 +114,8 @@ class FSDP(ShardedModel):
     # ---------------------------------------------------------------- forward
 
     def _before_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self.precision.parameters is not None:
-            args, kwargs = cast((args, kwargs), self.precision.parameters)
+        if unit.precision.parameters is not None:
+            args, kwargs = cast((args, kwargs), unit.precision.parameters)
         if recomputing():  # a part of forward again, in backward
             self._bring(unit, None, self.in_backward)
         else:
@@ -138,8 +149,8 @@ class FSDP(ShardedModel):
             self._pass_ended("forward")
             self.next = dict(pairwise(self.order))
             self.previous = {after: before for before, after in pairwise([*self.order, self.root])}
-            if self.precision.output is not None:
-                output = cast(output, self.precision.output)
+        if unit.precision.output is not None:
+            output = cast(output, unit.precision.output)
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
         for tensor in differentiable:
             tensor.register_hook(Hook(self._before_backward, unit))  # type: ignore[no-untyped-call]
@@ -178,7 +189,7 @@ class FSDP(ShardedModel):
                 "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
             )
         if not self.synchronising or unit.gradients:
-            unit.add(parameter, self.precision.reduction)
+            unit.add(parameter)
         unit.arrived.add(parameter)
         self.used.add(parameter)
         if unit in self.previous and unit is self.in_backward and 2 * len(unit.arrived) >= len(unit.parameters):
@@ -203,7 +214,7 @@ class FSDP(ShardedModel):
             unit = self.line.pop(0)
             if self.reducing is not None:
                 self.reducing.wait()
-            gradients = list(unit.take_gradients(self.precision.reduction).items())
+            gradients = list(unit.take_gradients().items())
             self.reducing = self.stream.launch(self._reduce, unit.name, gradients)
 
     def _reduce(self, name: str, gradients: list[tuple[Flat, Tensor]]) -> None:
@@ -215,8 +226,13 @@ class FSDP(ShardedModel):
 
     def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
         """Return this rank's shard of the sum of all ranks' gradients."""
-        shard = reduce_scatter(gradient, self.stream.comm, self.op)
-        assert isinstance(shard, Tensor)
+        if isinstance(flat, WholeFlat):
+            shard = gradient
+            all_reduce(shard, self.stream.comm, self.op)
+        else:
+            scattered = reduce_scatter(gradient, self.stream.comm, self.op)
+            assert isinstance(scattered, Tensor)
+            shard = scattered
         if self.across is not None:
             all_reduce(shard, self.across, self.op)
         return shard

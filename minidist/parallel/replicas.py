@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import zip_longest
 
 from torch import Tensor, nn
@@ -10,8 +11,8 @@ from minidist.collectives import broadcast
 from minidist.comm import Communicator, MismatchError
 
 
-def make_equal(model: nn.Module, comm: Communicator) -> None:
-    """Overwrite all parameters and buffers with rank 0's. Collective.
+def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
+    """Overwrite all parameters, but those that are to be `ignored`, and all buffers with rank 0's. Collective.
 
     Raises
     ------
@@ -21,7 +22,7 @@ def make_equal(model: nn.Module, comm: Communicator) -> None:
         If ranks that are threads share one model.
     """
     check_same(model, comm)
-    for tensor in [*model.parameters(), *model.buffers()]:
+    for tensor in [*(parameter for parameter in model.parameters() if parameter not in ignored), *model.buffers()]:
         copy_from_root(tensor, comm)
 
 

@@ -1,4 +1,4 @@
-"""A model whose parameters are spread over ranks: its units, when these have memory, and its state as a whole.
+"""A model whose parameters are spread over ranks: its units, and when these have memory.
 
 `FSDP` decides when a unit is gathered; here is how.
 """
@@ -8,27 +8,26 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from minidist.collectives import all_gather
 from minidist.comm import Communicator
 from minidist.memory.precision import check_dtype
 from minidist.parallel.backward import Hook, remove_all
-from minidist.parallel.buckets import views_into
 from minidist.parallel.data import DataParallel
 from minidist.parallel.meta import on_device
+from minidist.parallel.policy import Policy, precision_of, split
 from minidist.parallel.same_steps import SameSteps
 from minidist.parallel.shard import Sharded
-from minidist.parallel.units import Flat, MixedPrecision, Policy, Unit, of_one_kind, split
+from minidist.parallel.units import Allocate, Flat, MixedPrecision, Unit, WholeFlat, of_one_kind
+from minidist.parallel.whole import Whole
 
 MOST = 2  # units that are whole at a time, the root aside
 
 
-class ShardedModel(Sharded, DataParallel):
+class ShardedModel(Whole, Sharded, DataParallel):
     """What strategies share that keep a part of the parameters only. Arguments are those of `FSDP`."""
 
     def __init__(
@@ -38,18 +37,24 @@ class ShardedModel(Sharded, DataParallel):
         op: str,
         unused: bool,
         policy: Policy | None,
-        precision: MixedPrecision | None,
+        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None,
         shard_ranks: int | None,
         device: torch.device | str | None,
-        allocate: Callable[[int, torch.dtype], Tensor] | None,
+        allocate: Allocate | None,
+        replicated: Collection[nn.Parameter],
+        ignored: Collection[nn.Parameter],
     ) -> None:
-        split(model, policy)  # complains before anything is sent
+        chosen = split(model, policy)  # complains before anything is sent
         if comm.size % (shard_ranks or 1):
             raise ValueError(f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one size")
-        self.precision = precision or MixedPrecision()
-        for dtype in (self.precision.parameters, self.precision.reduction, self.precision.output):
-            if dtype is not None:
-                check_dtype(dtype, torch.device(device or next(model.parameters()).device))
+        self.replicated, self.ignored = frozenset(replicated), frozenset(ignored)
+        if strangers := len((self.replicated | self.ignored) - set(model.parameters())):
+            raise ValueError(f"{strangers} of the parameters in replicated= and ignored= are none of the model's")
+        precisions = [precision_of(module, precision, root=not name) for name, module, _ in chosen]
+        for each in precisions:
+            for dtype in (each.parameters, each.reduction, each.output):
+                if dtype is not None:
+                    check_dtype(dtype, torch.device(device or next(model.parameters()).device))
         super().__init__(model, comm, op, unused)
         if device is not None:
             on_device(model, torch.device(device))
@@ -59,9 +64,10 @@ class ShardedModel(Sharded, DataParallel):
             self.shard_comm = comm.split(comm.rank // shard_ranks)
             self.across = comm.split(comm.rank % shard_ranks).fork()
         self.stream = self.shard_comm.stream()
+        self.alone = comm.split(comm.rank) if replicated else comm
         self.units = [
-            Unit(name, module, [self._flat(kind, allocate) for kind in of_one_kind(parameters)])
-            for name, module, parameters in split(model, policy)
+            Unit(name, module, self._flats(parameters, each, allocate), each)
+            for (name, module, parameters), each in zip(split(model, policy), precisions, strict=True)
         ]
         self.root = self.units[-1]
         at_once = all(flat.device.type != "cuda" for unit in self.units for flat in unit.flats)
@@ -133,55 +139,6 @@ class ShardedModel(Sharded, DataParallel):
             self._gather_all()
         return self.module
 
-    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a time. Collective."""
-        for flat in self.flats:
-            whole = torch.empty(sum(flat.counts), dtype=flat.values.dtype, device=flat.device)
-            all_gather(flat.values.to(flat.device), self.shard_comm, out=whole, counts=flat.counts)
-            for parameter, value in zip(flat.parameters, views_into(whole, flat.parameters), strict=True):
-                yield self.names[parameter], value
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Return what the serial model's `state_dict` would be, on the CPU of every rank. Collective."""
-        whole = {name: value.to("cpu", copy=True) for name, value in self.full_tensors()}
-        aliases = {name: self.names.get(p) for name, p in self.module.named_parameters(remove_duplicate=False)}
-        self.readable = True
-        state = self.module.state_dict()  # for its names, their order, and the buffers
-        self.readable = False
-        return {name: whole[aliases[name]] if name in aliases else value.cpu() for name, value in state.items()}  # type: ignore[index]
-
-    def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
-        """Take over whole parameters: a serial model's state, or drawn one after the other. Every rank needs them all.
-
-        Raises
-        ------
-        ValueError
-            If names or shapes are not this model's. A `Mapping` has changed nothing then.
-        """
-        names = dict(self.module.named_parameters(remove_duplicate=False))
-        buffers = dict(self.module.named_buffers())
-        missing, wrong = set(self.names.values()), []
-        writes: list[Callable[[], object]] = []
-        for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
-            target = names.get(name, buffers.get(name))
-            if target is None or target.shape != value.shape:
-                here = "nothing" if target is None else list(target.shape)
-                wrong.append(f"{name} is {list(value.shape)} there and {here} here")
-            elif name in names:
-                writes.append(partial(self.flat_of[names[name]].write, names[name], value))
-                missing.discard(self.names[names[name]])
-            else:
-                writes.append(partial(buffers[name].copy_, value))
-            while writes and not isinstance(tensors, Mapping):  # what is drawn one by one must not pile up
-                writes.pop()()
-        wrong += [f"{name} is missing" for name in self.names.values() if name in missing]
-        if wrong:
-            more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
-        for write in writes:
-            write()
-        self.stepped()
-
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> NoReturn:
         """Refuse to be moved or converted."""
         raise TypeError(
@@ -206,8 +163,25 @@ class ShardedModel(Sharded, DataParallel):
 
     # ---------------------------------------------------------------- memory of units
 
-    def _flat(self, parameters: list[nn.Parameter], allocate: Callable[[int, torch.dtype], Tensor] | None) -> Flat:
-        return Flat(parameters, self.names, self.shard_comm, self.precision, allocate)
+    def _find_parameters(self) -> None:
+        super()._find_parameters()
+        self.names = {parameter: name for parameter, name in self.names.items() if parameter not in self.ignored}
+        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
+
+    def _flats(
+        self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None
+    ) -> list[Flat]:
+        """Return the flat tensors of a unit: those that are shared out, then those that every rank has whole."""
+        mine = [parameter for parameter in parameters if parameter not in self.ignored]
+        cut = of_one_kind(parameter for parameter in mine if parameter not in self.replicated)
+        kept = of_one_kind(parameter for parameter in mine if parameter in self.replicated)
+        return [
+            *(self._flat(kind, precision, allocate) for kind in cut),
+            *(WholeFlat(kind, self.names, self.alone, precision) for kind in kept),
+        ]
+
+    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
+        return Flat(parameters, self.names, self.shard_comm, precision, allocate)
 
     def _bring(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
         """Have a unit whole, and the one that is needed `then` on its way."""

@@ -1,4 +1,4 @@
-"""Units of ZeRO-3: parameters that are gathered together, and which of a model's these are.
+"""Units of ZeRO-3: parameters that are gathered together.
 
 between uses    shard 0 │ shard 1 │ shard 2        each rank its own; the parameters are NaN, and cost nothing
 in use          ─────────── whole ───────────      on every rank; the parameters are views into it
@@ -7,8 +7,7 @@ in use          ─────────── whole ────────
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,8 +20,7 @@ from minidist.comm import Communicator
 from minidist.parallel.buckets import kind_of, views_into
 from minidist.parallel.shard import Shard
 
-Policy: TypeAlias = Callable[[nn.Module], bool]
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called themselves
+Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Flat(Shard):
         names: dict[nn.Parameter, str],
         comm: Communicator,
         precision: MixedPrecision,
-        allocate: Callable[[int, torch.dtype], Tensor] | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
         super().__init__(parameters, names, comm)
         like = parameters[0]
@@ -140,11 +138,37 @@ class Flat(Shard):
         self.whole.untyped_storage().resize_(0)
 
 
+class WholeFlat(Flat):
+    """Parameters that every rank has whole all the time: a shard of one rank alone, of which nothing is gathered."""
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        names: dict[nn.Parameter, str],
+        alone: Communicator,
+        precision: MixedPrecision,
+    ) -> None:
+        super().__init__(parameters, names, alone, precision, lambda count, dtype: torch.zeros(count, dtype=dtype))
+        self.whole = self.mine = self.mine.to(self.device)
+        self.views = views_into(self.whole, parameters)
+        self.show()
+
+    def make_room(self) -> Tensor:
+        """Have the bytes that are there already."""
+        return self.whole
+
+    def fetch(self, whole: Tensor, comm: Communicator) -> None:
+        """Gather nothing."""
+
+    def release(self) -> None:
+        """Free nothing."""
+
+
 class Unit:
     """Parameters that are gathered, used and released together, and their gradients on the way."""
 
-    def __init__(self, name: str, module: nn.Module, flats: list[Flat]) -> None:
-        self.name, self.module, self.flats = name, module, flats
+    def __init__(self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision) -> None:
+        self.name, self.module, self.flats, self.precision = name, module, flats, precision
         self.trained = [flat for flat in flats if flat.trained]
         self.parameters = {parameter for flat in self.trained for parameter in flat.parameters}
         self.gathering: Any = None  # a handle, from when gathering begins until somebody has waited for it
@@ -159,10 +183,10 @@ class Unit:
         ours = [flat.whole.data_ptr() for flat in self.flats if flat.whole.data_ptr()]
         return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output)
 
-    def add(self, parameter: nn.Parameter, dtype: torch.dtype | None) -> None:
+    def add(self, parameter: nn.Parameter) -> None:
         """Move a gradient from where autograd put it into its place among those of its unit."""
         assert parameter.grad is not None
-        self._make_places(dtype)
+        self._make_places()
         if parameter in self.empty:
             self.places[parameter].copy_(parameter.grad)
             self.empty.remove(parameter)
@@ -170,20 +194,21 @@ class Unit:
             self.places[parameter].add_(parameter.grad)
         parameter.grad = None
 
-    def _make_places(self, dtype: torch.dtype | None) -> None:
+    def _make_places(self) -> None:
         """Have room for all gradients."""
         if not self.gradients:
+            dtype = self.precision.reduction
             self.gradients = {flat: torch.empty_like(flat.whole, dtype=dtype) for flat in self.trained}
             for flat, whole in self.gradients.items():
                 self.places |= zip(flat.parameters, views_into(whole, flat.parameters), strict=True)
             self.empty = set(self.places)
 
-    def take_gradients(self, dtype: torch.dtype | None) -> dict[Flat, Tensor]:
+    def take_gradients(self) -> dict[Flat, Tensor]:
         """Return the gradients, zero where none came, and forget them."""
-        self._make_places(dtype)
+        self._make_places()
         for parameter in self.parameters:
             if parameter.grad is not None:
-                self.add(parameter, dtype)
+                self.add(parameter)
         for parameter in self.empty:
             self.places[parameter].zero_()
         taken = self.gradients
@@ -203,62 +228,6 @@ class Unit:
                 parameter.grad = None
                 if parameter in self.places:
                     self.empty.add(parameter)
-
-
-def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
-    """Return the units as (name, module, parameters), in the order of the modules, and last the root's.
-
-    A parameter that several units use is the root's, whose parameters are there all the time.
-
-    Raises
-    ------
-    ValueError
-        If the policy chooses nothing, a module inside another that it chose, or one that is never called.
-    """
-    blocks = set(_blocks(model, isinstance(model, nn.Sequential))) or set(model.children())
-    blocks = {block for block in blocks if not isinstance(block, CONTAINERS)}
-    chosen = [
-        (name, module)
-        for name, module in model.named_modules()
-        if name and (module in blocks if policy is None else policy(module)) and any(True for _ in module.parameters())
-    ]
-    if policy is not None:
-        _check(model, chosen)
-    users = Counter(parameter for _, module in chosen for parameter in set(module.parameters()))
-    units = [(name, module, [p for p in module.parameters() if users[p] == 1]) for name, module in chosen]
-    within = {parameter for _, _, parameters in units for parameter in parameters}
-    return [*units, ("", model, [parameter for parameter in model.parameters() if parameter not in within])]
-
-
-def _blocks(module: nn.Module, in_list: bool) -> Iterator[nn.Module]:
-    """Yield the elements of lists of modules, and of a `Sequential` that is no such element itself."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and not in_list):
-            yield from _blocks(child, in_list=True)
-        elif in_list:
-            yield child
-        else:
-            yield from _blocks(child, in_list=False)
-
-
-def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
-    if not chosen:
-        raise ValueError(
-            f"the policy chooses no module with parameters of this {type(model).__name__}, so all of them would be "
-            "gathered at once: choose its blocks, for instance, or leave the policy out"
-        )
-    for name, module in chosen:
-        if isinstance(module, CONTAINERS):
-            raise ValueError(
-                f"the policy chooses {name}, a {type(module).__name__}, which is never called itself, so nobody would "
-                "gather it: choose its elements"
-            )
-        for outer, around in chosen:
-            if around is not module and any(below is module for below in around.modules()):
-                parameter = next(parameter for parameter, _ in module.named_parameters(prefix=name))
-                raise ValueError(
-                    f"the policy wraps {parameter} twice: in {name}, and in {outer}, which contains it: choose one"
-                )
 
 
 def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -17,7 +17,7 @@ the two hops. A quantised sum cannot be passed on from rank to rank as in a ring
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Communicator
 from minidist.memory.blocks import BLOCK, pack, unpack
 from minidist.parallel.fsdp import FSDP
-from minidist.parallel.units import Flat
+from minidist.parallel.units import Allocate, Flat, MixedPrecision
 
 
 class Nodes:
@@ -126,11 +126,12 @@ class ZeROPlusPlus(FSDP):
         held = super().held()
         return {**held, "parameters": [*held["parameters"], *seconds]}
 
-    def _flat(self, parameters: list[nn.Parameter], allocate: Callable[[int, torch.dtype], Tensor] | None) -> Flat:
-        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, self.precision, allocate)
+    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
+        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate)
 
     def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
-        assert isinstance(flat, QuantisedFlat)
+        if not isinstance(flat, QuantisedFlat):
+            return super()._scattered(flat, gradient)
         shard = self.nodes.reduce(flat.rows(gradient))[: len(flat.mine)]
         return shard / self.comm.size if self.op == "mean" else shard
 
