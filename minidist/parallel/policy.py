@@ -6,12 +6,14 @@ By default the elements of lists of modules are units, such as a GPT's layers; w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
+import torch
 from torch import nn
 
+from minidist.memory.precision import check_dtype
 from minidist.parallel.units import MixedPrecision
 
 Policy: TypeAlias = Callable[[nn.Module], bool]
@@ -26,6 +28,14 @@ def precision_of(
         return precision(module)
     precision = precision or MixedPrecision()
     return precision if root else replace(precision, output=None)
+
+
+def check_precisions(precisions: Iterable[MixedPrecision], device: torch.device) -> None:
+    """Raise ValueError, as `check_dtype`, if a device cannot compute in one of these."""
+    for each in precisions:
+        for dtype in (each.parameters, each.reduction, each.output):
+            if dtype is not None:
+                check_dtype(dtype, device)
 
 
 def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:

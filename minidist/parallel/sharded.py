@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-from minidist.memory.precision import check_dtype
 from minidist.parallel.backward import Hook, remove_all
 from minidist.parallel.data import DataParallel
 from minidist.parallel.meta import on_device
-from minidist.parallel.policy import Policy, precision_of, split
+from minidist.parallel.policy import Policy, check_precisions, precision_of, split
 from minidist.parallel.same_steps import SameSteps
 from minidist.parallel.shard import Sharded
 from minidist.parallel.units import Allocate, Flat, MixedPrecision, Unit, WholeFlat, of_one_kind
@@ -51,28 +50,17 @@ class ShardedModel(Whole, Sharded, DataParallel):
         if strangers := len((self.replicated | self.ignored) - set(model.parameters())):
             raise ValueError(f"{strangers} of the parameters in replicated= and ignored= are none of the model's")
         precisions = [precision_of(module, precision, root=not name) for name, module, _ in chosen]
-        for each in precisions:
-            for dtype in (each.parameters, each.reduction, each.output):
-                if dtype is not None:
-                    check_dtype(dtype, torch.device(device or next(model.parameters()).device))
+        check_precisions(precisions, torch.device(device or next(model.parameters()).device))
         super().__init__(model, comm, op, unused)
         if device is not None:
             on_device(model, torch.device(device))
             self._find_parameters()
-        self.shard_comm, self.across = comm, None
-        if shard_ranks is not None:
-            self.shard_comm = comm.split(comm.rank // shard_ranks)
-            self.across = comm.split(comm.rank % shard_ranks).fork()
-        self.stream = self.shard_comm.stream()
-        self.alone = comm.split(comm.rank) if replicated else comm
+        self._divide(shard_ranks)
         self.units = [
             Unit(name, module, self._flats(parameters, each, allocate), each)
             for (name, module, parameters), each in zip(split(model, policy), precisions, strict=True)
         ]
         self.root = self.units[-1]
-        at_once = all(flat.device.type != "cuda" for unit in self.units for flat in unit.flats)
-        groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
-        self.same, *self.same_across = [SameSteps(group, at_once) for group in groups]
         self.flats = [flat for unit in self.units for flat in unit.flats]
         self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
@@ -162,6 +150,19 @@ class ShardedModel(Whole, Sharded, DataParallel):
         return {"parameters": [flat.mine for flat in self.flats], "gradients": gradients}
 
     # ---------------------------------------------------------------- memory of units
+
+    def _divide(self, shard_ranks: int | None) -> None:
+        """Find the ranks that share parameters out, those across that have the same part, and this one alone."""
+        comm = self.comm
+        self.shard_comm, self.across = comm, None
+        if shard_ranks is not None:
+            self.shard_comm = comm.split(comm.rank // shard_ranks)
+            self.across = comm.split(comm.rank % shard_ranks).fork()
+        self.stream = self.shard_comm.stream()
+        self.alone = comm.split(comm.rank) if self.replicated else comm
+        at_once = all(parameter.device.type != "cuda" for parameter in self.names)
+        groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
+        self.same, *self.same_across = [SameSteps(group, at_once) for group in groups]
 
     def _find_parameters(self) -> None:
         super()._find_parameters()
