@@ -233,6 +233,7 @@ def test_what_a_killed_run_left_is_cleared_and_never_read(tmp_path: Path) -> Non
     for name in (".unfinished-00000002", ".unfinished-00000009", ".unfinished"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-0000.safetensors").write_text("half of i")
+    (tmp_path / ".unfinished-index.json").write_text("half of i")
     assert newest(tmp_path).name == "step-00000001"
     unfinished = begin(tmp_path, 2)
     assert list(unfinished.iterdir()) == [] and list(tmp_path.glob(".*")) == [unfinished]

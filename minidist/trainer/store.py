@@ -66,7 +66,7 @@ def begin(folder: Path, step: int) -> Path:
         if final.exists():
             raise CheckpointError(f"{final} is there already and is not overwritten: save to another folder")
         for remains in folder.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(remains)
+            shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
         unfinished.mkdir(parents=True)
     except OSError as error:
         raise _unwritten(final, reason(error)) from None
