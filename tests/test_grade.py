@@ -20,9 +20,10 @@ import pytest
 from minidist.__main__ import main
 from minidist.cli.grade import default_lessons
 from minidist.grade import record
-from minidist.grade.contract import Check, Wrong, expect_close, expect_equal
+from minidist.grade.compare import Wrong, expect_close, expect_equal, expect_ranks
+from minidist.grade.contract import Check
 from minidist.grade.grading import NOT_STARTED, Graded, grade
-from minidist.grade.lesson import Answer, find_lesson, reference_answer
+from minidist.grade.lesson import Answer, Lesson, find_lesson, load_checks, reference_answer
 from minidist.grade.report import totals
 from minidist.grade.runner import collect
 
@@ -146,15 +147,49 @@ def test_a_wrong_value_is_named_by_rank_and_index(tmp_path: Path) -> None:
         ([4.0, 8.0], "rank 3: x[1] is 8, expected 2: all of it is 4 times that"),
         ([0.25, 0.5], "rank 3: x[1] is 0.5, expected 2: all of it is 1/4 of that"),
         ([4.0, 9.0], "rank 3: x[1] is 9, expected 2"),
-        ([-1.0, -2.0], "rank 3: x[1] is -2, expected 2"),
-        ([0.0, 0.0], "rank 3: x[1] is 0, expected 2"),
-        ([np.nan, 8.0], "rank 3: x[0] is nan, expected 1"),
+        ([-1.0, -2.0], "rank 3: x[1] is -2, expected 2: all of it has the other sign"),
+        ([0.0, 0.0], "rank 3: x[1] is 0, expected 2: all of it is 0, as if nothing had been written"),
+        ([np.nan, 8.0], "rank 3: x[0] is nan, expected 1: 1 of its 2 values are infinite or not a number"),
+        ([2.0, 1.0], "rank 3: x[0] is 2, expected 1: these are the right values in another order"),
+        ([7.0, 5.0], "rank 3: x[0] is 7, expected 1: it is still what was given"),
+        ([6.0, 2.5], "rank 3: x[0] is 6, expected 1: that is what rank 0 should have"),
+        ([3.0, 3.5], "rank 3: x[0] is 3, expected 1: this is what comes out if each rank divides by its own count"),
+        ([9.0, 9.5], "rank 3: x[0] is 9, expected 1"),
     ],
 )
-def test_a_missing_scale_is_told(found: list[float], said: str) -> None:
+def test_what_a_wrong_value_looks_like_is_told(found: list[float], said: str) -> None:
+    instead = {
+        "nothing is divided": np.array([1.0, 1.0]),
+        "each rank divides by its own count": lambda: np.array([3.0, 3.5]),
+        "it is all zero": lambda: 1 / 0 if found == [3.0, 3.5] else np.zeros(3),  # not asked for behind one that fits
+    }
+    others = [np.array([6.0, 2.5]), np.zeros(2), np.zeros(2), np.array([1.0, 2.0])]
+    others = others if found[1] == 2.5 else []
     with pytest.raises(Wrong) as wrong:
-        expect_close(3, "x", np.array(found), np.array([1.0, 2.0]))
+        expect_close(3, "x", np.array(found), np.array([1.0, 2.0]), instead=instead, others=others, before=BEFORE)
     assert str(wrong.value) == said
+    expect_close(3, "x", np.array([1.0, 2.0]), np.array([1.0, 2.0]), instead={"it is asked for": lambda: 1 / 0})
+
+
+BEFORE = np.array([7.0, 5.0])
+
+
+def test_a_transposed_array_and_another_rank_s_are_told() -> None:
+    square, wide = np.array([[1, 2], [3, 4]]), np.array([[1.0, 2.0, 3.0]])
+    with pytest.raises(Wrong, match=r"rank 0: x\[0, 1\] is 3, expected 2: it is transposed"):
+        expect_equal(0, "x", square.T, square)
+    with pytest.raises(Wrong, match=r"x has shape \(3, 1\), expected \(1, 3\): it is transposed"):
+        expect_close(0, "x", wide.T, wide)
+    with pytest.raises(Wrong, match=r"x has shape \(3,\), expected \(1, 3\): the values are right, the shape is not"):
+        expect_close(0, "x", wide[0], wide)
+    ranks = [np.array([1.0]), np.array([5.0])]
+    with pytest.raises(Wrong, match=r"rank 1: x\[0\] is 1, expected 5: that is what rank 0 should have"):
+        expect_ranks("x", [ranks[0], ranks[0]], ranks)
+    with pytest.raises(
+        Wrong, match=r"rank 1: x\[0\] is 3.0, expected 5.0: this is what comes out if ranks add up less"
+    ):
+        expect_ranks("x", [ranks[0], np.array([3.0])], ranks, 0, instead={"ranks add up less": lambda: [[2], [3.0]]})
+    expect_ranks("x", ranks, ranks, 0, before=ranks)
 
 
 def test_a_deadlock_is_told_by_who_waits_where() -> None:
@@ -190,7 +225,7 @@ def test_an_error_is_told_by_rank_and_line_without_a_traceback(tmp_path: Path) -
     ("source", "told"),
     (
         ("def f(:", "rank 0 raised SyntaxError at exercise.py:1"),
-        ("x = 1", "module 'exercise' has no attribute 'ring_all_gather'"),
+        ("x = 1", "rank 0: exercise.py has no ring_all_gather: the handout does"),
         ("import minidist.nothing", "ModuleNotFoundError at exercise.py:1"),
         (
             "def ring_all_gather(chunks, comm): raise ValueError('\\x1b[2J\\0')",
@@ -201,6 +236,31 @@ def test_an_error_is_told_by_rank_and_line_without_a_traceback(tmp_path: Path) -
 def test_a_file_that_cannot_be_used_is_told_so(source: str, told: str, tmp_path: Path) -> None:
     tests = grade(LESSON, answer(tmp_path, source), only=pick(task=2))
     assert all(test.score == 0 and told in test.output and test.output.isprintable() for test in tests), tests[0].output
+
+
+def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> None:
+    """In a judge, in a program, or in what a program hands to the answer, whose line is then named."""
+    source = "def f(give):\n    return give()\ndef ring_all_gather(x):\n    return x\n"
+    lesson_file = """
+        import numpy as np
+        from minidist.grade.contract import Case, Check, Task
+        def once(rng): return [Case(({},), "one")]
+        def good(exercise, comm, given): return {"x": exercise.f(lambda: 1)}
+        def within(exercise, comm, given): return {"x": exercise.f(lambda: {}["key"])}
+        def bad(exercise, comm, given): return {"x": exercise.f(lambda: [1, 2])[5]}
+        def stub(exercise, comm, given): raise NotImplementedError("of the check's own")
+        def judge(case, results, notes): results[0]["y"]
+        CHECKS = [Check(Task(1, "t"), f.__name__, 1, once, f, judge) for f in (good, within, bad, stub)]
+    """
+    (tmp_path / "checks.py").write_text(textwrap.dedent(lesson_file))
+    lesson = Lesson(tmp_path, tuple(load_checks(tmp_path / "checks.py")))
+    (tmp_path / "student").mkdir()
+    judged, called, returned, stub = (test.output for test in grade(lesson, answer(tmp_path / "student", source)))
+    fault = "its own fault, unless the answer returns other than its docstring says"
+    assert re.fullmatch(rf"the check fails at checks.py:9 in judge \(KeyError: 'y'\): {fault}", judged)
+    assert called == "rank 0 raised KeyError at exercise.py:2 in f: 'key'"
+    assert re.fullmatch(rf"the check fails at checks.py:7 in bad \(IndexError: .*\): {fault}", returned)
+    assert "checks.py:8 in stub (NotImplementedError of a library: of the check's own)" in stub
 
 
 def test_a_function_that_returns_nothing_is_told_so(tmp_path: Path) -> None:

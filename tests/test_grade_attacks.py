@@ -28,11 +28,18 @@ FEW = "unequal"  # two cases of task 1, two of task 2
 
 
 def attack(
-    tmp_path: Path, source: str, *, task: int = 0, wire: str = "threads", title: str = "", limit: float = 1.0
+    tmp_path: Path,
+    source: str,
+    *,
+    task: int = 0,
+    wire: str = "threads",
+    title: str = "",
+    limit: float = 1.0,
+    lesson: str = "02",
 ) -> list[Graded]:
     path = tmp_path / "exercise.py"
     path.write_text(source)
-    return grade(LESSON, Answer(path), limit=limit, only=pick(task, wire, title))
+    return grade(find_lesson(LESSON.folder.parent, lesson), Answer(path), limit=limit, only=pick(task, wire, title))
 
 
 def with_environment(variable: str) -> list[int]:
@@ -211,14 +218,86 @@ def all_reduce_cost(*question):
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(cost, *question).result()
 """
+UNWATCHED = COST + "def all_reduce_cost(*question):\n    {}\n"
+ELSEWHERE = """
+def all_reduce_cost(elements, itemsize, ranks, rank):
+    counts = [count for found in {} for count in found]
+    return 2 * (ranks - 1), (2 * elements - counts[rank] - counts[(rank + 1) % ranks]) * itemsize
+"""
 CALLS = {
-    "a call": (CUT + COST + "all_reduce_cost = cost", "calls minidist.collectives.fast"),
-    "a call on a thread": (CUT + COST + THREAD, "calls minidist.collectives.fast"),
-    "unwatched": (
-        CUT
-        + COST
-        + "import sys\ndef all_reduce_cost(*question):\n    sys.setprofile(None)\n    return cost(*question)",
-        "sys.setprofile",
+    "a call": (COST + "all_reduce_cost = cost", "calls minidist.collectives.fast"),
+    "a call on a thread": (COST + THREAD, "calls minidist.collectives.fast"),
+    "a thread's own target": (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        + ELSEWHERE.format("[ThreadPoolExecutor(1).submit(cut, elements, ranks).result()]"),
+        "calls minidist.collectives.fast",
+    ),
+    "a map": (ELSEWHERE.format("map(cut, [elements], [ranks])"), "calls minidist.collectives.fast"),
+    "a partial function": (
+        "from functools import partial\n" + ELSEWHERE.format("[partial(cut, elements)(ranks)]"),
+        "calls minidist.collectives.fast",
+    ),
+    "an event loop": (
+        "import asyncio\n" + ELSEWHERE.format("[asyncio.run(asyncio.to_thread(cut, elements, ranks))]"),
+        "calls minidist.collectives.fast",
+    ),
+    "a table made at import": (
+        "TABLE = {(n, p): cut(n, p) for n in range(1000) for p in range(1, 9)}\n"
+        + ELSEWHERE.format("[TABLE[elements, ranks]]"),
+        "in <dictcomp> calls minidist.collectives.fast",
+    ),
+    "unwatched": (UNWATCHED.format("import sys; sys.setprofile(None); return cost(*question)"), "sys.setprofile"),
+    "unwatched for a while": (
+        "import sys\n"
+        + UNWATCHED.format(
+            """before = sys.getprofile()
+    try:
+        sys.setprofile(None)
+    except Exception:
+        pass
+    found = cost(*question)
+    sys.setprofile(before)
+    return found"""
+        ),
+        "calls sys.setprofile, which hides calls",
+    ),
+    "a thread that is not watched": (
+        "import threading\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        + UNWATCHED.format(
+            """threading.setprofile(None)
+    return ThreadPoolExecutor(1).submit(cost, *question).result()"""
+        ),
+        "calls _thread.start_new_thread, which hides calls",
+    ),
+    "a bare thread": (
+        "import _thread, time\n"
+        + UNWATCHED.format(
+            """found = []
+    _thread.start_new_thread(lambda: found.append(cost(*question)), ())
+    while not found: time.sleep(0.001)
+    return found[0]"""
+        ),
+        "calls _thread.start_new_thread, which hides calls",
+    ),
+    "a trace function": (
+        "import sys\n"
+        + UNWATCHED.format(
+            """found = []
+    sys.settrace(lambda *_: found.append(cost(*question)))
+    (lambda: 0)()
+    return found[0]"""
+        ),
+        "calls sys.settrace, which hides calls",
+    ),
+    "an audit hook": (
+        "import sys\n"
+        + UNWATCHED.format(
+            """found = []
+    sys.addaudithook(lambda *_: found or found.append(cost(*question)))
+    sys.audit("mine")
+    return found[0]"""
+        ),
+        "calls sys.addaudithook, which hides calls",
     ),
 }
 
@@ -226,7 +305,7 @@ CALLS = {
 @pytest.mark.parametrize("how", CALLS)
 def test_lean_without_a_message(how: str, tmp_path: Path) -> None:
     source, told = CALLS[how]
-    tests = attack(tmp_path, source, task=4, limit=5.0)
+    tests = attack(tmp_path, CUT + source, task=4, limit=5.0)
     assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
     hidden_by_nobody = attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4, limit=5.0)
     assert scores(hidden_by_nobody) > 0
@@ -267,9 +346,15 @@ def test_call_mpi_itself(tmp_path: Path) -> None:
 
 WITNESS = "import minidist.grade.witness as w\n"
 HIDE = {
-    "patches the witness": ("w.stack = lambda *_: ((), '', False)\n", "the reference itself"),
+    "patches the watch": (
+        "import minidist.grade.watch as watch; watch.Watch.stack = lambda *_: ((), '', False, True)\n",
+        "the reference itself",
+    ),
     "patches its method": ("w.Witness._see = lambda *_: None\n", "a roll call"),
-    "swaps code": ("w.stack.__code__ = (lambda f, e: ((), '', False)).__code__\n", "the reference itself"),
+    "swaps code": (
+        "from minidist.grade.watch import Watch; Watch.stack.__code__ = (lambda *_: ((), '', False, True)).__code__\n",
+        "the reference itself",
+    ),
 }
 
 
@@ -278,7 +363,7 @@ def test_hide_from_the_witness(how: str, tmp_path: Path) -> None:
     patch, leaning = HIDE[how]
     tests = attack(tmp_path, WITNESS + patch + LEANING[leaning], title=FEW)
     assert scores(tests) == 0
-    assert "which belongs to minidist" in tests[0].output
+    assert "which belongs to minidist" in tests[0].output or "is to be built by hand" in tests[0].output
 
 
 def test_go_past_the_witness(tmp_path: Path) -> None:
@@ -287,6 +372,140 @@ def test_go_past_the_witness(tmp_path: Path) -> None:
     source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n    honest(buffer, comm._inner)\n"
     tests = attack(tmp_path, source, task=3, limit=5.0)
     assert scores(tests) == 0 and "through the communicator that was given" in tests[0].output
+
+
+def test_go_past_the_witness_without_a_message(tmp_path: Path) -> None:
+    source = HONEST.replace("def ring_all_reduce", "def honest")
+    source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
+    source += "    buffer[:] = sum(comm._inner.roll_call(buffer.copy()))\n"
+    tests = attack(tmp_path, source, task=3, limit=5.0)
+    assert scores(tests) == 0 and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
+
+
+def test_simulated_ranks_share_no_variable_of_the_answer(tmp_path: Path) -> None:
+    """A sum through one, and beside it a ring of messages of the right size."""
+    source = HONEST.replace("def ring_all_reduce", "def honest") + "BOX = {}\ndef ring_all_reduce(buffer, comm):\n"
+    source += "    BOX[comm.rank] = buffer.copy()\n    honest(buffer.copy(), comm)\n    buffer[:] = sum(BOX.values())\n"
+    tests = attack(tmp_path, source, task=3, limit=5.0, title="adds up")
+    assert scores(tests) == 0 and "after the call the caller's buffer" in tests[0].output
+
+
+SCALER = """
+class LossScaler:
+    def __init__(self, comm, scale, interval):
+        self.comm, self.scale, self.interval, self.good = comm, scale, interval, 0
+    def overflowed(self, gradients):
+        return self.anywhere(not all(np.isfinite(gradient).all() for gradient in gradients))
+    def anywhere(self, mine):
+        {}
+    def update(self, overflow):
+        if overflow and self.scale <= 1:
+            raise FloatingPointError
+        self.good = 0 if overflow else self.good + 1
+        if overflow or self.good == self.interval:
+            self.scale, self.good = self.scale * (0.5 if overflow else 2), 0
+"""
+
+
+def test_colors_of_a_split_carry_no_data(tmp_path: Path) -> None:
+    """Who is in one's group tells what the others hold. The same answer by an all-reduce is right."""
+    source = "import numpy as np\nfrom minidist.collectives import all_reduce\n" + SCALER
+    split = "return mine or self.comm.split(int(mine)).size < self.comm.size"
+    tests = attack(tmp_path, source.format(split), task=2, limit=20.0, lesson="12")
+    assert scores(tests) == 0 and "in anywhere uses comm.split, which tells ranks more" in tests[0].output
+    right = "found = np.array([float(mine)]); all_reduce(found, self.comm, op='max'); return bool(found[0])"
+    tests = attack(tmp_path, source.format(right), task=2, limit=20.0, lesson="12")
+    assert scores(tests) == sum(test.max_score for test in tests)
+
+
+BALANCE = "from minidist.parallel.stage import balance\n"
+LENT = {
+    "its own name": "cut_layers = balance",
+    "torch, as an argument": """
+from functools import partial
+from torch.utils._pytree import tree_map
+def cut_layers(costs, stages):
+    return tree_map(partial(balance, list(costs)), stages)
+""",
+    "a module of torch's": """
+from torch import nn
+class Layer(nn.Module):
+    forward = staticmethod(balance)
+def cut_layers(costs, stages):
+    return Layer()(costs, stages)
+""",
+}
+
+
+@pytest.mark.parametrize("to", LENT)
+def test_the_package_s_answer_is_not_lent(to: str, tmp_path: Path) -> None:
+    tests = attack(tmp_path, BALANCE + LENT[to], task=1, limit=20.0, lesson="09")
+    assert scores(tests) == 0 and "calls minidist.parallel.stage" in tests[0].output
+
+
+BYTES = """
+import sys
+{}
+def bytes_per_step(sizes, stage, *, layers, hidden, intermediate, tokens, microbatches, itemsize):
+    model = layers, hidden, intermediate, tokens, microbatches, itemsize
+    return {}(sizes["dp"], sizes["pp"], sizes["tp"], stage, model)
+"""
+LOADED = """
+import importlib.util
+def load(caller):
+    spec = importlib.util.spec_from_file_location("mine", caller.f_code.co_filename)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+"""
+WHERE = {
+    "by name": ("from checks import bytes_along", "bytes_along", "No module named 'checks'"),
+    "in the caller": ("", "sys._getframe(1).f_globals['bytes_along']", "in bytes_per_step calls checks"),
+    "in the file": (LOADED, "load(sys._getframe(1)).bytes_along", "in bytes_per_step calls checks"),
+    "in memory": (
+        "import gc",
+        "next(x for x in gc.get_objects() if getattr(x, '__name__', '') == 'bytes_along')",
+        "calls gc.get_objects, which hides",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_what_the_checks_compare_with_is_out_of_reach(where: str, tmp_path: Path) -> None:
+    first, call, told = WHERE[where]
+    tests = attack(tmp_path, BYTES.format(first, call), task=2, limit=20.0, lesson="14")
+    assert scores(tests) == 0 and told in tests[0].output, tests[0].output
+
+
+HOOKED = """
+from functools import partial
+import numpy as np, torch
+from minidist.grade.contract import Case, Check, Task
+from minidist.parallel.adjoint import copy_to
+def once(rng): return [Case(({},), "one")]
+def program(exercise, comm, given):
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(partial(copy_to, comm=comm))
+    exercise.train(weight, comm)
+    return {"gradient": weight.grad}
+def judge(case, results, notes): assert results[0]["gradient"].tolist() == [2, 2]
+CHECKS = [Check(Task(1, "train", ("minidist.parallel",)), "trains", 1, once, program, judge)]
+"""
+
+
+def test_a_hook_that_the_answer_did_not_install_is_not_its_doing(tmp_path: Path) -> None:
+    """Whoever calls `backward` has torch call all hooks there are; to install one is another matter."""
+    (tmp_path / "01_hook").mkdir()
+    (tmp_path / "01_hook/checks.py").write_text(HOOKED)
+    lesson, path = find_lesson(tmp_path, "01"), tmp_path / "exercise.py"
+    path.write_text("def train(weight, comm):\n    (2 * weight).sum().backward()\n")
+    assert [(test.score, test.output) for test in grade(lesson, Answer(path))] == [(1, "")]
+    path.write_text(
+        "from functools import partial\nfrom minidist.parallel.adjoint import copy_to\ndef train(weight, comm):\n"
+        "    weight.register_hook(partial(copy_to, comm=comm))\n    (2 * weight).sum().backward()\n"
+    )
+    tests = grade(lesson, Answer(path))
+    assert scores(tests) == 0 and "exercise.py:4 in train calls minidist.parallel.adjoint" in tests[0].output
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = lessons_in(ROOT / "lessons")
 NAMES = [folder.name for folder in FOLDERS]
 MISTAKES = [(folder.name, path.stem) for folder in FOLDERS for path in sorted(folder.glob("mistakes/*.py"))]
-PARTS = ("README.md", "exercise.py", "solution.py", "checks.py", "cluster.py")
+PARTS = ("README.md", "exercise.py", "solution.py", "honest.py", "checks.py", "cluster.py")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
@@ -86,6 +86,23 @@ def test_the_reference_scores_everything(graded: Grader, name: str, seed: int) -
     sends = {test.check.task.number for test in tests if test.figures["messages sent"]}
     confirmed = {check.task.number for check in load(name).checks if check.wire == "mpi"}
     assert sends <= confirmed, "every task that sends is confirmed under mpirun"
+
+
+def honest(name: str) -> Answer:
+    """Return the answer that was written by hand, from the handout alone; it may lean on nothing."""
+    return Answer(load(name).folder / "honest.py")
+
+
+@pytest.mark.parametrize("seed", (0, 7))
+@EACH
+def test_an_honest_answer_scores_everything(graded: Grader, name: str, seed: int) -> None:
+    """Unlike solutions and mistakes, which are the package's own, with all bans in force."""
+    assert lost(graded(name, honest(name), seed=seed)) == []
+
+
+@EACH
+def test_an_honest_answer_scores_under_mpirun(name: str) -> None:
+    assert lost(grade(load(name), honest(name), only=lambda check: check.wire == "mpi")) == []
 
 
 @EACH
@@ -155,7 +172,7 @@ def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: st
     tests = graded(name, answer, task_of(name, mistake), limit=3.0)
     failed = [test for test in tests if test.score < test.max_score]
     assert failed and {test.status for test in failed} == {FAILED}
-    assert not any(re.match(r"rank \d+ raised|the answer cannot be read", test.output) for test in failed), "it crashes"
+    assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), "it crashes"
 
 
 def test_who_clears_the_folder_is_told_so(graded: Grader) -> None:

@@ -16,9 +16,9 @@ from minidist.collectives import all_gather
 from minidist.comm.cluster import Link
 from minidist.grade.contract import Arrays, Case, Check, Draw, Note, Task, Wrong, expect_close, sent_by
 
-BY_HAND = ("minidist.mesh", "comm.native")
+BY_HAND = ("minidist.mesh",)
 STRATEGIES = tuple(f"minidist.parallel.{name}" for name in ("parallelize", "data", "fsdp", "tensor_plan", "clip"))
-GROUPS = Task(1, "coordinates and groups", BY_HAND)
+GROUPS = Task(1, "coordinates and groups", BY_HAND, may_use=("comm.split",))
 BYTES = Task(2, "bytes along each axis", BY_HAND)
 STEP = Task(3, "a step on two axes", BY_HAND + STRATEGIES)
 NORM = Task(4, "one norm for the mesh", BY_HAND + STRATEGIES)

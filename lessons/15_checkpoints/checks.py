@@ -22,9 +22,9 @@ from judges import (
 
 from minidist.grade.contract import Case, Check, Draw, Task
 
-BY_HAND = ("minidist.trainer", "minidist.parallel", "comm.native")
+BY_HAND = ("minidist.trainer", "minidist.parallel")
 PIECES = Task(1, "who writes what", BY_HAND)
-SAVE = Task(2, "all of it or nothing", BY_HAND)
+SAVE = Task(2, "all of it or nothing", BY_HAND, may_use=("comm.roll_call",))
 LOAD = Task(3, "into another layout", BY_HAND)
 RESUME = Task(4, "all that a run is", BY_HAND)
 CADENCE = Task(5, "how often", BY_HAND)

@@ -34,7 +34,7 @@ from judges import (
 from minidist.grade.contract import Arrays, Case, Check, Draw, Note, Task
 from minidist.trace import Event
 
-BY_HAND = ("minidist.collectives", "minidist.parallel", "comm.native", "comm.roll_call", "comm.allocate")
+BY_HAND = ("minidist.collectives", "minidist.parallel")
 ODD = Task(1, "who makes another call", (*BY_HAND, "minidist.comm.agree"))
 DIFFERENCE = Task(2, "where the weights differ", (*BY_HAND, "minidist.trainer"))
 SLOW = Task(3, "the slow rank", ("minidist.trace.table",))

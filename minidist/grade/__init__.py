@@ -4,9 +4,10 @@
         │   contract.py   what a lesson's checks.py is made of: tasks, checks, cases
         │   lesson.py     the lesson, and the file to be graded
         ├── runner.py ──▶ child.py      a process of its own per case (forked by warm.py's): runs the student's code
-        │                    │          on every rank; witness.py notes each message and call, and where it came from
+        │                    │          on every rank; witness.py notes each message, watch.py each call, and who led
+        │                    │          to it
         │   ◀── record.py ───┘          data only: arrays, notes, an error; nothing that could run here
-        ├── grading.py    the parent computes the right answer and compares; points
+        ├── grading.py    the parent computes the right answer; compare.py says what a wrong one looks like; points
         ├── report.py     table, json, junit, gradescope
         ├── handout.py    the course without its answers
         └── package.py    the zip for Gradescope
@@ -22,8 +23,9 @@ What stays possible, and is not a matter of Python:
   find the nonce and the list of notes and invent both; a record that is right in every buffer and count is believed.
   The child compares this package with what it was before the student's code came, and the wire's own count of messages
   with the witness's: both notice the careless, not who puts everything back.
-- Simulated ranks share one process: an answer can move data through a global variable and send buffers of the right
-  size beside it. The confirmation under `mpirun` takes that away, except through files.
+- Simulated ranks share one process. Each has its own copy of the answer's module, but an answer can move data through
+  an attribute of another and send buffers of the right size beside it. The confirmation under `mpirun` takes that away,
+  except through files.
 - Copied source cannot be told from one's own, nor what a process of the student's own computes.
 - The process has the rights of whoever started the grader. It can delete or overwrite that user's files, this package
   among them, and kill the grader. Where that matters, grade as root in a container without a network and say

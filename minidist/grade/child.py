@@ -26,9 +26,10 @@ import minidist
 from minidist.cli.imports import quick_imports
 from minidist.comm.communicator import Communicator
 from minidist.grade import record
-from minidist.grade.contract import Array, Note
-from minidist.grade.lesson import load_checks, load_module
-from minidist.grade.witness import Witness, watch_calls
+from minidist.grade.contract import Array, Note, Wrong
+from minidist.grade.lesson import load_checks, load_module, place_of
+from minidist.grade.watch import Handed, Watch
+from minidist.grade.witness import Witness
 
 Parts: TypeAlias = dict[tuple[str, str], tuple[object, object]]
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
@@ -63,7 +64,7 @@ def main(folder: Path) -> None:
         except BaseException as error:
             if not any(share.error for share in shares.values()):  # it came before any rank had started
                 for share in shares.values():
-                    share.error = describe(error, job["exercise"])
+                    share.error = describe(error, job["exercise"], str(Path(job["checks"]).parent))
         finally:
             for share in shares.values():
                 facts = {"error": share.error, "done": share.results is not None}
@@ -80,32 +81,33 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
     """Load the student's code and run the check's program on the ranks of this process."""
     limit_resources()
     with quick_imports():
-        check = load_checks(Path(job["checks"]))[job["index"]]
+        check, lesson = load_checks(Path(job["checks"]))[job["index"]], Path(job["checks"]).parent
         for name in check.task.imports:
             importlib.import_module(name)
     sys.path[:0] = job["beside"]
+    for name in ("checks", "judges"):  # what they compare with is not beside the answer
+        sys.modules.pop(name, None)
     before = seal()
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
-    with quick_imports():
-        exercise = load_module("exercise", Path(job["exercise"]))
+    watch = Watch(check.task, job["exercise"], str(lesson), shares[min(shares)].notes.append)
+    watch.begin()
+    with quick_imports():  # one for each rank, so that simulated ranks share no variable
+        exercises = {rank: load_module("exercise", Path(job["exercise"])) for rank in shares}
 
     def one_rank(comm: Communicator) -> None:
         share = shares[comm.rank]
         hang.write(f"{threading.get_ident():#018x} = rank {comm.rank}\n")
         try:
             sent = comm.traffic.messages_sent  # a barrier, so far
-            witness = Witness(comm, share.notes.append, job["exercise"])
-            calls = watch_calls(check.task, comm.rank, share.notes.append, job["exercise"])
-            threading.setprofile(calls)  # of threads that the answer starts
-            sys.setprofile(calls)
-            share.results = record.plain(check.program(exercise, witness, share.given))
-            if sys.getprofile() is not calls:
-                raise PermissionError("the answer replaces sys.setprofile's function, by which calls are watched")
+            witness = Witness(comm, share.notes.append, watch)
+            share.results = record.plain(check.program(Handed(exercises[comm.rank], watch), witness, share.given))
+            if sys.getprofile() is not watch.calls:
+                raise Wrong("the answer replaces sys.setprofile's function, by which calls are watched")
             sys.setprofile(None)
             check_untouched(before)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:
-            share.results, share.error = None, describe(error, job["exercise"])
+            share.results, share.error = None, describe(error, job["exercise"], str(Path(job["checks"]).parent))
             raise
 
     if world is None:
@@ -122,13 +124,19 @@ def take_share(folder: Path, rank: int) -> Share:
     return Share(rank, facts["nonce"], {name: array.copy() for name, array in arrays.items()})
 
 
-def describe(error: BaseException, exercise: str) -> dict[str, str]:
-    """Return an error as plain text: its type, what it says, and the innermost line of the student's file."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == exercise]
-    line = f"{Path(exercise).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]:
+    """Return an error as plain text: its type, what it says, and where it came from.
+
+    `line` is that of the student's file if the error came out of it, or out of a library or a function of the checks
+    that it called; else the checks' own. What is not started is told by a `NotImplementedError` of the student's.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [place_of(frame) for file in (lesson, exercise) for frame in frames if frame.filename.startswith(file)]
     if isinstance(error, SyntaxError) and error.filename == exercise:
-        line = f"{Path(exercise).name}:{error.lineno}"
-    return {"type": type(error).__name__, "text": str(error)[:2000], "line": line}
+        places.append(f"{Path(exercise).name}:{error.lineno}")
+    foreign = isinstance(error, NotImplementedError) and frames[-1].filename != exercise
+    kind = type(error).__name__ + " of a library" * foreign
+    return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
 
 
 def seal() -> Parts:
@@ -151,14 +159,14 @@ def check_untouched(before: Parts) -> None:
     for place, (value, code) in before.items():
         found, its_code = now.get(place, (None, None))
         if found is not value or its_code is not code:
-            raise PermissionError(f"the answer replaces {'.'.join(place)}, which belongs to minidist")
+            raise Wrong(f"the answer replaces {'.'.join(place)}, which belongs to minidist")
 
 
 def check_seen(share: Share, sent: int) -> None:
     """Raise if messages went past the witness: the wire below it counts as well."""
     seen = sum(note.kind in ("send", "barrier") for note in share.notes)
     if sent != seen:
-        raise PermissionError(f"{sent} messages were sent, but {seen} through the communicator that was given")
+        raise Wrong(f"{sent} messages were sent, but {seen} through the communicator that was given")
 
 
 def limit_resources() -> None:

@@ -7,8 +7,9 @@
 
 `program` is the only part that runs beside the student's code. It gets what *its* rank is given and returns arrays
 or numbers by name. `judge` runs in the grader's own process, computes the right answer with numpy, and raises `Wrong`
-with one sentence for the student. Counts decide (messages and bytes, from the notes), never the clock. A judge may
-return figures of its own, the smaller the better ({"bubble": 0.2}): the leaderboard shows the largest of all cases.
+with one sentence for the student; `compare.py` finds the words for a wrong value. So may a program. Counts decide
+(messages and bytes, from the notes), never the clock. A judge may return figures of its own, the smaller the better
+({"bubble": 0.2}): the leaderboard shows the largest of all cases.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minidist.comm.communicator import Communicator
+from minidist.grade.compare import Array, Arrays, Wrong, expect_close, expect_equal, expect_ranks
 
-Array: TypeAlias = np.ndarray[Any, Any]
-Arrays: TypeAlias = Mapping[str, Array]
-
-LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
+__all__ = [
+    "Array",
+    "Arrays",
+    "Wrong",
+    "expect_close",
+    "expect_equal",
+    "expect_ranks",
+]  # for checks, which import all from here
+SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
+NEVER = ("checks", "judges", "solution", "minidist.grade")  # where the answers are
+GIVEN = ("minidist.grade.witness", "minidist.grade.watch")  # of the communicator that an answer is given
 BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a process
-
-
-class Wrong(Exception):
-    """An answer is wrong. The text is one sentence for the student: where, what was found, what was expected."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,21 @@ class Task:
     """One task of an exercise, and what an answer may not lean on.
 
     `not_from` lists modules that the student's code may not call into, nor send through (`minidist.collectives`: all
-    modules of that folder as well), and the communicator's shortcuts: `comm.native`, `comm.roll_call`, `comm.allocate`.
+    modules of that folder as well). `may_use` lists which of the communicator's shortcuts it may use: those in
+    `SHORTCUTS` tell each rank what the others hold without a message that counts, so a task whose text does not offer
+    one does not have it. (`all_gather` and other collectives may call them for their own ends, but for `comm.native`.)
     `imports` are what an answer makes torch import when it runs, which takes seconds where its calls are watched.
     """
 
     number: int
     title: str
     not_from: tuple[str, ...] = ()
+    may_use: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.not_from, str) or not set(self.may_use) <= set(SHORTCUTS):
+            raise ValueError(f"task {self.number}: {self.not_from!r} is to be a tuple, {self.may_use!r} of {SHORTCUTS}")
 
 
 @dataclass(frozen=True)
@@ -68,13 +80,15 @@ class Note:
     Attributes
     ----------
     rank : int
-        Who did it, as numbered in the world.
+        Who sent it, as numbered in the world; -1 of what is no message.
     kind : str
-        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, or `call`.
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, or `hides` (a
+        call of what hides calls).
     to, bytes : int
         The receiver, as numbered in the world, and the size, of a `send`.
     through : tuple[str, ...]
-        The package's modules that a message came through, innermost first; of a `call`, the module called.
+        The package's modules between the student's file and the message, innermost first; of a `call`, the module
+        called.
     line : str
         The innermost line of the student's file, as `exercise.py:14 in ring_all_gather`.
     """
@@ -113,40 +127,6 @@ class Check:
             )
 
 
-def expect_equal(rank: int, name: str, found: Array, expected: Array) -> None:
-    """Raise `Wrong` unless both arrays have the same shape and values; the first difference is named."""
-    if found.shape != expected.shape:
-        raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}")
-    different = np.argwhere(found != expected)
-    if len(different):
-        where = tuple(int(i) for i in different[0])
-        index = f"[{', '.join(map(str, where))}]" if where else ""
-        raise Wrong(f"rank {rank}: {name}{index} is {found[where]}, expected {expected[where]}")
-
-
-def expect_close(rank: int, name: str, found: Array, expected: Array, tolerance: float = 1e-9) -> None:
-    """Raise `Wrong` unless both have the same shape and differ by at most `tolerance` times the largest expected value.
-
-    For float64 that was added up in another order. What is not a number differs from everything.
-    """
-    if found.shape != expected.shape:
-        raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}")
-    if found.size and not (far := np.abs(found - expected)).max() <= tolerance * max(np.abs(expected).max(), 1e-300):
-        where = tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(far == far, far, np.inf)), found.shape))
-        index = f"[{', '.join(map(str, where))}]" if where else ""
-        hint = scaled(found, expected, tolerance)
-        raise Wrong(f"rank {rank}: {name}{index} is {found[where]:.9g}, expected {expected[where]:.9g}{hint}")
-
-
-def scaled(found: Array, expected: Array, tolerance: float) -> str:
-    """Return what is to be said if everything is a whole factor too large or small: a sum that should be a mean."""
-    for small, large, part in ((expected, found, "{} times"), (found, expected, "1/{} of")):
-        times = round(np.abs(large).sum() / max(np.abs(small).sum(), 1e-300)) if np.isfinite(found).all() else 0
-        if 1 < times <= LARGEST_FACTOR and np.abs(large - times * small).max() <= tolerance * np.abs(large).max():
-            return f": all of it is {part.format(times)} that"
-    return ""
-
-
 def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:
     """Return the messages that a rank sent, in order, those of barriers left out."""
     return [note for note in notes if note.rank == rank and note.kind == "send"]
@@ -154,16 +134,22 @@ def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:
 
 def barred(task: Task, name: str) -> bool:
     """Tell whether a task bars a module, or a shortcut as `comm.native`."""
-    return any(name == each or name.startswith(each + ".") for each in task.not_from)
+    if name in SHORTCUTS:
+        return name not in task.may_use
+    return name not in GIVEN and any(name == each or name.startswith(each + ".") for each in (*NEVER, *task.not_from))
 
 
 def leaning(task: Task, notes: Sequence[Note]) -> str:
     """Return the sentence that costs the task, if it was not built by hand; else nothing."""
-    verbs = {"send": "sends through", "barrier": "sends through", "call": "calls"}
+    verbs = {"send": "sends through", "barrier": "sends through", "call": "calls", "hides": "calls"}
     for note in notes:
-        names = note.through if note.kind in verbs else (f"comm.{note.kind}",)
+        where = note.line or f"rank {note.rank}"
+        if note.kind == "hides":
+            return f"task {task.number} cannot be graded: {where} calls {note.through[0]}, which hides calls"
+        within = note.kind != "native" and not all(name.startswith("minidist.comm") for name in note.through)
+        names = note.through if note.kind in verbs else () if within else (f"comm.{note.kind}",)
         for name in names:
             if barred(task, name):
-                where, verb = note.line or f"rank {note.rank}", verbs.get(note.kind, "uses")
-                return f"task {task.number} is to be built by hand, but {where} {verb} {name}"
+                said = f"task {task.number} is to be built by hand, but {where} {verbs.get(note.kind, 'uses')} {name}"
+                return said + (", which tells ranks more than their messages do" if name in SHORTCUTS else "")
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from minidist.grade.contract import Case, Check, Wrong, leaning
-from minidist.grade.lesson import Answer, Lesson
-from minidist.grade.runner import Ran, run_case, warm_processes
+from minidist.grade.lesson import Answer, Lesson, place_of
+from minidist.grade.runner import UNREADABLE, Ran, run_case, warm_processes
 from minidist.grade.warm import Warm
 
 PASSED, FAILED, NOT_STARTED, LEANS = "passed", "failed", "not started", "leans"
@@ -97,7 +98,8 @@ def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, st
     except Wrong as wrong:
         return FAILED, str(wrong), {}
     except Exception as error:  # whatever a student's data does to a judge must not end the grading of the others
-        return FAILED, f"the answer cannot be read: {type(error).__name__}: {error}", {}
+        where = place_of(traceback.extract_tb(error.__traceback__)[-1])
+        return FAILED, UNREADABLE.format(where, type(error).__name__, error), {}
     sent = [note.bytes for note in ran.notes if note.kind == "send"]
     return PASSED, "", {"messages sent": len(sent), "bytes sent": sum(sent), **figures}
 

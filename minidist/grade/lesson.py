@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -75,6 +76,11 @@ def load_checks(path: Path) -> list[Check]:
         load_module("judges", judges)
     checks: list[Check] = load_module("checks", path).CHECKS
     return checks
+
+
+def place_of(frame: traceback.FrameSummary) -> str:
+    """Return `exercise.py:14 in ring_all_gather`."""
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 
 def load_module(name: str, path: Path) -> ModuleType:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.grade.contract import Array, Arrays
+from minidist.grade.contract import Array, Arrays, Wrong
 
 LARGEST = 64 << 20  # bytes of a record
 NUMBERS = "biufc"  # kinds of numpy dtypes that are plain numbers
@@ -62,11 +62,11 @@ def read(path: Path, nonce: str = "") -> tuple[dict[str, Any], dict[str, Array]]
 
 
 def plain(results: Mapping[str, Any]) -> dict[str, Array]:
-    """Return a program's results as arrays of numbers. Raises TypeError, by name, for what is none."""
+    """Return a program's results as arrays of numbers. Raises Wrong, by name, for what is none."""
     arrays = {}
     for name, value in results.items():
         array = np.asarray(value)
         if array.dtype.kind not in NUMBERS:
-            raise TypeError(f"{name} is {type(value).__name__}, expected numbers: is the result returned?")
+            raise Wrong(f"{name} is {type(value).__name__}, expected numbers: is the result returned?")
         arrays[name] = array
     return arrays

@@ -32,6 +32,7 @@ START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_by
 )
 KEPT = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "OMP_NUM_THREADS"}
 KEPT_OF_MPI = ("MPICH_", "OMPI_", "PRTE_", "FI_")
+UNREADABLE = "the check fails at {} ({}: {}): its own fault, unless the answer returns other than its docstring says"
 SECONDARY = ("RankFailed", "CommunicationError")  # raised because another rank failed
 
 
@@ -106,6 +107,10 @@ def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
             return Ran(notes=notes, not_started=error["text"] or "not started")
         if error["type"] == "DeadlockError":
             return Ran(notes=notes, failure=error["text"])
+        if error["type"] == "Wrong":
+            return Ran(notes=notes, failure=f"rank {rank}: {error['text']}")
+        if error["line"] and not error["line"].startswith("exercise.py"):
+            return Ran(notes=notes, failure=UNREADABLE.format(error["line"], error["type"], error["text"]))
         where = f" at {error['line']}" if error["line"] else ""
         return Ran(notes=notes, failure=f"rank {rank} raised {error['type']}{where}: {error['text']}")
     done = [one.results for one in told.values() if one is not None and one.done]

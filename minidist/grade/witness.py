@@ -4,79 +4,78 @@
 
 What users call is written once, in `Communicator`, on top of a few underscored methods. The witness supplies just
 those, so nothing that is sent through it goes unseen: neither by `exchange`, nor from inside a collective, nor on a
-communicator that was split or forked from it. Calls that send nothing are seen by `watch_calls`.
+communicator that was split or forked from it. Calls that send nothing are seen by `watch.py`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from minidist.comm.communicator import Communicator
-from minidist.grade.contract import Note, Task, barred
+from minidist.grade.contract import Note
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
     from minidist.comm.request import Request
     from minidist.comm.stream import Stream
+    from minidist.grade.watch import Watch
 
-PACKAGE = Path(__file__).parents[1]
+SHORTCUTS = {"roll_call": "roll_call", "allocate": "_allocate", "split": "_split"}  # and by which method
 
 
 class Witness(Communicator):
-    """The communicator `inner`, with a note of each message and each shortcut handed to `note`."""
+    """The communicator `inner`, with a note of each message handed to `note`."""
 
     def __init__(
-        self, inner: Communicator, note: Callable[[Note], None], exercise: str, origin: Witness | None = None
+        self, inner: Communicator, note: Callable[[Note], None], watch: Watch, origin: Witness | None = None
     ) -> None:
         super().__init__(inner.rank, inner.members, inner.name, origin or inner)
         self.wire = inner.wire
-        self._inner, self._note, self._exercise = inner, note, exercise
+        self._inner, self._note, self._watch = inner, note, watch
+        for kind, name in SHORTCUTS.items():
+            watch.shortcuts[id(getattr(Witness, name).__code__)] = kind
+            watch.below[id(getattr(type(inner), name).__code__)] = kind
+        watch.shortcuts[id(vars(Witness)["native"].fget.__code__)] = "native"
 
-    def _see(self, kind: str, to: int = -1, bytes: int = 0) -> None:
-        through, line, barrier = stack(sys._getframe(2), self._exercise)
-        kind = "barrier" if kind == "send" and barrier else kind
-        to = self.members[to] if to >= 0 else to
-        self._note(Note(self.members[self.rank], kind, to, bytes, through, line))
+    def _see(self, to: int, bytes: int) -> None:
+        through, line, barrier, _ = self._watch.stack(sys._getframe(2))
+        kind = "barrier" if barrier else "send"
+        self._note(Note(self.members[self.rank], kind, self.members[to], bytes, through, line))
 
     # ---------------------------------------------------------------- messages
 
     def _isend(self, array: Array, to: int, tag: int) -> Request:
-        self._see("send", to, array.nbytes)
+        self._see(to, array.nbytes)
         return self._inner._isend(array, to, tag)
 
     def _irecv(self, array: Array, source: int, tag: int) -> Request:
         return self._inner._irecv(array, source, tag)
 
     def _exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
-        self._see("send", to, leaving.nbytes)
+        self._see(to, leaving.nbytes)
         self._inner._exchange(leaving, to, arriving, source, tag)
 
-    # ---------------------------------------------------------------- shortcuts
+    # ---------------------------------------------------------------- shortcuts, which the watch sees
 
     @property
     def native(self) -> Any:
-        self._see("native")
         return self._inner.native
 
     def roll_call(self, answer: Any) -> list[Any]:
-        self._see("roll_call")
         return self._inner.roll_call(answer)
 
     def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
-        self._see("allocate")
         return self._inner._allocate(bytes)
 
     # ---------------------------------------------------------------- the rest is the real wire's
 
     def _split(self, color: int, key: int, name: str) -> Communicator:
-        return Witness(self._inner._split(color, key, name), self._note, self._exercise, self)
+        return Witness(self._inner._split(color, key, name), self._note, self._watch, self)
 
     def _fork(self, name: str) -> Communicator:
-        return Witness(self._inner._fork(name), self._note, self._exercise, self)
+        return Witness(self._inner._fork(name), self._note, self._watch, self)
 
     @property
     def node(self) -> tuple[int, ...]:
@@ -106,37 +105,3 @@ class Witness(Communicator):
 
     def fail(self, error: BaseException) -> None:
         self._inner.fail(error)
-
-
-def watch_calls(task: Task, rank: int, note: Callable[[Note], None], exercise: str) -> Callable[..., None]:
-    """Return a function for `sys.setprofile` that notes calls from the exercise into modules that the task bars."""
-    known: dict[str, bool] = {}
-    noted: set[tuple[str, str]] = set()
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        if event != "call":
-            return
-        name = frame.f_globals.get("__name__", "")
-        if name not in known:
-            known[name] = barred(task, name)
-        if known[name] and (line := stack(frame, exercise)[1]) and (name, line) not in noted:
-            noted.add((name, line))
-            note(Note(rank, "call", through=(name,), line=line))
-
-    return profile
-
-
-def stack(frame: FrameType | None, exercise: str) -> tuple[tuple[str, ...], str, bool]:
-    """Return (the package's modules that a call came through, the exercise's line, whether it is a barrier's)."""
-    through: dict[str, None] = {}
-    line, barrier = "", False
-    while frame is not None:
-        code = frame.f_code
-        if code is Communicator.barrier.__code__:
-            barrier = True
-        if code.co_filename.startswith(str(PACKAGE)):
-            through.setdefault(".".join(Path(code.co_filename).relative_to(PACKAGE.parent).with_suffix("").parts))
-        elif code.co_filename == exercise and not line:
-            line = f"{Path(exercise).name}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
-    return tuple(through), line, barrier

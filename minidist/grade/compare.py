@@ -1,0 +1,137 @@
+"""What came out, held against what should have: a rejection says which misconception gives just this.
+
+    expect_close(rank, "the gradient", found, mean, instead={"each rank divides by its own count": lambda: ...})
+
+    rank 1: the gradient[0] is 2.5, expected 2: this is what comes out if each rank divides by its own count
+
+The first that fits is told: the known mistakes in `instead`, in their order; then what any array can show: nothing was
+written, it is another rank's, so many times too large, transposed, in another order. "Is 2.5, expected 2" alone is the
+last resort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Arrays: TypeAlias = Mapping[str, Array]
+Instead: TypeAlias = Mapping[str, Any]  # by a clause behind "this is what comes out if": an array, or what returns one
+
+LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
+
+
+class Wrong(Exception):
+    """An answer is wrong. The text is one sentence for the student: where, what was found, what was expected."""
+
+
+def expect_equal(rank: int, name: str, found: Array, expected: Array, **hints: Any) -> None:
+    """Raise `Wrong` unless both have the same shape and values; the first difference is named. Hints: `expect_close`.
+
+    >>> expect_equal(0, "x", found, expected, instead={"ranks are counted from 1": one_more}, others=everyones)
+    """
+    expect_close(rank, name, found, expected, 0.0, **hints)
+
+
+def expect_close(
+    rank: int,
+    name: str,
+    found: Array,
+    expected: Array,
+    tolerance: float = 1e-9,
+    instead: Instead | None = None,
+    others: Sequence[Array] = (),
+    before: Array | None = None,
+) -> None:
+    """Raise `Wrong` unless both have the same shape and differ by at most `tolerance` times the largest expected value.
+
+    For float64 that was added up in another order. What is not a number differs from everything.
+
+    Parameters
+    ----------
+    instead : mapping of str to array, or to a function that returns one
+        What known mistakes give, by a clause: "each rank divides by its own count". A function is called only if the
+        answer is wrong.
+    others : sequence of arrays
+        What each rank should have, by rank: an answer may have another's.
+    before : array
+        What was given, if the answer was to change it: it may have left it.
+    """
+    if is_close(found, expected, tolerance):
+        return
+    hint = ""
+    for story, value in (instead or {}).items():
+        if not hint and is_close(found, np.asarray(value() if callable(value) else value), tolerance):
+            hint = f": this is what comes out if {story}"
+    hint = hint or likeness(rank, found, expected, tolerance, others, before)
+    if found.shape != expected.shape:
+        raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}{hint}")
+    off = np.abs(found - 1.0 * expected)  # the farthest is named, of exact ones the first
+    at = np.nanargmax(np.where(off == off, off, np.inf)) if tolerance else np.argmax(found != expected)
+    where = tuple(int(i) for i in np.unravel_index(at, found.shape))
+    index = f"[{', '.join(map(str, where))}]" if where else ""
+    is_it, should = (f"{each[where]:.9g}" if tolerance else str(each[where]) for each in (found, expected))
+    raise Wrong(f"rank {rank}: {name}{index} is {is_it}, expected {should}{hint}")
+
+
+def expect_ranks(
+    name: str, found: Sequence[Array], expected: Sequence[Array], tolerance: float = 1e-9, **hints: Any
+) -> None:
+    """Hold what every rank has against what it should have, by rank, as `expect_close`; with tolerance 0 exactly.
+
+    `before`, and each value of `instead` or what its function returns, are of all ranks here, by rank.
+    """
+    instead, before = hints.get("instead", {}), hints.get("before", [None] * len(found))
+    for rank, mine in enumerate(found):
+        mistakes = {story: partial(_of_rank, values, rank) for story, values in instead.items()}
+        expect_close(rank, name, mine, expected[rank], tolerance, mistakes, expected, before[rank])
+
+
+def _of_rank(values: Any, rank: int) -> Any:
+    return (values() if callable(values) else values)[rank]
+
+
+def is_close(found: Array, expected: Array, tolerance: float) -> bool:
+    """Tell whether both have the same shape and differ by at most `tolerance` times the largest expected value."""
+    if not tolerance or not found.size or found.shape != expected.shape:
+        return np.array_equal(found, expected)
+    return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(), 1e-300))
+
+
+def likeness(
+    rank: int, found: Array, expected: Array, tolerance: float, others: Sequence[Array], before: Array | None
+) -> str:
+    """Return what a wrong array looks like, in words that go behind the rejection, or nothing."""
+    same: Callable[[Array, Array], bool] = partial(is_close, tolerance=tolerance)
+    if (broken := int((~np.isfinite(found)).sum())) and np.isfinite(expected).all():
+        return f": {broken} of its {found.size} values are infinite or not a number"
+    if before is not None and same(found, before):
+        return ": it is still what was given"
+    for other, value in enumerate(others):
+        if other != rank and same(found, np.asarray(value)):
+            return f": that is what rank {other} should have"
+    if found.size != expected.size or found.size < 2:
+        return scaled(found, expected) if found.shape == expected.shape else ""
+    if not found.any():
+        return ": all of it is 0, as if nothing had been written"
+    if found.ndim == 2 and same(found.T, expected):
+        return ": it is transposed"
+    if found.shape != expected.shape:
+        return ": the values are right, the shape is not" if same(found.reshape(expected.shape), expected) else ""
+    ordered = same(np.sort(found, axis=None), np.sort(expected, axis=None))
+    return scaled(found, expected) or (": these are the right values in another order" if ordered else "")
+
+
+def scaled(found: Array, expected: Array) -> str:
+    """Return what is to be said if everything is a whole factor too large or small, or has the other sign."""
+    a, b = found.astype(np.complex128), expected.astype(np.complex128)
+    if a.any() and np.abs(a + b).max() <= 1e-6 * np.abs(a).max():
+        return ": all of it has the other sign"
+    for small, large, part in ((b, a, "{} times"), (a, b, "1/{} of")):
+        times = round(np.abs(large).sum() / max(np.abs(small).sum(), 1e-300)) if np.isfinite(a).all() else 0
+        if 1 < times <= LARGEST_FACTOR and np.abs(large - times * small).max() <= 1e-6 * np.abs(large).max():
+            return f": all of it is {part.format(times)} that"
+    return ""
