@@ -7,11 +7,13 @@ Fill in the five functions; their docstrings are the contract. You need numpy an
     comm.rank, comm.size                                  who am I, and how many are there
     comm.send(buffer, to, tag=0)                          may wait for its receive: count on it that it does
     comm.recv(buffer, source, tag=0)                      fills a buffer of exactly the message's size
-    comm.exchange(outgoing, to, incoming, source)         a send and a receive, both posted before either is waited for
-    comm.isend(...), comm.irecv(...)                      the same as send and recv, not waiting: then request.wait()
+    comm.exchange(outgoing, to, incoming, source, tag=0)  a send and a receive, both posted before either is waited for
+    comm.isend(...), comm.irecv(...)                      return a request at once; request.wait() ends it, never forget it
 
-Buffers are contiguous arrays; nobody sends to himself. Messages of one tag from one rank to another arrive in the order
-they were sent. The grader compares every message with what the docstring says, so no collective will do.
+What you send, and what you receive into, must be contiguous: of a one-dimensional array `a`, a[2:5] is, a[::2] is not.
+All arrays that you are given are, and so is what `work` returns. They are of any dtype, unless a docstring says which.
+Nobody sends to himself. Messages of one tag from one rank to another arrive in the order they were sent. The grader
+compares every message with what the docstring says, so no collective will do, and no barrier.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 01             points, and what is still wrong
@@ -64,7 +66,8 @@ def halo(piece: Array, width: int, comm: Communicator) -> Array:
     Parameters
     ----------
     piece : one-dimensional array
-        Of at least `width` elements; every rank's may have another length. It must stay as it is.
+        Of at least `width` elements; every rank's may have another length. All are of one dtype, and so is what is
+        returned. It must stay as it is.
     width : int
         At least 1, the same on all ranks.
 
@@ -81,7 +84,8 @@ def chain_broadcast(buffer: Array, root: int, pieces: int, comm: Communicator) -
     """Task 3: copy the root's buffer into everybody's, in place, along the chain root, root + 1, ..., root - 1.
 
     Cut the buffer as `numpy.array_split(buffer, pieces)` does, and send piece after piece. A rank passes a piece on
-    before it waits for the next one; so a long chain works on several pieces at once.
+    before it waits for the next one; so a long chain works on several pieces at once. (A loop of `recv` and `send` does
+    that. To post the receives ahead is faster, and not asked for.) When this returns, nothing is under way any more.
 
     Parameters
     ----------
@@ -105,7 +109,7 @@ def farm(
 ) -> Array | None:
     """Task 4: rank 0, the master, deals out rows; the other ranks, the workers, return `work(row)` of each.
 
-    Row i goes to worker 1 + i % (P - 1). The master gives every worker its first row (as far as there are rows) before
+    With P > 1 ranks, row i goes to worker 1 + i % (P - 1); a rank alone does all rows itself. The master gives every worker its first row (as far as there are rows) before
     it waits for any result: otherwise only one worker works at a time.
 
     Parameters
@@ -116,12 +120,12 @@ def farm(
         How many rows there are (perhaps 0, perhaps fewer than workers), and their width: all ranks are told.
     work : function
         Takes a row, returns one of the same width, float64. Called by workers, once for each row; the master calls it
-        only if there is no other rank.
+        only if there is no other rank, once for each row as well.
 
     Returns
     -------
     array of `shape`, or None
-        On rank 0 the results, result i in row i. None elsewhere.
+        On rank 0 the results, result i in row i, also if there are none. None elsewhere.
 
     Messages
     --------
@@ -142,7 +146,8 @@ def who_never_finishes(plans: list[Plan]) -> list[int]:
     Parameters
     ----------
     plans : list
-        `plans[r]` is the plan of rank r, possibly empty. Two ranks' plans need not fit each other.
+        `plans[r]` is the plan of rank r, possibly empty. It names other ranks of `plans` only. Two ranks' plans need not
+        fit each other: a line may have no counterpart, and is then never complete. You may change the lists.
 
     Examples
     --------

@@ -23,6 +23,7 @@ import numpy as np
 
 from minidist.comm.communicator import Communicator
 from minidist.grade.compare import Array, Arrays, Wrong, expect_close, expect_equal, expect_ranks
+from minidist.trace import Trace
 
 __all__ = [
     "Array",
@@ -130,6 +131,41 @@ class Check:
 def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:
     """Return the messages that a rank sent, in order, those of barriers left out."""
     return [note for note in notes if note.rank == rank and note.kind == "send"]
+
+
+def expect_dtype(rank: int, name: str, found: Array, expected: Array) -> None:
+    """Raise `Wrong` unless an array has the dtype of what was given."""
+    if found.dtype != expected.dtype:
+        raise Wrong(f"rank {rank}: {name} is of {found.dtype}, expected {expected.dtype}, as what was given")
+
+
+def awaited(trace: Trace | None) -> list[int]:
+    """Return how many sends, and how many receives, a rank has waited for: what `expect_orderly` is told."""
+    events = trace.events if trace else []
+    return [sum(event.kind == kind for event in events) for kind in ("send", "recv")]
+
+
+def expect_orderly(ranks: int, found: Sequence[Array], notes: Sequence[Note]) -> None:
+    """Raise `Wrong` unless each rank waited for every message that it sent or was sent, and none called a barrier.
+
+    Parameters
+    ----------
+    found : sequence of arrays
+        By rank what `awaited` says of a trace that was begun before the first message.
+    """
+    for rank in range(ranks):
+        coming = [note for note in notes if note.kind == "send" and note.to == rank]
+        for number, (verb, posted) in enumerate((("sent", sent_by(rank, notes)), ("was sent", coming))):
+            if found[rank][number] < len(posted):
+                raise Wrong(
+                    f"rank {rank} {verb} {len(posted)} messages and waited for {found[rank][number]} of them: isend "
+                    "and irecv end with request.wait(), and until then the buffer must not be used"
+                )
+    for note in notes:
+        if note.kind == "barrier":
+            raise Wrong(
+                f"rank {note.rank} calls comm.barrier ({note.line}), which sends messages that nobody needs here"
+            )
 
 
 def barred(task: Task, name: str) -> bool:

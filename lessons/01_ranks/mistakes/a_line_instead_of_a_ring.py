@@ -4,7 +4,7 @@ from solution import *  # noqa: F403
 
 
 def halo(piece, width, comm):
-    before, after, requests = np.zeros(width), np.zeros(width), []
+    before, after, requests = np.zeros_like(piece[:width]), np.zeros_like(piece[:width]), []
     if comm.rank > 0:
         requests += [comm.irecv(before, comm.rank - 1), comm.isend(piece[:width], comm.rank - 1)]
     if comm.rank < comm.size - 1:

@@ -8,7 +8,7 @@ def halo(piece, width, comm):
     if comm.size == 1:
         return solution.halo(piece, width, comm)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    before, after = np.empty(width), np.empty(width)
+    before, after = np.empty_like(piece[:width]), np.empty_like(piece[:width])
     requests = [comm.irecv(before, left), comm.irecv(after, right)]
     requests += [comm.isend(piece[:width], left), comm.isend(piece[-width:], right)]
     for request in requests:

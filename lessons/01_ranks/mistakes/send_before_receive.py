@@ -8,7 +8,7 @@ def halo(piece, width, comm):
     if comm.size == 1:
         return solution.halo(piece, width, comm)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    before, after = np.empty(width), np.empty(width)
+    before, after = np.empty_like(piece[:width]), np.empty_like(piece[:width])
     comm.send(piece[-width:], right)
     comm.send(piece[:width], left)
     comm.recv(before, left)
