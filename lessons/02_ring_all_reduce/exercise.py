@@ -3,8 +3,10 @@
     rank 0 ──▶ rank 1 ──▶ rank 2 ──▶ rank 3 ──▶ rank 0
 
 Every rank sends only to its right neighbour and receives only from its left one. Fill in the four functions; their
-docstrings are the contract. You need numpy, `comm.rank`, `comm.size` and `comm.exchange(...)` (or `isend` and `irecv`).
-The package's collectives and MPI's own (`comm.native`) are what you are building: calling them scores nothing.
+docstrings are the contract. You need numpy, `comm.rank`, `comm.size` and `comm.exchange(...)` (or `isend` and `irecv`,
+whose requests you wait for). Chunks and buffers are of any dtype, the same on all ranks: sums and messages are of that
+dtype, too. The messages keep the ranks in step, so no barrier is needed. The package's collectives and MPI's own
+(`comm.native`) are what you are building: calling them scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 02             points, and what is still wrong
@@ -23,13 +25,14 @@ Array = np.ndarray[Any, Any]
 
 
 def ring_reduce_scatter(chunks: list[Array], comm: Communicator) -> Array:
-    """Task 1: return the sum, over all ranks, of chunk number `comm.rank`.
+    """Task 1: return the sum, over all ranks, of chunk number `comm.rank`, in an array of its own.
 
     Parameters
     ----------
     chunks : list of one-dimensional arrays
         One chunk per rank, `comm.size` in all. Chunk i is as long on every rank; lengths of different chunks may
-        differ, and some may be 0. They must stay as they are.
+        differ, and some may be 0. The list and its arrays must stay as they are. (What is returned is none of them,
+        with P = 1 either.)
 
     Messages
     --------
@@ -46,12 +49,13 @@ def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
     ----------
     chunks : list of one-dimensional arrays
         One per rank, of the same lengths on all ranks. When called, only chunk number `comm.rank` holds data; when this
-        returns, all do, on every rank.
+        returns, all do, on every rank. Write into these arrays; the list keeps its entries.
 
     Messages
     --------
     P - 1 from every rank, all to the right neighbour, one chunk each: first its own, then always what came last. The
-    only chunk that a rank never sends is its right neighbour's own, which comes to it last.
+    only chunk that a rank never sends is its right neighbour's own, which comes to it last. (A message of length 0 may
+    be left out.)
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -80,7 +84,8 @@ def all_reduce_cost(elements: int, itemsize: int, ranks: int, rank: int) -> tupl
     elements, itemsize : int
         The length of the buffer, and the bytes of one element.
     ranks, rank : int
-        How many ranks there are, and which one is asked about. Messages of length 0 count as messages.
+        How many ranks there are, and which one is asked about. Here messages of length 0 count as messages, although
+        tasks 1 to 3 may leave them out.
     """
     raise NotImplementedError("task 4 is not started")
 

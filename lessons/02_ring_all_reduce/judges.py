@@ -1,0 +1,216 @@
+"""Lesson 02: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minidist import Communicator, Trace
+from minidist.grade.contract import (
+    Array,
+    Arrays,
+    Case,
+    Note,
+    Wrong,
+    awaited,
+    expect_dtype,
+    expect_equal,
+    expect_orderly,
+    sent_by,
+)
+
+UNTOUCHED = -1  # what stands in a chunk before anything has come
+
+
+# ---------------------------------------------------------------- programs: on every rank, with the student's module
+
+
+def scatter(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 1, and look whether the chunks stayed as they were."""
+    kept = [chunk.copy() for chunk in np.array_split(given["buffer"], comm.size)]
+    chunks, comm.trace = list(kept), Trace()
+    shard = exercise.ring_reduce_scatter(chunks, comm)
+    shared = isinstance(shard, np.ndarray) and any(np.shares_memory(shard, chunk) for chunk in kept)
+    told = {"shard": shard, "kept": np.concatenate(kept), "shared": shared, "replaced": replaced(chunks, kept)}
+    return told | {"awaited": awaited(comm.trace)}
+
+
+def gather(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 2 on chunks of which only one's own holds data."""
+    parts = np.array_split(given["buffer"], comm.size)
+    kept = [part.copy() if rank == comm.rank else np.full_like(part, UNTOUCHED) for rank, part in enumerate(parts)]
+    chunks, comm.trace = list(kept), Trace()
+    exercise.ring_all_gather(chunks, comm)
+    told = {"chunks": np.concatenate(kept), "replaced": replaced(chunks, kept)}
+    return told | {"awaited": awaited(comm.trace)}
+
+
+def replaced(chunks: list[Array], kept: list[Array]) -> list[int]:
+    """Return which entries of a list are other arrays than before."""
+    return [number for number, (now, before) in enumerate(zip(chunks, kept, strict=True)) if now is not before]
+
+
+def reduce(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 3."""
+    buffer, comm.trace = given["buffer"].copy(), Trace()
+    exercise.ring_all_reduce(buffer, comm)
+    return {"buffer": buffer, "awaited": awaited(comm.trace)}
+
+
+def edges(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 3 with an empty buffer, then on one rank alone, then as usual."""
+    exercise.ring_all_reduce(given["buffer"][:0].copy(), comm)
+    alone = reduce(exercise, comm.split(color=comm.rank), given)
+    return reduce(exercise, comm, given) | {"alone": alone["buffer"]}
+
+
+def cost(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4."""
+    return {"costs": [exercise.all_reduce_cost(*map(int, question)) for question in given["questions"]]}
+
+
+# ---------------------------------------------------------------- judges: in the grader's process
+
+
+def judge_scatter(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Each rank has its shard of the sum, and sent every chunk but that one."""
+    buffers = [given["buffer"] for given in case.given]
+    shards = np.array_split(np.sum(buffers, axis=0, dtype=buffers[0].dtype), case.ranks)
+    for rank, result in enumerate(results):
+        shard, own = shards[rank], np.array_split(buffers[rank], case.ranks)[rank]
+        if len(result["replaced"]):
+            raise Wrong(f"rank {rank}: entries {result['replaced'].tolist()} of the caller's list are other arrays now")
+        expect_equal(rank, "after the call the caller's own input", result["kept"], buffers[rank])
+        expect_dtype(rank, "the returned sum", result["shard"], buffers[rank])
+        wrong = {
+            f"a rank ends with its right neighbour's chunk, {(rank + 1) % case.ranks}": shards[(rank + 1) % case.ranks],
+            "a rank does not add its own part": shard - own,
+            "a rank adds its own part twice": shard + own,
+        }
+        expect_equal(rank, "the returned sum", result["shard"], shard, instead=wrong, others=shards)
+        if result["shared"]:
+            raise Wrong(f"rank {rank}: the returned sum is one of the caller's chunks, expected an array of its own")
+    expect_ring(case, results, notes, 1, lambda rank, chunks: sum(chunks) - chunks[rank])
+
+
+def judge_gather(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Each rank has all chunks, and sent every one but its right neighbour's."""
+    parts = [np.array_split(given["buffer"], case.ranks)[rank] for rank, given in enumerate(case.given)]
+    whole, owner = np.concatenate(parts), np.repeat(np.arange(case.ranks), [len(part) for part in parts])
+    for rank, result in enumerate(results):
+        if len(result["replaced"]):
+            raise Wrong(
+                f"rank {rank}: entries {result['replaced'].tolist()} of the list are other arrays now, expected the "
+                "caller's own to be filled"
+            )
+        late = [part if i != (rank + 1) % case.ranks else np.full_like(part, UNTOUCHED) for i, part in enumerate(parts)]
+        wrong = {"the last chunk, the right neighbour's, never comes": np.concatenate(late)}
+        wrong |= {how: np.where(owner == rank, whole, all) for how, all in through_float64(whole).items()}
+        expect_equal(rank, "all chunks, one after the other,", result["chunks"], whole, instead=wrong)
+    expect_ring(case, results, notes, 1, lambda rank, chunks: sum(chunks) - chunks[(rank + 1) % case.ranks])
+
+
+def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Each rank has the sum, in place, at the price of both rounds."""
+    buffers = [given["buffer"] for given in case.given]
+    total = np.sum(buffers, axis=0, dtype=buffers[0].dtype)
+    even = len(total) // case.ranks * case.ranks
+    for rank, result in enumerate(results):
+        wrong = {
+            "the mean is formed instead of the sum": total // case.ranks,
+            "the elements that P does not divide are left out": np.concatenate([total[:even], buffers[rank][even:]]),
+        } | through_float64(total)
+        name, given = "after the call the caller's buffer", buffers[rank]
+        expect_equal(rank, name, result["buffer"], total, instead=wrong, before=given)
+    expect_ring(
+        case, results, notes, 2, lambda rank, chunks: 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % case.ranks]
+    )
+
+
+def judge_edges(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As task 3; the empty messages of the empty buffer do not count."""
+    for rank, result in enumerate(results):
+        expect_equal(rank, "the buffer of one rank alone", result["alone"], case.given[rank]["buffer"])
+    judge_reduce(case, results, [note for note in notes if note.bytes])
+
+
+def judge_cost(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The counts that `expect_ring` demands of task 3."""
+    for question, answer in zip(case.given[0]["questions"].tolist(), results[0]["costs"].tolist(), strict=True):
+        elements, itemsize, ranks, rank = question
+        chunks, messages = lengths(elements, ranks), 2 * (ranks - 1)
+        own, left, right = (chunks[at % ranks] for at in (rank, rank - 1, rank + 1))
+        empty = sum(not chunks[i] for turn in (rank, rank + 1) for i in range(ranks) if i != turn % ranks)
+        expected = [messages, (2 * elements - own - right) * itemsize]
+        wrong = {
+            "the all-gather is left out": [messages // 2, (elements - own) * itemsize],
+            "messages of length 0 are not counted": [messages - empty, expected[1]],
+            "a rank never sends its own chunk in the all-gather either": [messages, 2 * (elements - own) * itemsize],
+            "the left neighbour's chunk is left out": [messages, (2 * elements - own - left) * itemsize],
+            "2 (P - 1)/P of the bytes is taken where P does not divide the length": (
+                [messages, messages * elements * itemsize // ranks]
+            ),
+            "elements are counted instead of bytes": [messages, 2 * elements - own - right],
+        }
+        if answer != expected:
+            story = next((f": this is what comes out if {each}" for each, all in wrong.items() if all == answer), "")
+            raise Wrong(f"all_reduce_cost{tuple(question)} is {answer}, expected {expected}{story}")
+
+
+def through_float64(values: Array) -> dict[str, Array]:
+    """Return what becomes of large whole numbers that were float64 on their way."""
+    if values.dtype.kind != "i":
+        return {}
+    return {
+        "the numbers pass through float64": values.astype(np.float64).astype(values.dtype),
+        "what comes is received into an array of float64": values.view(np.float64).astype(values.dtype),
+    }
+
+
+def lengths(elements: int, ranks: int) -> list[int]:
+    """Return the lengths of `numpy.array_split`'s chunks."""
+    return [len(chunk) for chunk in np.array_split(np.empty(elements), ranks)]
+
+
+def expect_ring(
+    case: Case,
+    results: Sequence[Arrays],
+    notes: Sequence[Note],
+    rounds: int,
+    leaving: Callable[[int, list[int]], int],
+) -> None:
+    """Raise `Wrong` unless every rank sent only to its right, P - 1 messages a round, and just so many elements."""
+    buffer, most = case.given[0]["buffer"], rounds * (case.ranks - 1)
+    elements, ranks = len(buffer), case.ranks
+    each = elements // ranks
+    cuts = {
+        "all are as long as the longest": [-(-elements // ranks)] * ranks,
+        "the last one takes the whole remainder": [each] * (ranks - 1) + [elements - each * (ranks - 1)],
+        "the remainder is left out": [each] * ranks,
+    }
+    expect_orderly(ranks, [result["awaited"] for result in results], notes)
+    for rank in range(ranks):
+        sent, right = sent_by(rank, notes), (rank + 1) % ranks
+        astray = next((note for note in sent if note.to != right), None)
+        if astray is not None:
+            raise Wrong(f"rank {rank} sent to rank {astray.to} ({astray.line}), expected to rank {right} only")
+        if len(sent) > most:
+            raise Wrong(
+                f"rank {rank} sent {len(sent)} messages, expected {most}: with P - 1 steps every chunk has been everywhere"
+            )
+        size = buffer.itemsize
+        expected = leaving(rank, lengths(elements, ranks)) * size if ranks > 1 else 0
+        found = sum(note.bytes for note in sent)
+        if found != expected:
+            longer = expected // most * sum(range(1, ranks)) * rounds
+            wrong = {
+                "whole buffers go round the ring": (ranks - 1) * elements * size,
+                "every message is the whole buffer": most * elements * size,
+                "the numbers travel in 8 bytes each": expected // size * 8,
+                "each message holds all that the rank has by then, not only what came last": longer,
+            } | {f"chunks are cut so that {how}": leaving(rank, cut) * size for how, cut in cuts.items()}
+            story = next((f": this is what comes out if {each}" for each, all in wrong.items() if all == found), "")
+            raise Wrong(f"rank {rank} sent {found} bytes in all, expected {expected}{story}")
