@@ -199,7 +199,7 @@ def expect_ring(
             raise Wrong(f"rank {rank} sent to rank {astray.to} ({astray.line}), expected to rank {right} only")
         if len(sent) > most:
             raise Wrong(
-                f"rank {rank} sent {len(sent)} messages, expected {most}: with P - 1 steps every chunk has been everywhere"
+                f"rank {rank} sent {len(sent)} messages, expected {most}: after P - 1 steps every chunk was everywhere"
             )
         size = buffer.itemsize
         expected = leaving(rank, lengths(elements, ranks)) * size if ranks > 1 else 0
