@@ -82,22 +82,26 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
     ring.all_gather(shards, inside)
 
 
-def cost(algorithm: str, bytes: float, ranks: int, latency: float, bandwidth: float) -> float:
-    """Task 5a: return the seconds that an all-reduce takes, where a message takes latency + bytes/bandwidth."""
-    rounds = math.log2(ranks)
-    if algorithm == "ring":
-        return 2 * (ranks - 1) * (latency + bytes / ranks / bandwidth)
-    if algorithm == "tree":
-        return 2 * rounds * (latency + bytes / bandwidth)
-    if algorithm == "doubling":
-        return rounds * (latency + bytes / bandwidth)
-    if algorithm == "halving_doubling":
-        return 2 * rounds * latency + 2 * (ranks - 1) / ranks * bytes / bandwidth
-    raise ValueError(f"no algorithm is called {algorithm!r}")
+def halving_doubling_cost(bytes: float, ranks: int, latency: float, bandwidth: float) -> float:
+    """Task 5a: return the seconds that task 2 takes, on any number of ranks."""
+    power = 1 << (ranks.bit_length() - 1)
+    seconds = 2 * math.log2(power) * latency + 2 * (power - 1) / power * bytes / bandwidth
+    if ranks > power:  # the whole buffer goes to a helper and comes back, for all such ranks at the same time
+        seconds += 2 * (latency + bytes / bandwidth)
+    return seconds
 
 
-def crossover(ranks: int, latency: float, bandwidth: float) -> float:
-    """Task 5b: return from how many bytes on halving-doubling is faster than doubling; `math.inf` if it never is."""
-    rounds = math.log2(ranks)
-    saved = rounds - 2 * (ranks - 1) / ranks  # of the buffer, in what a rank sends
-    return rounds * latency * bandwidth / saved if saved > 0 else math.inf
+def two_level_cost(
+    bytes: float, nodes: int, per_node: int, inside: tuple[float, float], across: tuple[float, float]
+) -> float:
+    """Task 5b: return the seconds that task 4 takes, with lesson 02's ring on both levels."""
+    shard = bytes / per_node
+    one_step_inside = inside[0] + shard / inside[1]
+    one_step_across = across[0] + shard / nodes / across[1]
+    return 2 * (per_node - 1) * one_step_inside + 2 * (nodes - 1) * one_step_across
+
+
+def broadcast_crossover(ranks: int, latency: float, bandwidth: float) -> float:
+    """Task 5c: return from how many bytes on a broadcast in parts is faster than task 1; `math.inf` if it never is."""
+    saved = math.log2(ranks) - 2 * (ranks - 1) / ranks  # the tree's whole buffers, less those of scatter and all-gather
+    return (ranks - 1) * latency * bandwidth / saved if saved > 0 else math.inf

@@ -39,21 +39,26 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
     ring.all_gather(chunks, inside)
 
 
-def cost(algorithm: str, bytes: float, ranks: int, latency: float, bandwidth: float) -> float:
-    """Return how often a latency is paid, and how many bytes pass a rank's port one after the other."""
-    rounds = math.log2(ranks)
-    messages, passing = {
-        "ring": (2 * (ranks - 1), 2 * (ranks - 1) / ranks * bytes),
-        "tree": (2 * rounds, 2 * rounds * bytes),
-        "doubling": (rounds, rounds * bytes),
-        "halving_doubling": (2 * rounds, 2 * (ranks - 1) / ranks * bytes),
-    }[algorithm]
+def halving_doubling_cost(bytes: float, ranks: int, latency: float, bandwidth: float) -> float:
+    """Return the time of halving and doubling among Q ranks, and of the two messages of those from Q on."""
+    power = recursive.power_below(ranks)
     link = Link(latency, bandwidth)
-    return messages * link.latency + link.seconds(passing)
+    among = 2 * math.log2(power) * latency + link.seconds(2 * (power - 1) / power * bytes)
+    return among + (2 * (latency + link.seconds(bytes)) if ranks > power else 0)
 
 
-def crossover(ranks: int, latency: float, bandwidth: float) -> float:
-    """Return where log2 P latencies more are made up for by fewer bytes."""
-    rounds = math.log2(ranks)
-    fewer = rounds - 2 * (ranks - 1) / ranks  # buffers that halving-doubling saves
-    return rounds * latency * bandwidth / fewer if fewer > 0 else math.inf
+def two_level_cost(
+    bytes: float, nodes: int, per_node: int, inside: tuple[float, float], across: tuple[float, float]
+) -> float:
+    """Return the time of two half rings inside the nodes, and of a whole one across for each shard."""
+    near, far = Link(*inside), Link(*across)
+    steps_inside, steps_across = 2 * (per_node - 1), 2 * (nodes - 1)
+    return steps_inside * (near.latency + near.seconds(bytes / per_node)) + steps_across * (
+        far.latency + far.seconds(bytes / per_node / nodes)
+    )
+
+
+def broadcast_crossover(ranks: int, latency: float, bandwidth: float) -> float:
+    """Return where the ring's P - 1 latencies are made up for by fewer bytes; the scatter has the tree's own."""
+    fewer = math.log2(ranks) - 2 * (ranks - 1) / ranks  # buffers that leave the root, and then each rank
+    return (ranks - 1) * latency * bandwidth / fewer if fewer > 0 else math.inf

@@ -1,8 +1,10 @@
-# task 5: two ranks never gain by halving, but a division by almost nothing says otherwise.
+# task 5: two ranks never gain by parts, but a division by nothing was avoided by saying 0.
+import math
+
 import solution
 from solution import *  # noqa: F403
 
 
-def crossover(ranks, latency, bandwidth):
-    found = solution.crossover(ranks, latency, bandwidth)
-    return found if found < 1e300 else latency * bandwidth / 1e-9
+def broadcast_crossover(ranks, latency, bandwidth):
+    found = solution.broadcast_crossover(ranks, latency, bandwidth)
+    return found if found < math.inf else 0.0

@@ -15,7 +15,7 @@ def halving_doubling(buffer, comm):
         low, high = np.concatenate(chunks[first:middle]), np.concatenate(chunks[middle:last])
         upper = comm.rank & distance
         keep, give = (high, low) if upper else (low, high)
-        arriving = np.empty(len(keep))
+        arriving = np.empty(len(keep), buffer.dtype)
         comm.exchange(buffer[give], comm.rank ^ distance, arriving, comm.rank ^ distance)
         buffer[keep] += arriving
         first, last = (middle, last) if upper else (first, middle)

@@ -1,0 +1,362 @@
+"""Lesson 03: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import minidist
+from minidist import Cluster, Communicator, Trace
+from minidist.collectives import all_reduce, ring, tree
+from minidist.comm import Link
+from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, awaited, expect_equal, expect_orderly, sent_by
+
+UNTOUCHED = -1  # what stands in a buffer before anything has come
+
+
+# ---------------------------------------------------------------- programs: on every rank, with the student's module
+
+
+def broadcast(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 1."""
+    root, comm.trace = int(given["root"]), Trace()
+    buffer = given["buffer"].copy() if comm.rank == root else np.full_like(given["buffer"], UNTOUCHED)
+    exercise.tree_broadcast(buffer, root, comm)
+    return {"buffer": buffer, "awaited": awaited(comm.trace)}
+
+
+def halving(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 2."""
+    buffer, comm.trace = given["buffer"].copy(), Trace()
+    exercise.halving_doubling(buffer, comm)
+    return {"buffer": buffer, "awaited": awaited(comm.trace)}
+
+
+def pairs(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 3; look whether the input stayed as it was, and whether the arrays to be filled did."""
+    lengths, comm.trace = given["lengths"], Trace()
+    leaving = np.split(given["all"].copy(), np.cumsum(lengths[comm.rank])[:-1])
+    kept = [np.full(length, UNTOUCHED, given["all"].dtype) for length in lengths[:, comm.rank]]
+    arriving = list(kept)
+    exercise.all_to_all(list(leaving), arriving, comm)
+    replaced = [number for number, (now, one) in enumerate(zip(arriving, kept, strict=True)) if now is not one]
+    told = {"came": np.concatenate(kept), "kept": np.concatenate(leaving), "replaced": replaced}
+    return told | {"awaited": awaited(comm.trace)}
+
+
+def levels(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4 on consecutive ranks as nodes."""
+    buffer, per_node, comm.trace = given["buffer"].copy(), comm.size // int(given["nodes"]), Trace()
+    inside, across = comm.split(comm.rank // per_node), comm.split(comm.rank % per_node)
+    exercise.hierarchical_all_reduce(buffer, inside, across)
+    return {"buffer": buffer, "awaited": awaited(comm.trace)}
+
+
+def one_level(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 5a."""
+    ranks, latency, bandwidth = given["cluster"].tolist()
+    ask = partial(exercise.halving_doubling_cost, ranks=int(ranks), latency=latency, bandwidth=bandwidth)
+    return {"seconds": [float(ask(bytes)) for bytes in given["bytes"].tolist()]}
+
+
+def two_levels(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 5b."""
+    nodes, per_node = given["shape"].tolist()
+    inside, across = map(tuple, given["links"].tolist())
+    ask = partial(exercise.two_level_cost, nodes=nodes, per_node=per_node, inside=inside, across=across)
+    return {"seconds": [float(ask(bytes)) for bytes in given["bytes"].tolist()]}
+
+
+def crossover(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 5c."""
+    ranks, latency, bandwidth = given["cluster"].tolist()
+    return {"bytes": float(exercise.broadcast_crossover(int(ranks), latency, bandwidth))}
+
+
+# ---------------------------------------------------------------- judges: in the grader's process
+
+
+def judge_tree(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Everybody has the root's buffer, got it once, and no later than in round ceil(log2 P)."""
+    root, rounds = int(case.given[0]["root"]), math.ceil(math.log2(case.ranks))
+    buffer = case.given[root]["buffer"]
+    expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
+    if not np.array_equal(results[root]["buffer"], buffer):
+        raise Wrong(f"rank {root}, the root, has lost its own buffer, expected it to send to the others first of all")
+    for rank, result in enumerate(results):
+        wrong = through_float64(result["buffer"], buffer)
+        before = np.full_like(buffer, UNTOUCHED)
+        expect_equal(rank, "the buffer", result["buffer"], buffer, instead=wrong, before=before)
+    got, ready = {root: 0}, [root]
+    while ready:
+        rank = ready.pop()
+        for number, note in enumerate(sent_by(rank, notes), start=1):
+            if note.bytes != buffer.nbytes:
+                twice = ": the numbers travel in 8 bytes each" * (note.bytes == 8 * len(buffer))
+                raise Wrong(f"rank {rank} sent {note.bytes} bytes to rank {note.to}, expected {buffer.nbytes}{twice}")
+            if note.to in got:
+                raise Wrong(f"rank {rank} sent to rank {note.to} ({note.line}), which had the data already")
+            got[note.to] = got[rank] + number
+            if got[note.to] > rounds:
+                raise Wrong(
+                    f"rank {note.to} got the data in round {got[note.to]}, expected in round {rounds} at the latest"
+                )
+            ready.append(note.to)
+
+
+def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Everybody has the sum; each message goes to the right partner and has the right size."""
+    buffers = [given["buffer"] for given in case.given]
+    total, power = np.sum(buffers, axis=0, dtype=buffers[0].dtype), 2 ** int(math.log2(case.ranks))
+    expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
+    for rank, result in enumerate(results):
+        wrong = {
+            "the ranks from Q on are in no sum": np.sum(buffers[:power], axis=0, dtype=total.dtype),
+            "a rank does not add its own part": total - buffers[rank],
+        } | through_float64(result["buffer"], total)
+        expect_equal(rank, "the buffer", result["buffer"], total, instead=wrong, before=buffers[rank])
+    for rank in [*range(power, case.ranks), *range(power)]:
+        expect_exchanges(rank, case.ranks, total, notes)
+
+
+def exchanges(rank: int, ranks: int, size: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (to whom, bytes) of what a rank sends in task 2, in order, if not empty; chunks have these lengths."""
+    power, whole = len(lengths), sum(lengths) * size
+    if rank >= power:
+        return [(rank - power, whole)] if whole else []
+    halves, distance = [], power // 2
+    while distance:
+        partner = rank ^ distance
+        there, here = partner // distance * distance, rank // distance * distance
+        halves.append((partner, sum(lengths[there : there + distance]), sum(lengths[here : here + distance])))
+        distance //= 2
+    back = [(rank + power, whole)] if rank + power < ranks else []
+    down = [(partner, given_away * size) for partner, given_away, _ in halves]
+    up = [(partner, kept * size) for partner, _, kept in reversed(halves)]
+    return [message for message in down + up + back if message[1]]
+
+
+def expect_exchanges(rank: int, ranks: int, buffer: Array, notes: Sequence[Note]) -> None:
+    """Raise `Wrong` unless the rank sent what task 2 says, messages of no bytes left out."""
+    power, size, elements = 2 ** int(math.log2(ranks)), buffer.itemsize, len(buffer)
+    chunks = [len(part) for part in np.array_split(buffer, power)]
+    by_elements = [elements * (i + 1) // power - elements * i // power for i in range(power)]
+    found = [(note.to, note.bytes) for note in sent_by(rank, notes) if note.bytes]
+    expected = exchanges(rank, ranks, size, chunks)
+    if found == expected:
+        return
+    said = f"rank {rank} sent {found or 'nothing'}, expected {expected} (to whom, bytes; empty messages left out)"
+    if found == exchanges(rank, ranks, 8, chunks):
+        raise Wrong(f"{said}: this is what comes out if the numbers travel in 8 bytes each")
+    if found == exchanges(rank, ranks, size, by_elements):
+        raise Wrong(f"{said}: this is what comes out if elements are halved, not the chunks of numpy.array_split")
+    if [bytes for _, bytes in found] == [bytes for _, bytes in expected]:
+        whom = "to rank - Q" if rank >= power else "first to the rank at distance Q/2, then at Q/4, ..., and back"
+        raise Wrong(f"{said}: the sizes are right, the partners are not: rank {rank} sends {whom}")
+    if rank >= power:
+        raise Wrong(f"{said}: a rank from Q on hands in its buffer, and gets the result from the same rank")
+    raise Wrong(said)
+
+
+def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Everything arrived; each rank sent one chunk to each other rank, and no two to the same at once."""
+    lengths, size = case.given[0]["lengths"], case.given[0]["all"].itemsize
+    chunks = [np.split(given["all"], np.cumsum(lengths[rank])[:-1]) for rank, given in enumerate(case.given)]
+    expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
+    for rank, result in enumerate(results):
+        expect_filled(rank, result["replaced"].tolist())
+        came = np.concatenate([chunks[source][rank] for source in range(case.ranks)])
+        owner = np.repeat(np.arange(case.ranks), lengths[:, rank])
+        wrong = {how: np.where(owner == rank, came, all) for how, all in through_float64(result["came"], came).items()}
+        own = np.where(owner == rank, UNTOUCHED, came)
+        wrong |= {"what a rank has for itself is not copied": own.astype(came.dtype)}
+        expect_equal(rank, "what came, one chunk after the other,", result["came"], came, instead=wrong)
+        expect_equal(rank, "what leaves, one chunk after the other,", result["kept"], case.given[rank]["all"])
+        others = [(to, size * int(lengths[rank, to])) for to in range(case.ranks) if to != rank]
+        found = sorted((note.to, note.bytes) for note in sent_by(rank, notes))
+        if found != others:
+            raise Wrong(f"rank {rank} sent {found}, expected one chunk to each other rank: {others} (to, bytes)")
+    for step, sends in enumerate(zip(*(sent_by(rank, notes) for rank in range(case.ranks)), strict=True), start=1):
+        targets = [note.to for note in sends]
+        for first, to in enumerate(targets):
+            if to in targets[first + 1 :]:
+                second = targets.index(to, first + 1)
+                raise Wrong(
+                    f"in step {step} ranks {first} and {second} both send to rank {to}, expected one sender a step"
+                )
+
+
+def expect_filled(rank: int, replaced: list[int]) -> None:
+    """Raise `Wrong` if entries of the list `arriving` are not the caller's arrays any more."""
+    if replaced == [rank]:
+        raise Wrong(
+            f"rank {rank}: arriving[{rank}] is another array now, perhaps leaving[{rank}], expected a copy in it"
+        )
+    if replaced:
+        raise Wrong(f"rank {rank}: entries {replaced} of `arriving` are other arrays now, expected the caller's filled")
+
+
+def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Everybody has the sum; few messages, and few bytes across nodes."""
+    buffers, count = [given["buffer"] for given in case.given], int(case.given[0]["nodes"])
+    total, per_node = np.sum(buffers, axis=0, dtype=buffers[0].dtype), case.ranks // count
+    shard = math.ceil(len(total) / per_node)
+    expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
+    for rank, result in enumerate(results):
+        node = rank // per_node * per_node
+        wrong = {
+            "only the node's own ranks are summed": np.sum(buffers[node : node + per_node], axis=0, dtype=total.dtype)
+        }
+        chunk = np.array_split(np.arange(len(total)), per_node)[rank % per_node]
+        wrong["the shards are not gathered in the end"] = np.where(
+            np.isin(np.arange(len(total)), chunk), total, buffers[rank]
+        )
+        wrong |= through_float64(result["buffer"], total)
+        expect_equal(rank, "the buffer", result["buffer"], total, instead=wrong, before=buffers[rank])
+    for rank in range(case.ranks):
+        sent = sent_by(rank, notes)
+        across = [note for note in sent if note.to // per_node != rank // per_node]
+        rounds, found = 2 * (count - 1), sum(note.bytes for note in across)
+        most = rounds * math.ceil(shard / count) * total.itemsize
+        if count > 1 and not across:
+            raise Wrong(
+                f"rank {rank} sent no message to other nodes, expected {rounds}: each rank sends its shard across"
+            )
+        if found > most:
+            whole = ": whole buffers cross, not shards" * (found >= most * per_node and per_node > 1)
+            wide = ": the numbers travel in 8 bytes each" * (found == most // total.itemsize * 8)
+            raise Wrong(f"rank {rank} sent {found} bytes to other nodes, expected {most}{wide or whole}")
+        for where, messages, peers in (
+            ("to other nodes", len(across), count),
+            ("inside", len(sent) - len(across), per_node),
+        ):
+            if messages > 2 * (peers - 1):
+                raise Wrong(
+                    f"rank {rank} sent {messages} messages {where}, expected {2 * (peers - 1)}: a reduce-scatter and "
+                    "an all-gather"
+                )
+
+
+def judge_one_level(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The virtual clock says the same of the package's own algorithm."""
+    ranks, latency, bandwidth = case.given[0]["cluster"].tolist()
+    power, ranks = 2 ** int(math.log2(ranks)), int(ranks)
+    for bytes, answer in zip(case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist(), strict=True):
+        ask = partial(clock, "halving_doubling", bytes)
+        seconds, below = (ask(many, Cluster.uniform(latency, bandwidth)) for many in (ranks, power))
+        message, waiting = latency + bytes / bandwidth, ask(ranks, Cluster.uniform(latency, math.inf))
+        rounds, among = 2 * math.log2(ranks), 2 * (ranks - 1) / ranks
+        wrong = {
+            "the ranks from Q on cost nothing": below,
+            "only one of their two messages is counted": below + message,
+            "each of the ranks from Q on is waited for by itself": below + 2 * (ranks - power) * message,
+            "P stands where Q should": rounds * latency + among * bytes / bandwidth,
+            "P stands where Q should, rounded up": 2 * math.ceil(rounds / 2) * latency + among * bytes / bandwidth,
+            "a send and a receive at the same time take twice the time of one": seconds + below,
+            "bandwidth is counted in bits": waiting + 8 * (seconds - waiting),
+        }
+        expect_seconds(f"halving_doubling_cost({bytes}, {ranks}, ...)", answer, seconds, wrong)
+
+
+def judge_two_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The virtual clock says the same of the package's own algorithm."""
+    nodes, per_node = case.given[0]["shape"].tolist()
+    inside, across = (Link(*link) for link in case.given[0]["links"].tolist())
+    for bytes, answer in zip(case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist(), strict=True):
+
+        def ask(near: Link, far: Link, algorithm: str = "hierarchical", bytes: int = bytes) -> float:
+            return clock(algorithm, bytes, nodes * per_node, Cluster(near, far, per_node, nodes))
+
+        seconds, node = ask(inside, across), clock("ring", bytes, per_node, Cluster(inside, inside))
+        wrong = {
+            "whole buffers cross between the nodes": node + clock("ring", bytes, nodes, Cluster(across, across)),
+            "one flat ring goes through all ranks": ask(inside, across, "ring"),
+            "all links are as slow as those between nodes": ask(across, across),
+            "the last all-gather inside the nodes is left out": seconds - node / 2,
+            "the two kinds of links are mixed up": ask(across, inside),
+        }
+        name = f"two_level_cost({bytes}, {nodes}, {per_node}, ...)"
+        expect_seconds(name, answer, seconds, wrong)
+
+
+def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Where the lines cross that the virtual clock draws through two sizes."""
+    ranks, latency, bandwidth = case.given[0]["cluster"].tolist()
+    ranks, cluster, answer = int(ranks), Cluster.uniform(latency, bandwidth), float(results[0]["bytes"])
+    sizes = [8 * ranks, 800 * ranks]
+    at_once, in_parts = (
+        [max(minidist.run(partial(way, n // 8), ranks, cluster=cluster)) for n in sizes] for way in WAYS
+    )
+    gains = [(one - other) for one, other in zip(at_once, in_parts, strict=True)]
+    slope = (gains[1] - gains[0]) / (sizes[1] - sizes[0])
+    expected = math.inf if slope < 1e-6 / bandwidth else sizes[0] - gains[0] / slope
+    if not math.isclose(answer, expected, rel_tol=1e-6):
+        rounds = math.log2(ranks)
+        wrong = {
+            "the all-gather takes log2 P rounds, and not the P - 1 steps of a ring": expected * rounds / (ranks - 1),
+            "the scatter's latencies are counted, and the tree's are not": expected
+            * (ranks - 1 + rounds)
+            / (ranks - 1),
+            "the scatter sends whole buffers": (ranks - 1) * latency * bandwidth / ((1 - ranks) / ranks),
+            "the all-gather's latencies are paid twice, as in an all-reduce": 2 * expected,
+        }
+        story = next(
+            (f": this is what comes out if {how}" for how, all in wrong.items() if math.isclose(answer, all)), ""
+        )
+        story = story or ": with two ranks both send n bytes, one of them in two messages" * (ranks == 2)
+        raise Wrong(
+            f"broadcast_crossover({ranks}, {latency:g}, {bandwidth:g}) is {answer:.6g} bytes, on the virtual clock "
+            f"{expected:.6g}{story}"
+        )
+
+
+def clock(algorithm: str, bytes: int, ranks: int, cluster: Cluster) -> float:
+    """Return when the last rank has the sum."""
+
+    def program(comm: Communicator) -> float:
+        all_reduce(np.zeros(bytes // 8), comm, algorithm=algorithm)
+        return comm.clock()
+
+    return max(minidist.run(program, ranks, cluster=cluster))
+
+
+def whole_buffer(elements: int, comm: Communicator) -> float:
+    """Broadcast along the tree; return when this rank has all."""
+    tree.broadcast(np.zeros(elements), comm, 0)
+    return comm.clock()
+
+
+def scatter_and_gather(elements: int, comm: Communicator) -> float:
+    """Scatter along the tree, and all-gather round the ring; return when this rank has all."""
+    chunks = np.array_split(np.zeros(elements), comm.size)
+    lengths = [len(chunk) for chunk in chunks]
+    tree.scatter(chunks if comm.rank == 0 else None, chunks[comm.rank], comm, 0, lengths)
+    ring.all_gather(chunks, comm)
+    return comm.clock()
+
+
+WAYS = (whole_buffer, scatter_and_gather)
+
+
+def expect_seconds(name: str, found: float, expected: float, wrong: Mapping[str, float]) -> None:
+    """Raise `Wrong` unless a time is the one on the virtual clock."""
+    if not math.isclose(found, expected, rel_tol=1e-9):
+        story = next((how for how, other in wrong.items() if math.isclose(found, other, rel_tol=1e-9)), "")
+        hint = f": this is what comes out if {story}" if story else ""
+        raise Wrong(f"{name} is {found:.9g} s, on the virtual clock {expected:.9g} s{hint}")
+
+
+def through_float64(found: Array, expected: Array) -> dict[str, Array]:
+    """Return what becomes of large whole numbers that were float64 on their way: all but their last digits is right."""
+    if expected.dtype.kind != "i" or found.shape != expected.shape or found.dtype != expected.dtype:
+        return {}
+    near = np.allclose(found, expected, rtol=1e-14, atol=0)
+    return {
+        "the numbers pass through float64": found if near else expected,
+        "what comes is received into an array of float64": expected.view(np.float64).astype(expected.dtype),
+    }
