@@ -86,11 +86,11 @@ def judge_tree(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     root, rounds = int(case.given[0]["root"]), math.ceil(math.log2(case.ranks))
     buffer = case.given[root]["buffer"]
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
-    if not np.array_equal(results[root]["buffer"], buffer):
-        raise Wrong(f"rank {root}, the root, has lost its own buffer, expected it to send to the others first of all")
+    before, own = np.full_like(buffer, UNTOUCHED), results[root]["buffer"]
+    astray = {"another rank, such as 0, is taken for the root": before} | through_float64(own, buffer)
+    expect_equal(root, "the buffer of the root, who has the data,", own, buffer, instead=astray)
     for rank, result in enumerate(results):
         wrong = through_float64(result["buffer"], buffer)
-        before = np.full_like(buffer, UNTOUCHED)
         expect_equal(rank, "the buffer", result["buffer"], buffer, instead=wrong, before=before)
     got, ready = {root: 0}, [root]
     while ready:
@@ -180,7 +180,8 @@ def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         others = [(to, size * int(lengths[rank, to])) for to in range(case.ranks) if to != rank]
         found = sorted((note.to, note.bytes) for note in sent_by(rank, notes))
         if found != others:
-            raise Wrong(f"rank {rank} sent {found}, expected one chunk to each other rank: {others} (to, bytes)")
+            ring = ": chunks go round the ring, expected straight to their owners" * (len(dict(found)) < len(others))
+            raise Wrong(f"rank {rank} sent {found}, expected one chunk to each other rank: {others} (to, bytes){ring}")
     for step, sends in enumerate(zip(*(sent_by(rank, notes) for rank in range(case.ranks)), strict=True), start=1):
         targets = [note.to for note in sends]
         for first, to in enumerate(targets):
