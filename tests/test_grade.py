@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -406,3 +408,33 @@ def test_only_a_record_that_bears_the_nonce_counts(tmp_path: Path) -> None:
     assert "rank 0 left no record" in collect(tmp_path, ["of this run"], limit=1).failure, "it was changed"
     record.write(tmp_path / "record-0", {**facts, "notes": [{"rank": 0}]}, {}, "of this run")
     assert "rank 0 left no record" in collect(tmp_path, ["of this run"], limit=1).failure
+
+
+def test_ranks_that_start_at_the_same_moment_are_all_watched() -> None:
+    """Python lets one thread at a time change who looks at its calls, and refuses the others."""
+    program = """
+import sys, threading
+from minidist.grade.contract import Task
+from minidist.grade.watch import Watch
+
+failed, watch = [], Watch(Task(1, "any"), "/nowhere/exercise.py", "/nowhere", print)
+threading.excepthook = lambda failure: failed.append(failure.exc_value)
+sys.setswitchinterval(1e-6)
+watch.begin()
+
+
+def rank():
+    assert sys.getprofile() is watch.calls
+    watch.switch(None)
+
+
+for _ in range(10):
+    threads = [threading.Thread(target=rank) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(failed)
+"""
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (outcome.stdout, outcome.stderr) == ("[]\n", "")

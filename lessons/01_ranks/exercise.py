@@ -8,7 +8,7 @@ Fill in the five functions; their docstrings are the contract. You need numpy an
     comm.send(buffer, to, tag=0)                          may wait for its receive: count on it that it does
     comm.recv(buffer, source, tag=0)                      fills a buffer of exactly the message's size
     comm.exchange(outgoing, to, incoming, source, tag=0)  a send and a receive, both posted before either is waited for
-    comm.isend(...), comm.irecv(...)                      return a request at once; request.wait() ends it, never forget it
+    comm.isend(...), comm.irecv(...)                      return a request at once; each ends with request.wait()
 
 What you send, and what you receive into, must be contiguous: of a one-dimensional array `a`, a[2:5] is, a[::2] is not.
 All arrays that you are given are, and so is what `work` returns. They are of any dtype, unless a docstring says which.
@@ -109,8 +109,9 @@ def farm(
 ) -> Array | None:
     """Task 4: rank 0, the master, deals out rows; the other ranks, the workers, return `work(row)` of each.
 
-    With P > 1 ranks, row i goes to worker 1 + i % (P - 1); a rank alone does all rows itself. The master gives every worker its first row (as far as there are rows) before
-    it waits for any result: otherwise only one worker works at a time.
+    With P > 1 ranks, row i goes to worker 1 + i % (P - 1); a rank alone does all rows itself. The master gives every
+    worker its first row (as far as there are rows) before it waits for any result: otherwise only one worker works at a
+    time.
 
     Parameters
     ----------
@@ -146,8 +147,8 @@ def who_never_finishes(plans: list[Plan]) -> list[int]:
     Parameters
     ----------
     plans : list
-        `plans[r]` is the plan of rank r, possibly empty. It names other ranks of `plans` only. Two ranks' plans need not
-        fit each other: a line may have no counterpart, and is then never complete. You may change the lists.
+        `plans[r]` is the plan of rank r, possibly empty. It names other ranks of `plans` only. Plans need not fit each
+        other: a line may have no counterpart, and is then never complete. You may change the lists.
 
     Examples
     --------

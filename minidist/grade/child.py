@@ -103,7 +103,7 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
             share.results = record.plain(check.program(Handed(exercises[comm.rank], watch), witness, share.given))
             if sys.getprofile() is not watch.calls:
                 raise Wrong("the answer replaces sys.setprofile's function, by which calls are watched")
-            sys.setprofile(None)
+            watch.switch(None)
             check_untouched(before)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:

@@ -56,6 +56,7 @@ class Watch:
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
         self.noted: set[tuple[str, str]] = set()
+        self.switching = threading.Lock()
 
     def begin(self) -> None:
         """Watch this thread and all that are started from now on."""
@@ -63,8 +64,12 @@ class Watch:
         for module, name in itertools.product((threading, _thread), STARTS):
             if hasattr(module, name):
                 setattr(module, name, self.starting(getattr(module, name)))
-        threading.setprofile(self.calls)
-        sys.setprofile(self.calls)
+        self.switch(self.calls)
+
+    def switch(self, calls: Callable[..., None] | None) -> None:
+        """Have `calls` look at this thread's calls from now on, or nobody. Python refuses two threads at a time."""
+        with self.switching:
+            sys.setprofile(calls)
 
     def profile(self, frame: FrameType, event: str, _: object) -> None:
         """Look at a call: the function for `sys.setprofile`."""
@@ -95,16 +100,20 @@ class Watch:
             self.called(owner, frame)
 
     def starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function to start threads by, which remembers the student's line that does."""
+        """Return a function to start threads by, whose calls are seen; it remembers the student's line that does."""
 
         def watched(function: Callable[..., Any], *rest: Any, **named: Any) -> Any:
+            def begin(*arguments: Any, **options: Any) -> None:
+                self.switch(self.calls)
+                function(*arguments, **options)
+
             thread = getattr(function, "__self__", None)
             if line := self.stack(sys._getframe(1))[1]:
-                if not isinstance(thread, threading.Thread) or threading.getprofile() is not self.calls:
+                if not isinstance(thread, threading.Thread) or threading.getprofile() is not None:
                     self.forbid("_thread.start_new_thread", line)
                 else:
                     self.starters[thread] = line
-            return start(function, *rest, **named)
+            return start(begin, *rest, **named)
 
         return watched
 
@@ -112,8 +121,7 @@ class Watch:
         """Look at what would make calls unseen: the audit hook."""
         if event in HIDING:
             frame = sys._getframe(1)
-            starting = frame.f_code is threading.Thread._bootstrap_inner.__code__  # type: ignore[attr-defined]
-            if (line := self.stack(frame)[1]) and not (starting and threading.getprofile() is self.calls):
+            if (line := self.stack(frame)[1]) and frame.f_code is not Watch.switch.__code__:
                 self.forbid(event, line)
 
     def forbid(self, what: str, line: str) -> None:
