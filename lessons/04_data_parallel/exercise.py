@@ -9,8 +9,9 @@ package only two collectives:
     all_reduce(tensor, comm, algorithm="ring")      every rank's tensor becomes the sum over all ranks, in place
     broadcast(tensor, comm, algorithm="tree")       every rank's tensor becomes rank 0's, in place
 
-Both want contiguous tensors and the same sizes, in the same order, on every rank. Hand them `parameter.detach()`, which
-shares the parameter's memory, or `parameter.grad`. (Without `algorithm` the package chooses one, perhaps without any
+Both want contiguous tensors, as the gradients here are, and the same sizes, in the same order, on every rank. Hand them
+`parameter.detach()`, which shares the parameter's memory, or `parameter.grad`. Models are of float64 or float32, and so
+is what travels. (Without `algorithm` the package chooses one, perhaps without any
 message; the grader counts messages.) `minidist.parallel` is what you are building: calling it scores nothing, and
 neither does torch's DistributedDataParallel.
 
@@ -51,7 +52,8 @@ def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communic
 def start_equal(model: nn.Module, comm: Communicator) -> None:
     """Task 2, first half: give every rank the parameters of rank 0.
 
-    One `broadcast(..., algorithm="tree")` for each parameter, in the order of `model.parameters()`.
+    One `broadcast(..., algorithm="tree")` for each parameter, in the order of `model.parameters()`, also for those that
+    need no gradient. Buffers are no parameters: every rank keeps its own.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -60,7 +62,7 @@ def sum_gradients(model: nn.Module, comm: Communicator) -> None:
     """Task 2, second half: after backward, replace every gradient by the sum of all ranks' gradients.
 
     One `all_reduce(..., algorithm="ring")` for each parameter, in the order of `model.parameters()`. Every parameter
-    has a gradient. As local losses add up to the loss, the sum of their gradients is its gradient: nothing is divided.
+    has a gradient; one that is 0 is summed like any other, or the other ranks would wait. As local losses add up to the loss, the sum of their gradients is its gradient: nothing is divided.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -85,7 +87,8 @@ class BucketedGradients:
     comm, stream
         The ranks, and what `comm.stream()` returned. `handle = stream.launch(work, *arguments)` returns at once and has
         `work(*arguments)` run beside this thread, one launch after the other; `handle.wait()` waits until it has run.
-        A communicator serves one thread: work on the stream uses `stream.comm`, never `comm`.
+        (Arguments by name are not passed on: write `functools.partial(all_reduce, algorithm="ring")`, or a function of
+        your own.) A communicator serves one thread: work on the stream uses `stream.comm`, never `comm`.
     limit : int
         Of the buckets of task 3, first half, over all parameters of the model.
 
@@ -106,7 +109,10 @@ class BucketedGradients:
         self.synchronising = True  # and here the hooks are to be registered
 
     def finish(self) -> None:
-        """Wait for all buckets and copy each sum back into `parameter.grad`; then be ready for the next backward."""
+        """Wait for all buckets and copy each sum back into `parameter.grad`; then be ready for the next backward.
+
+        Called once after each backward in which `synchronising` was True, so all buckets have been launched by then.
+        """
         raise NotImplementedError("task 3 is not started")
 
 
@@ -130,10 +136,12 @@ def accumulate(
         that it has by then is summed over the ranks.
     microbatches : int
         Into so many parts this rank's rows are cut, by `torch.tensor_split` again. A part with no rows is run like any
-        other. Run backward of a part before forward of the next: only one part's activations are held at a time.
+        other. Run backward of a part before forward of the next: only one part's activations are held at a time. Keep
+        no list of what the model returned, either.
 
-    In the end, if there was no error, call `gradients.finish()`, once. `gradients.synchronising` is True when this
-    returns, and also when it is left by an error.
+    In the end, if there was no error, call `gradients.finish()`, once. After an error do not call it: the other ranks may
+    never launch what it would wait for. `gradients.synchronising` is True when this returns, and also when it is left by
+    an error.
     """
     raise NotImplementedError("task 4 is not started")
 

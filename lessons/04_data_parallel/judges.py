@@ -1,0 +1,387 @@
+"""Lesson 04: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+
+from minidist import Communicator, Trace
+from minidist.collectives import all_reduce
+from minidist.grade.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, expect_ranks, sent_by
+
+SHAPES = ((4, 3), (4,), (4, 3), (4,), (2, 4), (2,))  # of weights and biases
+SIZES = tuple(int(np.prod(shape)) for shape in SHAPES)
+BYTES = tuple(8 * size for size in SIZES)
+FROZEN = 1  # the parameter that needs no gradient while ranks are made equal
+
+
+class Towers(nn.Module):
+    """Two layers side by side and one behind. Of the two, the one that runs first gets its gradient last."""
+
+    def __init__(self, given: Arrays, rank: int = 0) -> None:
+        super().__init__()
+        pieces = torch.tensor(given["parameters"]).split(SIZES)
+        self.values = nn.ParameterList(piece.reshape(shape) for piece, shape in zip(pieces, SHAPES, strict=True))
+        self.order = (2, 0) if given["reordered"] and rank % 2 else (0, 2)
+        self.register_buffer("own", torch.full((3,), float(rank)))  # no parameter: every rank keeps its own
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return [B, 2] of [B, 3]."""
+        first, second = (functional.linear(inputs, self.values[at], self.values[at + 1]).tanh() for at in self.order)
+        return functional.linear(first * second, self.values[4], self.values[5])
+
+
+def steps_of(given: Arrays) -> list[tuple[Tensor, Tensor]]:
+    """Return inputs and targets of each step."""
+    return list(zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True))
+
+
+def part_of_loss(model: nn.Module, inputs: Tensor, targets: Tensor, rank: int = 0, ranks: int = 1) -> Tensor:
+    """Return what a rank brings to the loss of a batch: of one rank, the loss."""
+    mine, wanted = inputs.tensor_split(ranks)[rank], targets.tensor_split(ranks)[rank]
+    return (model(mine) - wanted).square().sum() / len(inputs)
+
+
+def descend(model: nn.Module) -> None:
+    """Take a step, and forget the gradients."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.data.sub_(parameter.grad, alpha=0.1)
+        parameter.grad = None
+
+
+def flat(tensors: Iterable[Tensor | None]) -> np.ndarray[Any, Any]:
+    """Return tensors one after the other; for one that is missing, what is not a number."""
+    return torch.cat([torch.full((1,), torch.nan) if t is None else t.detach().flatten() for t in tensors]).numpy()
+
+
+# ---------------------------------------------------------------- programs: on every rank, with the student's module
+
+
+def part(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 1, and see which rows the model is called with."""
+    model, seen = Towers(given), list[Tensor]()
+    inputs, targets = steps_of(given)[0]
+    model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].detach().clone()))
+    loss = exercise.local_loss(model, inputs, targets, comm)
+    if not isinstance(loss, Tensor) or loss.dim():
+        raise Wrong(f"local_loss returned {loss!r}, expected a tensor of one number, without dims")
+    if loss.requires_grad:
+        loss.backward()
+    missing = sum(parameter.grad is None for parameter in model.parameters())
+    results = {"loss": loss.item(), "calls": len(seen), "rows": torch.cat([inputs[:0], *seen]).numpy()}
+    return results | {"gradient": flat(p.grad for p in model.parameters()), "missing": missing}
+
+
+def naive(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 2 in a loop; note the bytes of each collective."""
+    model, trace = Towers(given, comm.rank), Trace()
+    model.values[FROZEN].requires_grad_(False)
+    comm.trace = trace
+    exercise.start_equal(model, comm)
+    model.values[FROZEN].requires_grad_(True)
+    results: dict[str, Any] = {"start": flat(model.parameters()), "broadcasting": comm.traffic.messages_sent}
+    results |= {"broadcasts": collectives(trace), "buffer": model.own.numpy().copy()}
+    for inputs, targets in steps_of(given):
+        part_of_loss(model, inputs, targets, comm.rank, comm.size).backward()
+        exercise.sum_gradients(model, comm)
+        results.setdefault("gradient", flat(p.grad for p in model.parameters()))
+        descend(model)
+    sums = collectives(trace)[len(results["broadcasts"]) :]
+    return results | {"sums": sums, "parameters": flat(model.parameters())}
+
+
+def collectives(trace: Trace) -> list[int]:
+    """Return the bytes of each collective of a rank, in order."""
+    return [event.bytes for event in trace.events if event.kind == "collective"]
+
+
+def assign(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run the first half of task 3."""
+    model = Towers(given)
+    found = exercise.assign_buckets(list(model.parameters()), int(given["limit"]))
+    bucket = {id(parameter): number for number, some in enumerate(found) for parameter in some}
+    return {"buckets": [bucket.get(id(parameter), -1) for parameter in model.parameters()]}
+
+
+def bucketed(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run the second half of task 3 in a loop; note how many gradients had come at each launch, and at each wait."""
+    model, stream, results = Towers(given, comm.rank), comm.stream(), dict[str, Any]()
+    arrivals, launches, waits, late = list[int](), list[int](), list[int](), list[int]()
+    backward = [False]  # is it under way
+
+    def launch(work: Any, *arguments: Any) -> Any:
+        launches.append(len(arrivals))
+        late.append(not backward[0])
+        handle = stream.launch(work, *arguments)
+        return SimpleNamespace(wait=lambda: waits.append(len(arrivals)) or handle.wait())
+
+    for number, parameter in enumerate(model.parameters()):
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, number=number: arrivals.append(number) if gradients.synchronising else None
+        )
+    observed = SimpleNamespace(launch=launch, comm=stream.comm)
+    gradients = exercise.BucketedGradients(model, comm, observed, int(given["limit"]))
+    messages, bytes = comm.traffic.messages_sent, comm.traffic.bytes_sent
+    for inputs, targets in steps_of(given):
+        for synchronising in [False, True] if given["quiet"] else [True]:  # quiet: first only add up
+            gradients.synchronising, backward[0] = synchronising, True
+            part_of_loss(model, inputs, targets, comm.rank, comm.size).backward()
+            backward[0] = False
+        gradients.finish()
+        results.setdefault("gradient", flat(p.grad for p in model.parameters()))
+        descend(model)
+    results |= {"launches": launches, "waits": waits, "late": late, "bytes": comm.traffic.bytes_sent - bytes}
+    results |= {"messages": comm.traffic.messages_sent - messages, "arrivals": arrivals}
+    return results | {"parameters": flat(model.parameters())}
+
+
+def accumulated(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4 with gradients that are summed as they come; with `failing`, the model raises in its second call."""
+    model, arrivals, calls, seen, ends = Towers(given), list[int](), list[int](), list[Tensor](), list[int]()
+    outputs, held = list[StorageWeakRef](), [0]
+    inputs, targets = steps_of(given)[0]
+    gradients = SimpleNamespace(synchronising=True, finish=lambda: ends.append(len(arrivals)))
+
+    def look(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        calls.append(len(arrivals))
+        held.append(sum(not output.expired() for output in outputs))
+        seen.append(arguments[0].detach().clone())
+        if given["failing"] and len(seen) == 2:
+            raise ArithmeticError("the second microbatch does not fit, say")
+
+    def arrived(parameter: Any) -> None:
+        arrivals.append(1)
+        if gradients.synchronising:
+            all_reduce(parameter.grad, comm, algorithm="ring")
+
+    model.register_forward_pre_hook(look)
+    model.register_forward_hook(lambda _, __, output: outputs.append(StorageWeakRef(output.untyped_storage())))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(arrived)
+    failed = False
+    try:
+        exercise.accumulate(model, gradients, inputs, targets, int(given["microbatches"]), comm)
+    except ArithmeticError:
+        failed = True
+    results = {"synchronising": gradients.synchronising, "ends": ends, "failed": failed, "calls": calls}
+    results |= {"held": max(held), "rows": torch.cat([inputs[:0], *seen]).numpy()}
+    return results | {"gradient": flat(p.grad for p in model.parameters())}
+
+
+# ---------------------------------------------------------------- judges: in the grader's process
+
+
+def serial(given: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the first gradient and the last parameters of a run on one rank."""
+    model, found = Towers(given), dict[str, np.ndarray[Any, Any]]()
+    for inputs, targets in steps_of(given):
+        for _ in range(1 + int(given["quiet"])):
+            part_of_loss(model, inputs, targets).backward()
+        found.setdefault("gradient", flat(p.grad for p in model.parameters()))
+        descend(model)
+    return found | {"parameters": flat(model.parameters())}
+
+
+def gradient_of(given: Arrays, losses: Iterable[Callable[[nn.Module], Tensor]]) -> np.ndarray[Any, Any]:
+    """Return the sum of the gradients of some losses."""
+    model = Towers(given)
+    torch.stack([loss(model) for loss in losses]).sum().backward()
+    return flat(p.grad for p in model.parameters())
+
+
+def expect(rank: int, what: str, found: Any, expected: object, why: str = "") -> None:
+    """Raise `Wrong` unless counts, or lists of them, are equal."""
+    if found.tolist() != expected:
+        raise Wrong(f"rank {rank}: {what} {found.tolist()}, expected {expected}" + f": {why}" * bool(why))
+
+
+def judge_part(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Losses and gradients add up, from one call each on the right rows."""
+    inputs, targets = steps_of(case.given[0])[0]
+    ranks, even = case.ranks, len(inputs) // case.ranks
+    for rank, result in enumerate(results):
+        expect(rank, "calls of the model:", result["calls"], 1, "a rank without rows calls it, too, on no rows")
+        wrong = {
+            "a rank computes on the whole batch": inputs,
+            "rank r takes rows r, r + P, r + 2 P, ...": inputs[rank::ranks],
+            "rows that P does not divide are dropped": inputs[rank * even : (rank + 1) * even],
+        }
+        expect_equal(
+            rank, "the rows it computed on", result["rows"], inputs.tensor_split(ranks)[rank].numpy(), instead=wrong
+        )
+        why = "from no rows come gradients of 0, if the loss is computed from what the model returned"
+        expect(rank, "parameters without a gradient after backward():", result["missing"], 0, why)
+    with torch.no_grad():
+        model, many = Towers(case.given[0]), [len(mine) for mine in inputs.tensor_split(ranks)]
+        loss = part_of_loss(model, inputs, targets).numpy()
+        sums = [part_of_loss(model, inputs, targets, rank, ranks).numpy() * len(inputs) for rank in range(ranks)]
+    means = np.sum([one / max(1, n) for one, n in zip(sums, many, strict=True)], axis=0)
+    wrong = {
+        "each rank divides by the number of its own rows": means,
+        "each rank divides by the number of its own rows and by P": means / ranks,
+        "outputs are averaged, not summed": loss / targets.shape[1],
+        "each rank's part is divided by P once more": loss / ranks,
+        "nothing is divided by the rows": loss * len(inputs),
+    }
+    found = np.sum([result["loss"] for result in results], axis=0)
+    expect_close(0, "the sum of all ranks' losses", found, loss, instead=wrong)
+    gradient = np.sum([result["gradient"] for result in results], axis=0)
+    expect_close(0, "the sum of all ranks' gradients", gradient, serial(case.given[0])["gradient"])
+    expect(0, "messages sent, by all ranks:", np.array(len([note for note in notes if note.kind == "send"])), 0)
+
+
+def judge_trained(case: Case, results: Sequence[Arrays]) -> None:
+    """All ranks have the serial gradients and parameters, to the same bit."""
+    expected, given = serial(case.given[0]), case.given[0]
+    inputs, targets = steps_of(given)[0]
+    own = [
+        gradient_of(given, [lambda model, rank=rank: part_of_loss(model, inputs, targets, rank, case.ranks)])
+        for rank in range(case.ranks)
+    ]
+    tolerance = 1e-9 if expected["gradient"].dtype == np.float64 else 1e-5
+    wrong: dict[str, Any] = {
+        "the sums are divided by the number of ranks": [expected["gradient"] / case.ranks] * case.ranks,
+        "a rank keeps its own gradient": own,
+    }
+    found = [result["gradient"] for result in results]
+    same = [expected["gradient"]] * case.ranks
+    expect_ranks("the gradient of the first step", found, same, tolerance, instead=wrong)
+    for rank, result in enumerate(results):
+        expect_close(
+            rank, "the parameters after the last step", result["parameters"], expected["parameters"], tolerance
+        )
+        expect_equal(rank, "compared with rank 0, parameters", result["parameters"], results[0]["parameters"])
+
+
+def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """All ranks train as one; a broadcast and, in each step, an all-reduce a parameter."""
+    parameters, steps = [given["parameters"] for given in case.given], len(case.given[0]["inputs"])
+    first = sum(SIZES[:FROZEN])
+    frozen = np.isin(np.arange(sum(SIZES)), range(first, first + SIZES[FROZEN]))
+    wrong = {
+        "parameters that need no gradient are left out": [np.where(frozen, own, parameters[0]) for own in parameters],
+        "all start from the mean of all ranks' parameters": [np.mean(parameters, axis=0)] * case.ranks,
+    }
+    found, same = [result["start"] for result in results], [parameters[0]] * case.ranks
+    expect_ranks("the parameters at the start", found, same, None, instead=wrong, before=parameters)
+    for rank, result in enumerate(results):
+        own = np.full_like(result["buffer"], rank)
+        expect_equal(rank, "the model's buffer, which is no parameter,", result["buffer"], own)
+        expect(rank, "bytes of each broadcast:", result["broadcasts"], list(BYTES), "one for each parameter, in order")
+        why = "one for each parameter, in order, also of a gradient that is 0"
+        expect(rank, "bytes of each all-reduce:", result["sums"], list(BYTES) * steps, why)
+        sent = len(sent_by(rank, notes)) - result["broadcasting"]
+        why = "use algorithm='ring'"
+        expect(rank, "messages of sum_gradients:", sent, 2 * (case.ranks - 1) * len(SIZES) * steps, why)
+    sent = np.sum([result["broadcasting"] for result in results])
+    expect(0, "messages of start_equal, of all ranks:", sent, len(SIZES) * (case.ranks - 1), "use algorithm='tree'")
+    judge_trained(case, results)
+
+
+def buckets_of(limit: int, sizes: Sequence[int] = BYTES, strictly: bool = False) -> list[int]:
+    """Return the number of each parameter's bucket."""
+    numbers, number, held = list[int](), 0, 0
+    for size in reversed(sizes):
+        if held >= limit + strictly:
+            number, held = number + 1, 0
+        numbers.append(number)
+        held += size
+    return numbers[::-1]
+
+
+def judge_assign(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """Each parameter is in its bucket."""
+    limit, found = int(case.given[0]["limit"]), results[0]["buckets"].tolist()
+    wrong: Mapping[str, list[int]] = {
+        "parameters are dealt out from the first one on": buckets_of(limit, BYTES[::-1])[::-1],
+        "elements are counted instead of bytes": buckets_of(limit, SIZES),
+        "a bucket is closed only when it holds more than the limit": buckets_of(limit, strictly=True),
+    }
+    why = next((f"this is what comes out if {story}" for story, other in wrong.items() if other == found), "")
+    expect(0, f"with limit {limit}, parameters of {BYTES} bytes are in", results[0]["buckets"], buckets_of(limit), why)
+
+
+def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """All ranks train as one; each bucket was launched when it was complete, and waited for when all were."""
+    given = case.given[0]
+    itemsize = given["parameters"].itemsize
+    steps, bucket = len(given["inputs"]), buckets_of(int(given["limit"]) * 8 // itemsize)
+    for rank, result in enumerate(results):
+        launches = []
+        for arrivals in result["arrivals"].reshape(steps, 6).tolist():
+            last = [max(at for at, p in enumerate(arrivals) if bucket[p] <= number) for number in range(bucket[0] + 1)]
+            launches += [len(launches) // len(last) * 6 + 1 + at for at in last]
+        if len(result["launches"]) != len(launches):
+            raise Wrong(
+                f"rank {rank}: {len(result['launches'])} buckets were launched in {steps} steps, expected "
+                f"{len(launches)}: does every step launch each bucket once, and `finish` prepare for the next?"
+            )
+        why = "one gradient may complete the bucket that is next and those that waited for it"
+        expect(rank, "buckets that were launched when backward had ended:", result["late"].sum(), 0, why)
+        why = "a bucket leaves with its last gradient, if those before it have left"
+        expect(
+            rank, "bucket by bucket, gradients that had come when it was launched:", result["launches"], launches, why
+        )
+        expect(rank, "messages sent:", result["messages"], 2 * (case.ranks - 1) * len(launches), "one ring a bucket")
+        waits, why = np.repeat(6 * np.arange(1, steps + 1), bucket[0] + 1).tolist(), "after backward, once for each"
+        expect(rank, "bucket by bucket, gradients that had come when it was waited for:", result["waits"], waits, why)
+    sent, bytes = sum(result["bytes"] for result in results), 2 * (case.ranks - 1) * sum(SIZES) * itemsize * steps
+    expect(0, "bytes sent, by all ranks:", sent, bytes, f"a number of this model has {itemsize} bytes")
+    judge_trained(case, results)
+
+
+def judge_accumulated(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The gradient is the serial one, from forward and backward in turns, of which the last communicates."""
+    given, parts = case.given[0], int(case.given[0]["microbatches"])
+    inputs, targets = steps_of(given)[0]
+    whole = serial(given)["gradient"]
+    mine = [inputs.tensor_split(case.ranks), targets.tensor_split(case.ranks)]
+    pairs = [pair for some, wanted in zip(*mine, strict=True) for pair in cut_both(some, wanted, parts)]
+    by_own_rows = [
+        lambda model, some=some, wanted=wanted: (model(some) - wanted).square().sum() / max(1, len(some))
+        for some, wanted in pairs
+    ]
+    for rank, result in enumerate(results):
+        expect(rank, "synchronising at the end:", result["synchronising"], True, "also when an error leaves it")
+        if given["failing"]:
+            expect(rank, "the model's error comes out:", result["failed"], True)
+            why = "after an error the other ranks may never launch what it waits for"
+            expect(rank, "calls of finish():", np.array(len(result["ends"])), 0, why)
+            continue
+        why = f"torch.tensor_split gives {parts} parts, and one with no rows is run like any other"
+        expect(rank, "calls of the model:", np.array(len(result["calls"])), parts, why)
+        wrong = {
+            "the batch is cut into microbatches first, and each of them over the ranks": torch.cat(
+                [some.tensor_split(case.ranks)[rank] for some in inputs.tensor_split(parts)]
+            )
+        }
+        expect_equal(rank, "the rows it computed on", result["rows"], mine[0][rank].numpy(), instead=wrong)
+        calls, why = [6 * n for n in range(parts)], "backward of a part comes before forward of the next"
+        expect(rank, "gradients there at each call of the model:", result["calls"], calls, why)
+        if result["held"] > 1:
+            raise Wrong(
+                f"rank {rank}: what the model returned for {result['held']} earlier parts is still held when it is "
+                "called again, expected 1 at most: a list that refers to it keeps it"
+            )
+        expect(rank, "gradients there at each finish():", result["ends"], [6 * parts], "once, in the end")
+        sent, why = np.array(len(sent_by(rank, notes))), "only the last backward communicates"
+        expect(rank, "messages sent:", sent, 2 * (case.ranks - 1) * 6, why)
+        scales = {
+            "each part's loss is divided by the number of parts": whole / parts,
+            "each part's loss is divided by its own rows": lambda: gradient_of(given, by_own_rows),
+            "each part's loss is divided by the number of ranks": whole / case.ranks,
+        }
+        expect_close(rank, "the gradient", result["gradient"], whole, instead=scales)
+
+
+def cut_both(inputs: Tensor, targets: Tensor, parts: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the parts of a rank's rows."""
+    return list(zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True))
