@@ -62,7 +62,8 @@ def sum_gradients(model: nn.Module, comm: Communicator) -> None:
     """Task 2, second half: after backward, replace every gradient by the sum of all ranks' gradients.
 
     One `all_reduce(..., algorithm="ring")` for each parameter, in the order of `model.parameters()`. Every parameter
-    has a gradient; one that is 0 is summed like any other, or the other ranks would wait. As local losses add up to the loss, the sum of their gradients is its gradient: nothing is divided.
+    has a gradient; one that is 0 is summed like any other, or the other ranks would wait. As local losses add up to the
+    loss, the sum of their gradients is its gradient: nothing is divided.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -139,9 +140,9 @@ def accumulate(
         other. Run backward of a part before forward of the next: only one part's activations are held at a time. Keep
         no list of what the model returned, either.
 
-    In the end, if there was no error, call `gradients.finish()`, once. After an error do not call it: the other ranks may
-    never launch what it would wait for. `gradients.synchronising` is True when this returns, and also when it is left by
-    an error.
+    In the end, if there was no error, call `gradients.finish()`, once. After an error do not call it: the other ranks
+    may never launch what it would wait for. `gradients.synchronising` is True when this returns, and also when it is
+    left by an error.
     """
     raise NotImplementedError("task 4 is not started")
 
