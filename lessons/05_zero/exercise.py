@@ -9,10 +9,11 @@ Fill in what raises; the docstrings are the contract. You need torch, and of the
     all_gather(mine, comm, out=flat)     fills `flat`, on every rank, with all ranks' slices one after the other
     all_reduce(tensor, comm)             every rank's tensor becomes the sum over all ranks, in place
 
-`flat` is one-dimensional. Slices are those of `torch.tensor_split(flat, comm.size)`: they differ by one element where P
-does not divide, and may be empty; so nothing needs to be padded. `parameter.detach().view(-1)` is a parameter's own
-memory, flat. `minidist.parallel` and `minidist.memory` are what you are building: calling them scores nothing, and
-neither does torch's ZeroRedundancyOptimizer.
+`flat` is one-dimensional; `mine` may be the very part of it that it fills. Slices are those of
+`torch.tensor_split(flat, comm.size)`: they differ by one element where P does not divide, and may be empty; so nothing
+needs to be padded. `parameter.detach().view(-1)` is a parameter's own memory, flat. `minidist.parallel` and
+`minidist.memory` are what you are building: calling them scores nothing, and neither does torch's
+ZeroRedundancyOptimizer.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 05             points, and what is still wrong
@@ -28,19 +29,32 @@ from minidist import Communicator
 from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401
 
 
-def model_states(parameters: int, ranks: int, stage: int) -> tuple[float, float, float]:
-    """Task 1, first half: return the bytes that a rank holds of parameters, of gradients, and for the optimizer.
+def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
+    """Task 1, first half: return how many parameters fit, at most, into `memory` bytes on each of the ranks.
 
-    Mixed precision with Adam: parameters and gradients in 16 bits; in 32 bits a master copy of the parameters and
-    Adam's two moments. Stage 0 is plain data parallelism; stage 1 cuts the optimizer's part (the master copy too) into
-    one slice for each rank, stage 2 the gradients as well, and stage 3 the parameters as well. What is cut need not
-    divide: return the mean over the ranks.
+    Parameters
+    ----------
+    memory, ranks : int
+        Bytes of one rank, and how many ranks there are. Only what the text's table is about counts: no activations.
+    stage : int
+        0 is plain data parallelism. Stage 1 cuts the optimizer's part into one slice for each rank (a master copy is a
+        part of it), stage 2 the gradients as well, and stage 3 the parameters as well.
+    recipe : str
+        - `"mixed"`: the text's. Parameters and gradients in 16 bits, in 32 bits a master copy and Adam's two moments.
+        - `"float32"`: all in 32 bits: parameters, gradients and the two moments. There is no master copy.
+        - `"8-bit moments"`: as `"mixed"`, but each of the two moments takes one byte.
+
+    What is cut need not divide: a rank holds the mean over the ranks, a fraction perhaps. The answer is a whole number:
+    one parameter more would not fit.
     """
     raise NotImplementedError("task 1 is not started")
 
 
-def largest_model(memory: float, ranks: int, stage: int) -> int:
-    """Task 1, second half: return how many parameters fit, by the first half, into `memory` bytes on each rank."""
+def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int | None:
+    """Task 1, second half: return on how many ranks, at least, so many parameters fit; None if on no number of them.
+
+    The arguments are those of the first half.
+    """
     raise NotImplementedError("task 1 is not started")
 
 
@@ -59,10 +73,14 @@ class ZeRO1:
     Attributes
     ----------
     slices : list[nn.Parameter]
-        For each parameter of the model, in its order, this rank's slice of it: flat, and perhaps empty.
+        For each parameter of the model, in its order, this rank's slice of it: flat, and perhaps empty. It may be a
+        view of the parameter's own memory, which costs nothing, or a copy of these elements alone.
     adamw : torch.optim.AdamW
         Over the slices, and nothing else: this is what makes its state P times smaller.
 
+    Every parameter gets a gradient in every backward. Besides the model and its gradients, a rank keeps the slices,
+    their gradients and AdamW's state, each of them P times smaller, and nothing else: no copy of the model, no other
+    whole gradient. (A view keeps the whole of what it is a view of: a slice of a copy of a parameter keeps that copy.)
     In a step all ranks together send 2 (P - 1) times the bytes of the model: as an all-reduce of the gradients would.
     """
 
@@ -89,10 +107,11 @@ class ZeRO2:
     Arguments, attributes and methods are those of `ZeRO1`; you may build on your class.
 
     `parameter.register_post_accumulate_grad_hook(function)` has autograd call `function(parameter)`, which returns
-    nothing, when it has put a gradient into `parameter.grad`: in the midst of backward, in the same order on all ranks
-    here. Reduce-scatter this one gradient then and there, *add* what comes to the slice's gradient, and free the whole
-    one: set `parameter.grad` to None and keep no other reference to it. When the next gradient comes it has to be gone.
-    Adding matters where several backwards run between `zero_grad` and `step`.
+    nothing, when it has put a gradient into `parameter.grad`: in the midst of backward, and for the models of this
+    exercise in the same order on all ranks. Reduce-scatter this one gradient then and there, *add* what comes to the
+    slice's gradient, and free the whole one: set `parameter.grad` to None, and keep no other reference to it and no
+    copy. When the next gradient comes it has to be gone. Adding matters where several backwards run between `zero_grad` and
+    `step`.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
@@ -104,7 +123,7 @@ class ZeRO2:
         raise NotImplementedError("task 3 is not started")
 
     def reduce(self) -> None:
-        """Wait for what is under way, if anything is."""
+        """Wait for what is under way. (After reduce-scatters that wait by themselves nothing is: then do nothing.)"""
         raise NotImplementedError("task 3 is not started")
 
     def step(self) -> None:
@@ -118,13 +137,14 @@ def clip(slices: list[nn.Parameter], limit: float, comm: Communicator) -> Tensor
     Parameters
     ----------
     slices
-        This rank's, each with a gradient in `slice.grad`, which is to be scaled in place. Some may be empty.
+        This rank's, each with a gradient in `slice.grad`, which is to be scaled in place: the same tensor, with other
+        values. Some slices may be empty, or all of a rank, who takes part all the same.
     limit : float
         Gradients are multiplied by min(1, limit / (norm + 1e-6)): the same factor on every rank.
 
-    Returns the norm before, a scalar tensor, the same on every rank: the root of the sum of all squares, over all
-    slices of all ranks. If it is infinite or not a number, no gradient is changed. One all-reduce of one number is all
-    that is sent.
+    Returns the norm before, a tensor without dims, the same on every rank: the root of the sum of all squares, over all
+    slices of all ranks. If it is infinite or not a number, no gradient is changed, on any rank. One all-reduce of one
+    number is all that is sent, however many slices there are.
     """
     raise NotImplementedError("task 4 is not started")
 
@@ -154,8 +174,12 @@ def main() -> None:
         return f"{held} numbers of state, the first weight is {next(model.parameters()).flatten()[0].item():.6f}"
 
     def task_1() -> str:
-        fits = [f"{largest_model(80e9, 64, stage) / 1e9:.1f}" for stage in range(4)]
-        return f"{', '.join(fits)} billion parameters fit 64 GPUs of 80 GB"
+        recipes = ("mixed", "float32", "8-bit moments")
+        fits = [f"{largest_model(24 * 10**9, 16, 1, recipe) / 1e9:.2f}" for recipe in recipes]
+        ranks = [fewest_ranks(5 * 10**9, 24 * 10**9, stage, "mixed") for stage in range(4)]
+        return (
+            f"{', '.join(fits)} billion parameters fit 16 GPUs of 24 GB, 5 billion fit {ranks} of them in stage 0 to 3"
+        )
 
     def task_4() -> str:
         piece = nn.Parameter(torch.zeros(2, dtype=torch.float64))

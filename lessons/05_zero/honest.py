@@ -8,20 +8,33 @@ from torch import Tensor, nn
 from minidist import Communicator
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 
-
-def model_states(parameters: int, ranks: int, stage: int) -> tuple[float, float, float]:
-    """Task 1, first half: return the bytes that a rank holds of parameters, of gradients, and for the optimizer."""
-    return (
-        2 * parameters / (ranks if stage >= 3 else 1),
-        2 * parameters / (ranks if stage >= 2 else 1),
-        12 * parameters / (ranks if stage >= 1 else 1),
-    )
+RECIPES = {  # bytes of one parameter: itself, its gradient, the optimizer's
+    "mixed": (2, 2, 4 + 4 + 4),
+    "float32": (4, 4, 4 + 4),
+    "8-bit moments": (2, 2, 4 + 1 + 1),
+}
 
 
-def largest_model(memory: float, ranks: int, stage: int) -> int:
-    """Task 1, second half: return how many parameters fit, by the first half, into `memory` bytes on each rank."""
-    about = int(memory / sum(model_states(1, ranks, stage)))  # rounding may make it one too many, or too few
-    return max(n for n in (about - 1, about, about + 1) if sum(model_states(n, ranks, stage)) <= memory)
+def on_every_rank(stage: int, recipe: str) -> tuple[int, int]:
+    """Return (bytes of a parameter that every rank holds, bytes that are divided by the ranks)."""
+    parameter, gradient, optimizer = RECIPES[recipe]
+    cut = optimizer * (stage >= 1) + gradient * (stage >= 2) + parameter * (stage >= 3)
+    return parameter + gradient + optimizer - cut, cut
+
+
+def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
+    """Task 1, first half: return how many parameters fit, at most, into `memory` bytes on each of the ranks."""
+    whole, cut = on_every_rank(stage, recipe)
+    return memory * ranks // (whole * ranks + cut)
+
+
+def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int | None:
+    """Task 1, second half: return on how many ranks, at least, so many parameters fit; None if on no number of them."""
+    whole, cut = on_every_rank(stage, recipe)
+    left = memory - whole * parameters  # for what is cut
+    if cut == 0:
+        return 1 if left >= 0 else None
+    return -(-cut * parameters // left) if left > 0 else None
 
 
 class ZeRO1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -10,16 +12,26 @@ from minidist.memory import equation
 from minidist.parallel import zero
 from minidist.parallel.clip import clip_by_global_norm
 
+EACH = {
+    "mixed": equation.MIXED_PRECISION_ADAM,
+    "float32": equation.SINGLE_PRECISION_ADAM,
+    "8-bit moments": equation.ModelStates(2, 2, 6),
+}
 
-def model_states(parameters: int, ranks: int, stage: int) -> tuple[float, float, float]:
-    """Return the bytes of parameters, gradients and optimizer."""
-    states = equation.model_states(parameters, ranks, stage)
-    return states.parameters, states.gradients, states.optimizer
 
-
-def largest_model(memory: float, ranks: int, stage: int) -> int:
+def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
     """Return how many parameters fit."""
-    return int(memory / equation.model_states(1, ranks, stage).total)
+    return int(memory / equation.model_states(1, ranks, stage, EACH[recipe]).total)
+
+
+def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int | None:
+    """Return how many ranks leave enough room: two of them halve what is cut, and so tell how much that is."""
+    one, two = (equation.model_states(parameters, ranks, stage, EACH[recipe]).total for ranks in (1, 2))
+    cut = 2 * (one - two)
+    left = memory - (one - cut)
+    if cut == 0:
+        return 1 if left >= 0 else None
+    return math.ceil(cut / left) if left > 0 else None
 
 
 class ZeRO1(zero.ZeRO1):

@@ -1,0 +1,375 @@
+"""Lesson 05: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import chain
+from math import ceil, floor
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from minidist import Communicator, Trace
+from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
+
+SHAPES = ((5, 3), (5,), (2, 5), (2,))  # of weights and biases
+SIZES = tuple(int(np.prod(shape)) for shape in SHAPES)
+ITEM, RATE = 8, 0.05
+BYTES = {"mixed": (2, 2, 12), "float32": (4, 4, 8), "8-bit moments": (2, 2, 6)}  # parameters, gradients, optimizer
+RECIPES = tuple(BYTES)
+
+
+class Stack(nn.Module):
+    """Two layers."""
+
+    def __init__(self, given: Arrays) -> None:
+        super().__init__()
+        pieces = zip(torch.tensor(given["parameters"]).split(SIZES), SHAPES, strict=True)
+        self.values = nn.ParameterList(piece.reshape(shape) for piece, shape in pieces)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return [B, 2] of [B, 3]."""
+        hidden = nn.functional.linear(inputs, self.values[0], self.values[1]).tanh()
+        return nn.functional.linear(hidden, self.values[2], self.values[3])
+
+
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, rank: int = 0, ranks: int = 1) -> Tensor:
+    """Return what a rank brings to the loss of a batch: of one rank, the loss."""
+    mine, wanted = inputs.tensor_split(ranks)[rank], targets.tensor_split(ranks)[rank]
+    return (model(mine) - wanted).square().sum() / len(inputs)
+
+
+def flat(tensors: Any) -> np.ndarray[Any, Any]:
+    """Return tensors one after the other; for one that is missing, what is not a number."""
+    return torch.cat([torch.full((1,), torch.nan) if t is None else t.detach().flatten() for t in tensors]).numpy()
+
+
+# ---------------------------------------------------------------- programs: on every rank, with the student's module
+
+
+def equation(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 1. Where no number of ranks is enough, the answer is noted as -1."""
+    sizes, fewest = [], []
+    for parameters, memory, ranks, stage, recipe in given["questions"].tolist():
+        sizes.append(exercise.largest_model(memory, ranks, stage, RECIPES[recipe]))
+        found = exercise.fewest_ranks(parameters, memory, stage, RECIPES[recipe])
+        fewest.append(-1 if found is None else found)
+    return {"sizes": sizes, "fewest": fewest}
+
+
+def sharded(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 2 or 3 in a loop; count how many of the model's gradients are held when another comes."""
+    model, passed, held, kept = Stack(given), list[StorageWeakRef](), list[int](), list[list[int]]()
+    under_way = [0]
+
+    def look(new: Any = None) -> None:
+        there = sum(parameter.grad is not None for parameter in model.parameters() if parameter is not new)
+        held.append(max(there, sum(not memory.expired() for memory in passed)))
+        slices, gradients, state, rest = bytes_kept(zero, model)
+        if new is None:
+            kept.append([slices, gradients, state, rest, 0])
+        elif given["stage"] == 2:
+            kept.append([0, 0, 0, 0, gradients + rest - under_way[0]])
+        if new is not None:
+            passed.append(StorageWeakRef(new.grad.untyped_storage()))
+            under_way[0] = new.nbytes  # when the next one comes this may still be on its way, in a buffer
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    zero = (exercise.ZeRO1 if given["stage"] == 1 else exercise.ZeRO2)(model, comm, RATE)
+    results, before = dict[str, Any](), comm.traffic.bytes_sent
+    for inputs, targets in zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True):
+        zero.zero_grad()
+        for some, wanted in zip(inputs, targets, strict=True):
+            loss_of(model, some, wanted, comm.rank, comm.size).backward()
+        zero.reduce()
+        results.setdefault("gradient", flat(piece.grad for piece in zero.slices))
+        look()
+        passed.clear()
+        zero.step()
+        look()
+    states = list(zero.adamw.state.values())
+    results |= {"bytes": comm.traffic.bytes_sent - before, "held": held, "parameters": flat(model.parameters())}
+    results |= {"state": sum(value.numel() for state in states for value in state.values() if value.dim())}
+    results |= {"kept": np.array(kept).max(0)}
+    return results | {"slices": [len(piece) for piece in zero.slices], "steps": [float(s["step"]) for s in states]}
+
+
+def bytes_kept(zero: Any, model: nn.Module) -> list[int]:
+    """Return the bytes of slices, of their gradients, of AdamW's state, and of what else an answer refers to.
+
+    Storages count, whole, since a view keeps all of what it is a view of; the model's parameters and gradients do not.
+    """
+    seen = {one.untyped_storage().data_ptr() for p in model.parameters() for one in (p, p.grad) if one is not None}
+
+    def bytes(tensors: Iterator[Any]) -> int:
+        found = 0
+        for storage in (each.untyped_storage() for each in tensors if each is not None):
+            if storage.nbytes() > ITEM and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                found += storage.nbytes()
+        return found
+
+    states = chain.from_iterable(state.values() for state in zero.adamw.state.values())
+    own = [bytes(iter(zero.slices)), bytes(piece.grad for piece in zero.slices)]
+    return [*own, bytes(each for each in states if isinstance(each, Tensor)), bytes(tensors_of(zero, model))]
+
+
+def tensors_of(zero: Any, model: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors that an answer reaches: by its attributes, its hooks, and the variables of its module."""
+    home, seen = type(zero).__module__, set[int]()
+    waiting: list[Any] = [zero, model, *type(zero).__init__.__globals__.values()]
+    while waiting:
+        each = waiting.pop()
+        foreign = isinstance(each, type) and each.__module__ != home
+        if id(each) in seen or foreign or isinstance(each, ModuleType | Communicator):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            yield each
+            waiting.append(each.grad)
+        if isinstance(each, FunctionType):
+            waiting += [*(each.__closure__ or ()), *(each.__defaults__ or ())]
+        elif isinstance(each, type):
+            waiting += vars(each).values()
+        else:
+            waiting += gc.get_referents(each)
+
+
+def clipped(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4 on the slices that this rank has, some of them empty; note the bytes of each collective."""
+    pieces = [nn.Parameter(torch.zeros(length)) for length in given["lengths"].tolist()]
+    pieces = [nn.Parameter(torch.zeros_like(one, dtype=torch.float64)) for one in pieces]
+    gradients = [part.clone() for part in torch.tensor(given["gradient"]).split(given["lengths"].tolist())]
+    for piece, gradient in zip(pieces, gradients, strict=True):
+        piece.grad = gradient
+    trace = comm.trace = Trace()
+    norm = exercise.clip(pieces, float(given["limit"]), comm)
+    if not isinstance(norm, Tensor):
+        raise Wrong(f"clip returned {type(norm).__name__}, expected a tensor without dims")
+    sums = [event.bytes for event in trace.events if event.kind == "collective"]
+    others = sum(piece.grad is not gradient for piece, gradient in zip(pieces, gradients, strict=True))
+    return {"norm": norm.detach().numpy(), "gradient": flat(gradients), "sums": sums, "others": others}
+
+
+# ---------------------------------------------------------------- judges: in the grader's process
+
+
+def serial(
+    given: Arrays,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    forgets: bool = True,
+    only_last: bool = False,
+    divided_by: int = 1,
+) -> dict[str, Any]:
+    """Return the first gradient, by parameter, and the last parameters of a run on one rank, right or by a mistake."""
+    model, found = Stack(given), dict[str, Any]()
+    steps = optimizer(model.parameters(), lr=RATE)
+    for inputs, targets in zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True):
+        if forgets:
+            steps.zero_grad()
+        for some, wanted in zip(inputs, targets, strict=True):
+            if only_last:
+                steps.zero_grad()
+            (loss_of(model, some, wanted) / divided_by).backward()
+        found.setdefault("gradient", [parameter.grad.flatten().clone() for parameter in model.parameters()])
+        steps.step()
+    return found | {"parameters": flat(model.parameters())}
+
+
+def expect(who: str, what: str, found: Any, expected: object, why: str = "") -> None:
+    """Raise `Wrong` unless counts, or lists of them, are equal."""
+    if found.tolist() != expected:
+        raise Wrong(f"{who}: {what} {found.tolist()}, expected {expected}" + f": {why}" * bool(why))
+
+
+def judge_equation(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """What fits, and into how many: in whole numbers, but for the last bit of a float."""
+    asked = case.given[0]["questions"].tolist()
+    answers = (results[0][name].tolist() for name in ("sizes", "fewest"))
+    for (parameters, memory, ranks, stage, recipe), size, many in zip(asked, *answers, strict=True):
+        each, name = BYTES[RECIPES[recipe]], RECIPES[recipe]
+        wrong = {
+            "the next stage is taken": (each, stage + 1),
+            "the stage before is taken": (each, stage - 1),
+            "everything is cut from stage 1 on": (each, 3 if stage else 0),
+            "there is a master copy in 32 bits, which this recipe does not have": ((each[0], each[1], 12), stage),
+            "the master copy is forgotten": ((each[0], each[1], each[2] - 4), stage),
+            "the moments take 4 bytes each": ((each[0], each[1], 12), stage),
+            "it is always the text's recipe": (BYTES["mixed"], stage),
+        }
+        fits = partial(fitting, memory, ranks)
+        if not fits(each, stage, Fraction(-1, 10**12)) <= size <= fits(each, stage, Fraction(1, 10**12)):
+            right = fits(each, stage)
+            story = next((how for how, other in wrong.items() if abs(fits(*other) - size) <= 1), "")
+            story = f"this is what comes out if {story}" if story else ""
+            story = "so many do not fit, round down" if size == right + 1 else story
+            question = f"largest_model({memory}, {ranks}, {stage}, {name!r})"
+            raise Wrong(f"{question} is {size}, expected {right}" + f": {story}" * bool(story))
+        enough = partial(needed, parameters, memory)
+        close = {enough(each, stage, Fraction(sign, 10**12)) for sign in (-1, 0, 1)}
+        if many not in close:
+            right = enough(each, stage)
+            story = next((how for how, other in wrong.items() if enough(*other) == many), "")
+            story = f"this is what comes out if {story}" if story else ""
+            story = "what is not cut leaves no room on any number of ranks" if right < 0 else story
+            story = "with one rank less it does not fit: round up" if 0 <= many == right - 1 else story
+            said = [None if each < 0 else each for each in (many, right)]
+            question = f"fewest_ranks({parameters}, {memory}, {stage}, {name!r})"
+            raise Wrong(f"{question} is {said[0]}, expected {said[1]}" + f": {story}" * bool(story))
+
+
+def whole_and_cut(each: tuple[int, ...], stage: int) -> tuple[int, int]:
+    """Return the bytes of a parameter that every rank holds, and those that are divided."""
+    cut = sum(bytes for bytes, first in zip(each, (3, 2, 1), strict=True) if stage >= first)
+    return sum(each) - cut, cut
+
+
+def fitting(memory: int, ranks: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)) -> int:
+    """Return how many parameters fit, into a little `more` memory perhaps."""
+    whole, cut = whole_and_cut(each, stage)
+    return floor(memory * (1 + more) / (whole + Fraction(cut, ranks)))
+
+
+def needed(parameters: int, memory: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)) -> int:
+    """Return how many ranks are enough, -1 if none are."""
+    whole, cut = whole_and_cut(each, stage)
+    left = memory * (1 + more) - parameters * whole
+    if left < 0 or (cut and left == 0):
+        return -1
+    return max(1, ceil(parameters * cut / left)) if cut else 1
+
+
+def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The serial numbers, from slices, for the bytes of an all-reduce; in stage 2 no gradient stays."""
+    given, ranks = case.given[0], case.ranks
+    expected, (steps, backwards) = serial(given), given["inputs"].shape[:2]
+    without_decay = partial(torch.optim.AdamW, weight_decay=0.0)
+    coupled = partial(torch.optim.Adam, weight_decay=0.01)
+    wrong = {
+        "AdamW's weight decay, which is 0.01 by default, is left out": {"optimizer": without_decay},
+        "the optimizer is Adam, whose weight decay goes through the moments": {"optimizer": coupled},
+        "zero_grad leaves gradients of the step before": {"forgets": False},
+        "only the last backward of a step counts": {"only_last": True},
+        "gradients are averaged over the ranks": {"divided_by": ranks},
+    }
+    for rank, result in enumerate(results):
+        sizes = [len(np.array_split(np.empty(size), ranks)[rank]) for size in SIZES]
+        expect(f"rank {rank}", "elements of its slices:", result["slices"], sizes, "those of torch.tensor_split")
+        expect(f"rank {rank}", "numbers in the optimizer's state:", result["state"], 2 * sum(sizes))
+        expect(f"rank {rank}", "steps that AdamW has counted:", np.unique(result["steps"]), [float(steps)])
+        if given["stage"] == 2:
+            expect(f"rank {rank}", "most earlier gradients held when one came:", result["held"].max(), 0)
+        expect_kept(rank, result["kept"].tolist(), ITEM * sum(sizes))
+    if given["counted"]:
+        one = (ranks - 1) * sum(SIZES) * ITEM * steps  # of a reduce-scatter, or an all-gather
+        sent = int(np.sum([result["bytes"] for result in results]))
+        twice = "an all-reduce sends twice what a reduce-scatter or an all-gather does"
+        why = {backwards * one: "parameters are not gathered", one: "gradients are not reduced"}.get(sent, "")
+        why = twice if sent in ((2 * backwards + 1) * one, (backwards + 2) * one) else why
+        expect("all ranks", "bytes sent:", np.array(sent), (backwards + 1) * one, why)
+    for rank, result in enumerate(results):
+
+        def sliced(gradients: Sequence[Tensor], rank: int = rank) -> Array:
+            return flat(whole.tensor_split(ranks)[rank] for whole in gradients)
+
+        def gradient_by(mistake: dict[str, Any], sliced: Callable[..., Array] = sliced) -> Array:
+            return sliced(serial(given, **mistake)["gradient"])
+
+        expect_close(
+            rank,
+            "the slices' first gradients, one after the other,",
+            result["gradient"],
+            sliced(expected["gradient"]),
+            instead={how: partial(gradient_by, wrong[how]) for how in [*wrong][-2:]},
+        )
+        expect_close(
+            rank,
+            "the parameters after the last step",
+            result["parameters"],
+            expected["parameters"],
+            instead={how: partial(parameters_by, given, mistake) for how, mistake in wrong.items()},
+        )
+        expect_equal(rank, "compared with rank 0, parameters", result["parameters"], results[0]["parameters"])
+
+
+def parameters_by(given: Arrays, mistake: dict[str, Any]) -> Array:
+    """Return the last parameters that a mistake gives."""
+    found: Array = serial(given, **mistake)["parameters"]
+    return found
+
+
+def expect_kept(rank: int, found: list[int], own: int) -> None:
+    """Raise `Wrong` if more is held than slices, their gradients and AdamW's state; `own` is one set of slices."""
+    view = "a view keeps the whole of what it is a view of"
+    for what, held, most, why in (
+        ("the slices", found[0], own, view),
+        ("the slices' gradients", found[1], own, view),
+        ("AdamW's state", found[2], 2 * own, "it is built over the slices, and nothing else"),
+        ("what the answer keeps besides", found[3], own, "whole gradients, or a copy of the model"),
+        ("in the midst of backward the slices' gradients and the rest", found[4], own, "whole gradients"),
+    ):
+        if held > most:
+            raise Wrong(f"rank {rank}: {what} held {held} bytes at some time, expected {most} at most: {why}")
+
+
+def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """One factor for all, from one norm over all ranks, for one number sent."""
+    gradients, limit = [given["gradient"] for given in case.given], float(case.given[0]["limit"])
+    with np.errstate(invalid="ignore"):
+        norms = np.array([np.linalg.norm(each) for each in gradients])
+        norm = np.linalg.norm(norms)
+        factor = min(1.0, limit / (norm + 1e-6)) if np.isfinite(norm) else 1.0
+    for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
+        why = "one of one number, on every rank, whatever its slices are"
+        expect(f"rank {rank}", "bytes of each collective:", result["sums"], [ITEM], why)
+        sent = [note.bytes for note in sent_by(rank, notes)]
+        if max(sent, default=0) > ITEM or len(sent) > 2 * case.ranks:
+            raise Wrong(
+                f"rank {rank} sent messages of {sent} bytes, expected one all-reduce of one number ({ITEM} bytes)"
+            )
+        mine, slices = given["gradient"], np.split(given["gradient"], np.cumsum(given["lengths"])[:-1])
+        if not np.isfinite(norm):
+            expect(f"rank {rank}", "dims of the norm:", np.array(result["norm"].ndim), 0)
+            if np.isfinite(result["norm"]):
+                raise Wrong(f"rank {rank}: the norm is {result['norm']}, expected {norm}, as one rank's gradient is")
+            changed = np.flatnonzero(~((result["gradient"] == mine) | (np.isnan(mine) & np.isnan(result["gradient"]))))
+            if len(changed):
+                raise Wrong(
+                    f"rank {rank}: with a norm of {norm}, {len(changed)} elements of the gradient were changed, "
+                    "expected none: is what is not a number looked for, as well as infinity?"
+                )
+            continue
+        wrong = {
+            "the ranks' norms are added, not their squares": norms.sum(),
+            "each rank takes the norm of its own slices": norms[rank],
+            "the norm after clipping is returned": norm * factor,
+            "the root is not taken": norm**2,
+        }
+        expect_close(rank, "the norm", result["norm"], np.array(norm), instead=wrong)
+
+        def by_norm(other: float, mine: Array = mine) -> Array:
+            return mine * min(1.0, limit / (other + 1e-6))
+
+        scaled = {
+            "the ranks' norms are added, not their squares": by_norm(norms.sum()),
+            "each rank scales by the norm of its own slices": by_norm(norms[rank]),
+            "the factor is limit / norm, without the 1e-6": mine * min(1.0, limit / max(norm, 1e-300)),
+            "what is short enough is scaled up": mine * limit / (norm + 1e-6),
+            "each slice is scaled by its own norm": np.concatenate(
+                [each * min(1.0, limit / (np.linalg.norm(each) + 1e-6)) for each in slices]
+            ),
+        }
+        if result["others"] and not np.array_equal(result["gradient"], factor * mine):
+            raise Wrong(
+                f"rank {rank}: slice.grad is another tensor than before for {result['others']} slices, expected the "
+                "one that is there to be scaled in place"
+            )
+        expect_close(rank, "the gradient", result["gradient"], factor * mine, instead=scaled, before=mine)
