@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from ranks import mpirun
 
 from minidist import Cluster, Communicator, Trace, run
-from minidist.collectives import all_reduce
+from minidist.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from minidist.comm.gather_trace import clocks_ahead, gather_trace, moved
 from minidist.trace.events import Event, messages, source_line
 from minidist.trace.perfetto import entries, write
@@ -110,6 +119,18 @@ def test_rows_are_plain_and_in_order() -> None:
     starts = [row["start"] for row in trace.as_rows()]
     assert starts == sorted(starts) and len(starts) == 30  # type: ignore[type-var]
     assert json.loads(json.dumps(trace.as_rows())) == trace.as_rows() and trace.ranks() == [0, 1, 2]
+
+
+def test_one_rank_alone_calls_no_collective() -> None:
+    """Nothing is sent, so the trace is the same for all eight of them: empty."""
+
+    def every(comm: Communicator) -> None:
+        for each in (all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, all_to_all):
+            each(np.ones(2), comm)
+        scatter(np.ones(2) if comm.rank == 0 else None, comm)
+
+    assert traced(every, ranks=1).events == []
+    assert Counter(event.kind for event in traced(every, ranks=2).events)["collective"] == 2 * 8
 
 
 def test_the_source_line_is_the_callers() -> None:
@@ -413,7 +434,16 @@ def test_gathering_from_processes(tmp_path: Path) -> None:
     program = f"""
         import numpy as np
         from minidist import Trace, init
-        from minidist.collectives import all_reduce
+        from minidist.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
         from minidist.comm.gather_trace import gather_trace
 
         comm = init(trace=Trace())

@@ -17,6 +17,7 @@ from judges import (
     judge_border,
     judge_partial,
     judge_ring,
+    judge_ring_memory,
     judge_ulysses,
     run_block,
     run_partial,
@@ -64,9 +65,11 @@ def partial(rng: np.random.Generator, ranks: int, hidden: int) -> Case:
     return Case(tuple(drawn), f"P = {ranks}, {hidden} channels")
 
 
-def attention(rng: np.random.Generator, ranks: int, heads: int, own: int, large: float = 1.0) -> Case:
+def attention(
+    rng: np.random.Generator, ranks: int, heads: int, own: int, large: float = 1.0, head_dim: int = 3
+) -> Case:
     """Draw queries, keys and values [B, H, T, d], the same for every rank; scores grow with `large`."""
-    given = {name: rng.normal(size=(2, heads, own * ranks, 3)) for name in (*HEADS, "gradient")}
+    given = {name: rng.normal(size=(2, heads, own * ranks, head_dim)) for name in (*HEADS, "gradient")}
     given["query"] *= large
     return Case((given,) * ranks, f"P = {ranks}, {heads} heads, {own * ranks} tokens")
 
@@ -88,7 +91,8 @@ CHECKS = [
     Check(PARTIAL, "the same under mpirun", 2, each(partial, (2, 3)), run_partial, judge_partial, wire="mpi"),
     Check(ULYSSES, "as attention on one rank", 16, each(attention, (2, 4, 2), (3, 3, 2)), run_ulysses, judge_ulysses),
     Check(ULYSSES, "the same under mpirun", 2, each(attention, (2, 2, 2)), run_ulysses, judge_ulysses, wire="mpi"),
-    Check(RING, "as attention on one rank", 12, each(attention, (2, 1, 2), (4, 2, 3)), run_ring, judge_ring),
+    Check(RING, "as attention on one rank", 8, each(attention, (2, 1, 2), (4, 2, 3)), run_ring, judge_ring),
+    Check(RING, "a few blocks are held", 4, each(attention, (9, 1, 2, 1.0, 16)), run_ring, judge_ring_memory),
     Check(RING, "scores of a thousand", 4, each(attention, (3, 1, 2, 1000.0)), run_ring, judge_ring),
     Check(RING, "the same under mpirun", 2, each(attention, (2, 1, 2)), run_ring, judge_ring, wire="mpi"),
 ]

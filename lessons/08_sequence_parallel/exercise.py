@@ -13,8 +13,8 @@ What you need of the package, all of it along the *first* axis and for contiguou
                                                   chunks that came, by sender
     comm.exchange(outgoing, to, incoming, source) sends one tensor and receives another (task 5)
 
-For another axis use `x.movedim(dim, 0).contiguous()`, and back. `minidist.parallel` is what you are building: calling
-it scores nothing.
+For another axis use `x.movedim(dim, 0).contiguous()`, and back. On one rank these collectives send nothing, so one rank
+is no special case. `minidist.parallel` is what you are building: calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 08             points, and what is still wrong
@@ -50,7 +50,7 @@ def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
     Every rank goes on to compute something else with them. So backward is given one term of their gradient [B, T, D],
     and returns this rank's tokens [B, T/P, D] of the sum of all terms. Write a `torch.autograd.Function`.
 
-    Messages: one all-gather in forward, one reduce-scatter in backward. On one rank none at all.
+    Messages: one all-gather in forward, one reduce-scatter in backward.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -60,7 +60,7 @@ def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
 
     Backward is given the gradient of these tokens, and returns that of all tokens [B, T, D].
 
-    Messages: one reduce-scatter in forward, one all-gather in backward. On one rank none at all.
+    Messages: one reduce-scatter in forward, one all-gather in backward.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -69,7 +69,7 @@ def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Task 2: return this rank's tokens of  x + down(gelu(up(norm(x)))).
+    """Task 2: return this rank's tokens of  x + down(gelu(up(norm(x)))), where gelu is torch's: `F.gelu(...)`, exact.
 
     Parameters
     ----------
@@ -101,7 +101,8 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -
         Of all parameters of task 2, by their names. Which of them are sums over tokens of which this rank has seen only
         its own? The others are complete, and stay as they are.
 
-    Messages: one all-reduce, for all of them together (`torch.cat`). On one rank none at all.
+    Messages: one all-reduce, for all of them together (`torch.cat`). Change the tensors (`gradient.copy_(...)`): a new
+    tensor in the dictionary is no parameter's gradient.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -137,16 +138,19 @@ def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communica
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Task 5: the same as task 4, forward only, by passing keys and values around a ring.
+    """Task 5: the same as task 4, forward only (without gradients), by passing keys and values around a ring.
 
     In step s = 0, 1, ..., P - 1 this rank has the keys and values of rank (r - s) mod P. Those of later ranks are in
-    the future, and count nothing; its own are causal; all of earlier ranks count. No T x T matrix is ever there, so the
-    softmax has to grow block by block. For each query keep the largest score m so far, the sum z of exp(score - m),
-    and the sum o of exp(score - m) value. When a block brings a larger m', multiply z and o by exp(m - m') before you
-    add. The result is o / z. Scores are query·key/√d.
+    the future, and count nothing; its own are causal; all of earlier ranks count. The keys of all ranks are never here
+    together, nor are the scores to all of them, so the softmax has to grow block by block. For each query keep the
+    largest score m so far, the sum z of exp(score - m), and the sum o of exp(score - m) value. Both are sums in units
+    of exp(m): correct them when a block brings a larger score. The result is o / z. Scores are query·key/√d.
 
     Messages: P - 1 steps, in each of which keys and values go to the right neighbour, (r + 1) mod P: `comm.exchange`,
     with two messages a step or one. No collectives.
+
+    Memory: at no time more than six blocks, besides the arguments, however many ranks there are. A block is as large as
+    this rank's keys and values together. (The check has d = 16 and two tokens a rank, so scores are small.)
     """
     raise NotImplementedError("task 5 is not started")
 

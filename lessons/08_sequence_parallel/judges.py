@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator, Trace
 from minidist.grade import contract
 from minidist.grade.calls import OPERATIONS, calls, expect_collectives, forward_backward, spelled
-from minidist.grade.contract import Array, Arrays, Case, Judge, Note, Program, Wrong, sent_by
+from minidist.grade.contract import Array, Arrays, Case, Figures, Judge, Note, Program, Wrong, sent_by
 
 TIME, HEADS = 1, ("query", "key", "value")
+BLOCKS_HELD = 6  # of keys and values, in ring attention
 CUTS = {"norm.weight": None, "up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None}
 
 
@@ -72,22 +76,42 @@ def run_partial(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
 
 def run_ulysses(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4; before that with one head more than ranks."""
-    refused, odd = True, torch.ones(1, comm.size + 1, 1, 2)
+    refused, odd, before = True, torch.ones(1, comm.size + 1, 1, 2), comm.traffic.messages_sent
     with suppress(ValueError):
         exercise.ulysses_attention(odd, odd, odd, comm)
         refused = comm.size == 1
+    sent = comm.traffic.messages_sent - before
     qkv = {name: own(given[name], comm, 2) for name in HEADS}
     found = forward_backward(
         comm, lambda: exercise.ulysses_attention(*qkv.values(), comm), qkv, own(given["gradient"], comm, 2)
     )
-    return {**found, "refused": refused}
+    return {**found, "refused": refused, "sent before": sent}
+
+
+class Held(TorchFunctionMode):
+    """The bytes of all storages that torch's functions return, but for `known` ones, as long as somebody keeps them."""
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self.known:
+                self.made.add(each.untyped_storage())
+        self.most = max(self.most, sum(storage.nbytes() for storage in self.made))
+        return found
 
 
 def run_ring(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5."""
+    """Run task 5, and see how much is held at a time."""
     qkv = [own(given[name], comm, 2) for name in HEADS]
-    with torch.no_grad():
-        return {"out": exercise.ring_attention(*qkv, comm).numpy()}
+    with torch.no_grad(), Held(qkv) as held:
+        out = exercise.ring_attention(*qkv, comm)
+    return {"out": out.numpy(), "held": held.most}
 
 
 def expect_calls(results: Sequence[Arrays], notes: Sequence[Note], bytes: int, **expected: Sequence[str]) -> None:
@@ -114,9 +138,15 @@ def judge_border(gathers: bool) -> Judge:
         slices, terms = (xs, gradients) if gathers else (gradients, xs)
         every = np.concatenate([part(array, case, rank) for rank, array in enumerate(slices)], axis=TIME)
         for rank, result in enumerate(results):
-            own = part(np.sum(terms, axis=0), case, rank)
-            contract.expect_equal(rank, "what forward returns", result["out"], every if gathers else own)
-            contract.expect_equal(rank, "the gradient of x", result["the gradient of x"], own if gathers else every)
+            own, alone = part(np.sum(terms, axis=0), case, rank), part(terms[rank], case, rank)
+            rows = np.concatenate([part(array, case, number) for number, array in enumerate(slices)])
+            of_sum = {"each rank keeps its tokens of its own term, and adds nobody else's": alone}
+            of_all = {"the first axis is gathered, which is the batch": rows.reshape(every.shape)}
+            found = result["out"], result["the gradient of x"]
+            joined, summed = found if gathers else found[::-1]
+            names = ("what forward returns", "the gradient of x")[:: 1 if gathers else -1]
+            contract.expect_equal(rank, names[0], joined, every, instead=of_all)
+            contract.expect_equal(rank, names[1], summed, own, instead=of_sum)
         both = ["all_gather"], ["reduce_scatter"]
         forward, backward = both if gathers else both[::-1]
         expect_calls(results, notes, xs[0].nbytes, forward=forward, backward=backward)
@@ -139,15 +169,28 @@ def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     out.backward(torch.tensor(given["gradient"]))
     wide, tokens = x.nbytes, x[..., 0].nbytes
     most = wide + (3 * wide + 2 * hidden.nbytes + 4 * tokens) // case.ranks
+    more = {
+        f"{name} is added before the reduce-scatter, {case.ranks} times": out.detach().numpy() + (case.ranks - 1) * what
+        for name, what in (("down.bias", given["down.bias"]), ("x", given["x"]))
+    }
     for rank, result in enumerate(results):
-        contract.expect_close(rank, "what forward returns", result["out"], part(out.detach().numpy(), case, rank))
+        expected, instead = part(out.detach().numpy(), case, rank), {k: part(v, case, rank) for k, v in more.items()}
+        contract.expect_close(rank, "what forward returns", result["out"], expected, instead=instead)
         contract.expect_close(rank, "the gradient of x", result["the gradient of x"], part(x.grad.numpy(), case, rank))
-        if int(result["saved"]) > most:
-            raise Wrong(f"rank {rank}: {int(result['saved'])} bytes are kept for backward, expected at most {most}")
+        if (saved := int(result["saved"])) > most:
+            raise Wrong(
+                f"rank {rank}: {saved} bytes are kept for backward, expected at most {most}: all tokens of what is D "
+                f"wide ({wide} bytes) once, the rest for this rank's tokens only"
+            )
         for name, dim in CUTS.items():
-            gradient = part(weights[name].grad.numpy(), case, rank, TIME if dim is None else dim)
-            gradient = gradient.sum((0, 1)) if dim is None else gradient
-            contract.expect_close(rank, f"the gradient of {name}", result[f"the gradient of {name}"], gradient)
+            gradient, instead = part(weights[name].grad.numpy(), case, rank, TIME if dim is None else dim), {}
+            if dim is None:
+                of_all = weights[name].grad.numpy().sum((0, 1))
+                gradient, inside = gradient.sum((0, 1)), f"{name} is used inside the region, where all tokens are"
+                instead = {inside: of_all, f"{inside}, divided by the ranks": of_all / case.ranks}
+                instead[f"{inside}, on another rank only"] = 0 * of_all
+            found = result[f"the gradient of {name}"]
+            contract.expect_close(rank, f"the gradient of {name}", found, gradient, instead=instead)
     both = ["all_gather", "reduce_scatter"]
     expect_calls(results, notes, wide, forward=both, backward=both)
 
@@ -157,27 +200,73 @@ def judge_partial(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     for rank, result in enumerate(results):
         for name, dim in CUTS.items():
             every = [given[name] for given in case.given]
-            expected = np.sum(every, axis=0) if dim is None else every[rank]
-            contract.expect_equal(rank, f"the gradient of {name}", result[name], expected)
+            total, name = np.sum(every, axis=0), f"the gradient of {name}"
+            if dim is None:
+                contract.expect_equal(rank, name, result[name.split()[-1]], total, before=every[rank])
+            else:
+                instead = {"it is summed as well, though it is complete, of other channels on each rank": total}
+                contract.expect_equal(rank, name, result[name.split()[-1]], every[rank], instead=instead)
     numbers = 2 * len(case.given[0]["norm.weight"])
     expect_calls(results, notes, 8 * numbers, sum_partial_gradients=["all_reduce"])
 
 
-def whole_attention(given: Arrays) -> tuple[Tensor, list[Tensor]]:
-    """Return causal attention over all tokens, as it is written, and the gradients of queries, keys and values."""
+Counted: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]  # of queries and keys, by place, and T/P: which count
+
+
+def causal(query: Tensor, key: Tensor, own: int) -> Tensor:
+    """Count every key up to the query's own."""
+    return key <= query
+
+
+def whole_attention(given: Arrays, ranks: int, counted: Counted = causal) -> tuple[Tensor, list[Tensor]]:
+    """Return attention over all tokens, as it is written, and the gradients of queries, keys and values."""
     q, k, v = (torch.tensor(given[name], requires_grad=True) for name in HEADS)
-    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+    place = torch.arange(q.shape[2])
+    hidden = ~counted(place[:, None], place, q.shape[2] // ranks)
+    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
     out = scores.softmax(-1) @ v
     out.backward(torch.tensor(given["gradient"]))
     return out.detach(), [q.grad, k.grad, v.grad]
 
 
+WRONGLY_COUNTED: dict[str, Counted] = {
+    "the keys of later ranks count as well": lambda q, k, own: (k <= q) | (k // own != q // own),
+    "a rank's own keys count only": lambda q, k, own: (k <= q) & (k // own == q // own),
+    "the causal mask hides keys of earlier ranks, too": lambda q, k, own: (k // own <= q // own) & (k % own <= q % own),
+    "no key is hidden": lambda q, k, own: (k == k) | (q == q),
+}
+
+
+def never_rescaled(case: Case, rank: int) -> Array:
+    """Return a rank's attention if each block's own largest score is subtracted, and nothing corrected for that."""
+    query, key, value = (torch.tensor(case.given[0][name]).chunk(case.ranks, 2) for name in HEADS)
+    normalizer, total = torch.zeros(()), torch.zeros(())
+    for source in range(rank + 1):
+        scores = query[rank] @ key[source].transpose(-1, -2) / query[rank].shape[-1] ** 0.5
+        if source == rank:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        normalizer, total = normalizer + weights.sum(-1, keepdim=True), total + weights @ value[source]
+    return (total / normalizer).numpy()
+
+
+def wrong_attention(case: Case, rank: int) -> dict[str, Any]:
+    """Return what known mistakes give on a rank."""
+
+    def of(counted: Counted) -> Array:
+        return part(whole_attention(case.given[0], case.ranks, counted)[0].numpy(), case, rank, 2)
+
+    return {story: partial(of, counted) for story, counted in WRONGLY_COUNTED.items()}
+
+
 def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """As attention on one rank; four tensors' worth of all-to-all, and as much back."""
-    out, gradients = whole_attention(case.given[0])
+    out, gradients = whole_attention(case.given[0], case.ranks)
     for rank, result in enumerate(results):
-        contract.expect_close(rank, "what forward returns", result["out"], part(out.numpy(), case, rank, 2))
+        if int(result["sent before"]):
+            raise Wrong(f"rank {rank} sends messages before it refuses {case.ranks + 1} heads: look at H first")
+        expected, instead = part(out.numpy(), case, rank, 2), wrong_attention(case, rank)
+        contract.expect_close(rank, "what forward returns", result["out"], expected, instead=instead)
         for name, gradient in zip(HEADS, gradients, strict=True):
             found, expected = result[f"the gradient of {name}"], part(gradient.numpy(), case, rank, 2)
             contract.expect_close(rank, f"the gradient of {name}", found, expected)
@@ -194,10 +283,12 @@ def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
 
 def judge_ring(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """As attention on one rank; keys and values go to the right, P - 1 times."""
-    out, _ = whole_attention(case.given[0])
+    out, _ = whole_attention(case.given[0], case.ranks)
     steps, bytes = case.ranks - 1, 2 * out.nbytes // case.ranks
     for rank, result in enumerate(results):
-        contract.expect_close(rank, "what is returned", result["out"], part(out.numpy(), case, rank, 2))
+        expected, instead = part(out.numpy(), case, rank, 2), wrong_attention(case, rank)
+        instead["what was added up is not rescaled when a larger score comes"] = partial(never_rescaled, case, rank)
+        contract.expect_close(rank, "what is returned", result["out"], expected, instead=instead)
         sent, right = sent_by(rank, notes), (rank + 1) % case.ranks
         for note in notes:
             if note.kind not in ("send", "call") or any(
@@ -209,3 +300,16 @@ def judge_ring(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         if sum(note.bytes for note in sent) != steps * bytes or len(sent) > 2 * steps:
             found = f"{sum(note.bytes for note in sent)} bytes in {len(sent)} messages"
             raise Wrong(f"rank {rank} sends {found}, expected {steps * bytes} bytes in {steps} or {2 * steps}")
+
+
+def judge_ring_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
+    """All of that, and a rank holds a few blocks at a time, not those of all ranks."""
+    judge_ring(case, results, notes)
+    block = sum(case.given[0][name].nbytes for name in ("key", "value")) // case.ranks
+    for rank, result in enumerate(results):
+        if (held := int(result["held"])) > BLOCKS_HELD * block:
+            raise Wrong(
+                f"rank {rank} holds {held} bytes at a time, expected at most {BLOCKS_HELD * block}, {BLOCKS_HELD} "
+                f"times its keys and values: the keys of all {case.ranks} ranks are never to be together"
+            )
+    return {"bytes held in ring attention": max(int(result["held"]) for result in results)}

@@ -28,7 +28,7 @@ def forward_backward(
     found = {"out": out.detach().numpy(), "forward": before, "backward": calls(trace)[len(before) :]}
     for name, leaf in leaves.items():
         if leaf.grad is None:
-            raise ValueError(f"backward left no gradient of {name}")
+            raise Wrong(f"backward left no gradient of {name} here: nothing that this rank returned depends on it")
         found[f"the gradient of {name}"] = leaf.grad.numpy()
     return found
 
