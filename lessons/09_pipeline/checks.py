@@ -37,6 +37,8 @@ ONE = Task(4, "1F1B", BY_HAND)
 RUN = Task(5, "carrying it out", BY_HAND)
 CROSSED = "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"  # the first rank waits for 1B0, the second for 0F1
 TURNED = "0F0 0B0\n1B0 1F0"
+MISSING = "0F0 0B0\n1F0 1B0 1F1 1B1"  # the first rank is done, and the second waits for an F1 that nobody does
+SQUARES = (3, 18, 9, 2, 3, 3)  # in 3 stages: the smallest sum of squares has a stage of 21, the best cut none above 18
 
 
 def cuts(*cases: tuple[int, int]) -> Draw:
@@ -51,11 +53,22 @@ def cuts(*cases: tuple[int, int]) -> Draw:
     return draw
 
 
+def uneven(rng: np.random.Generator) -> list[Case]:
+    """Scale costs of which the smallest sum of squares is not the best cut."""
+    return [Case(({"costs": int(rng.integers(1, 9)) * np.array(SQUARES, float), "stages": np.array(3)},), "uneven")]
+
+
 def named(name: str, ranks: int, microbatches: int) -> tuple[str, str]:
-    """Return a schedule of the package as text, or GPipe with its backwards in reverse, as in its paper; its label."""
+    """Return a schedule of the package as text, or a variant of GPipe; and its label.
+
+    Reversed, its backwards go from the last to the first, as in its paper; turned, rank r begins with microbatch r.
+    """
     rows = [line.split() for line in plan(name.split()[0], ranks, microbatches).text().splitlines()]
     if "reversed" in name:
         rows = [row[:microbatches] + row[microbatches:][::-1] for row in rows]
+    if "turned" in name:
+        halves = [(row[:microbatches], row[microbatches:], rank % microbatches) for rank, row in enumerate(rows)]
+        rows = [[*fs[at:], *fs[:at], *bs[at:], *bs[:at]] for fs, bs, at in halves]
     several = (f"{ranks} rank{'s' * (ranks > 1)}", f"{microbatches} microbatch{'es' * (microbatches > 1)}")
     return "\n".join(map(" ".join, rows)), ", ".join((name, *several))
 
@@ -103,17 +116,21 @@ def models(*schedules: tuple[str, int, int]) -> Draw:
 
 
 CHECKS = [
-    Check(CUT, "the most expensive stage is the cheapest possible", 8, cuts((8, 3), (12, 4)), cut, judge_cut),
+    Check(CUT, "the most expensive stage is the cheapest possible", 6, cuts((8, 3), (12, 4)), cut, judge_cut),
+    Check(CUT, "not the smallest sum of squares", 2, uneven, cut, judge_cut),
     Check(CUT, "one stage, and as many as layers", 3, cuts((5, 1), (5, 5)), cut, judge_cut),
     Check(CLOCK, "GPipe", 6, clocks(named("gpipe", 2, 1), named("gpipe", 3, 4)), clock, judge_clock),
     Check(CLOCK, "1F1B", 4, clocks(named("1f1b", 4, 6)), clock, judge_clock),
     Check(CLOCK, "stuck", 4, clocks((CROSSED, "a circle of two"), (TURNED, "B before F")), clock, judge_clock),
+    Check(CLOCK, "stuck behind a rank that is done", 2, clocks((MISSING, "no F1 on rank 0")), clock, judge_clock),
     Check(GPIPE, "forwards, then backwards", 6, sizes((2, 4), (4, 6)), all_gpipe, judge_gpipe),
     Check(ONE, "bubble and memory", 12, sizes((2, 4), (4, 8)), all_1f1b, judge_1f1b),
     Check(ONE, "fewer microbatches than ranks", 4, sizes((4, 2)), all_1f1b, judge_1f1b),
-    Check(RUN, "gradients, order, memory, messages", 12, models(("gpipe", 2, 3), ("1f1b", 3, 5)), run, judge_run),
-    Check(RUN, "one rank alone", 3, models(("1f1b", 1, 2)), run, judge_run),
-    Check(RUN, "the same under mpirun", 4, models(("1f1b", 2, 3)), run, judge_run, wire="mpi"),
+    Check(RUN, "gradients, order, memory, messages", 10, models(("gpipe", 2, 3), ("1f1b", 3, 5)), run, judge_run),
+    Check(RUN, "each rank in an order of its own", 4, models(("gpipe turned", 2, 3)), run, judge_run),
+    Check(RUN, "what is done is let go", 4, models(("1f1b", 2, 8)), run, judge_run),
+    Check(RUN, "one rank alone", 2, models(("1f1b", 1, 2)), run, judge_run),
+    Check(RUN, "the same under mpirun", 3, models(("1f1b", 2, 3)), run, judge_run, wire="mpi"),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -144,11 +161,11 @@ def drawn_clocks(rng: np.random.Generator) -> Sequence[Case]:
     return clocks(named("1f1b", p, m), named("naive", p, m), mixed)(rng)
 
 
-OTHERS = models(("gpipe reversed", 3, 4), ("1f1b", 4, 6), ("naive", 2, 3))
+OTHERS = models(("gpipe reversed", 3, 4), ("1f1b", 4, 6), ("naive", 2, 3), ("gpipe turned", 3, 4))
 CHECKS += [
     Check(CUT, "more layers", 5, drawn_cuts, cut, judge_cut, hidden=True),
-    Check(CLOCK, "other schedules", 6, drawn_clocks, clock, judge_clock, hidden=True),
+    Check(CLOCK, "other schedules", 4, drawn_clocks, clock, judge_clock, hidden=True),
     Check(GPIPE, "other sizes", 3, drawn_sizes(1), all_gpipe, judge_gpipe, hidden=True),
     Check(ONE, "other sizes", 8, drawn_sizes(2), all_1f1b, judge_1f1b, hidden=True),
-    Check(RUN, "other schedules", 12, OTHERS, run, judge_run, hidden=True),
+    Check(RUN, "other schedules", 8, OTHERS, run, judge_run, hidden=True),
 ]

@@ -44,7 +44,7 @@ def cut_layers(costs: Sequence[float], stages: int) -> list[range]:
 
 
 def step_length(rows: Sequence[Sequence[str]], forward: float, backward: float) -> float:
-    """Task 2: return how long a schedule takes, from 0 until the last rank is done.
+    """Task 2: return how long a schedule takes, from 0 until every rank is done.
 
     Parameters
     ----------
@@ -60,7 +60,8 @@ def step_length(rows: Sequence[Sequence[str]], forward: float, backward: float) 
     Raises
     ------
     ValueError
-        If the ranks get stuck: nobody can begin the next action, and not all are done.
+        If the ranks get stuck: nobody can begin the next action, and some rank is not done. It may wait in a circle of
+        ranks, or for a word that is in nobody's row.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -93,11 +94,13 @@ def run_step(
     Parameters
     ----------
     words : sequence of str
-        This rank's, from any schedule that can be run. Do them in this order: one call of `stage`, one backward each.
+        This rank's, from any schedule that can be run: each rank may take the microbatches in an order of its own. Do
+        them in this order: one call of `stage`, one backward each.
     stage : nn.Module
         This rank's part of the model. What goes in and what comes out have the shape and dtype of `inputs[m]`.
     loss : callable
-        `loss(output, target)`, a scalar, for the last rank. The gradients are those of its mean over all microbatches.
+        `loss(output, target)`, a scalar, for the last rank. The gradients are those of the mean of all microbatches'
+        losses.
     inputs, targets : sequences of Tensor
         One of each microbatch. Only the first rank's inputs and the last rank's targets hold data, the others NaN: use
         their shape and dtype.
@@ -115,11 +118,15 @@ def run_step(
     else. `comm.send(tensor, to, tag)` waits until it is received, and so may never return if the other rank waits for
     you: `request = comm.isend(tensor, to, tag)` does not wait; leave the tensor as it is until `request.wait()` has
     returned. `comm.recv(tensor, source, tag)` fills a tensor of the right shape. With `tag=m` no two are mixed up:
-    outputs and gradients travel in opposite directions.
+    outputs and gradients travel in opposite directions. Do not wait for one send before you begin the next: the other
+    rank may want them in another order. Return when every request has been waited for.
 
     Memory
     ------
-    What autograd keeps of a microbatch is free again when its B is done. (Every `.grad` is None when this is called.)
+    When B of a microbatch is done, its input and output are free: this rank keeps neither in a list, and autograd
+    nothing of them. (By then the output has been received, for its gradient has come back: `wait` returns at once.)
+    Gradients that are on their way to the rank before may stay until the end. (Every `.grad` is None when this is
+    called.)
 
     You need `tensor.detach()`, `tensor.requires_grad_()` and `output.backward(gradient)`; when that has returned, the
     gradient of an input that requires one is in `input.grad`.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minidist import Communicator
+from minidist import Communicator, Trace
 from minidist.grade.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
 from minidist.parallel.pipeline import Plan, ScheduleError, check, peak_activations, read_plan, simulate
 
@@ -67,13 +69,14 @@ class Mark(torch.autograd.Function):
     """Nothing; its backward notes that the backward of a call of the stage has begun."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, events: list[tuple[int, int]], call: int) -> Tensor:
-        ctx.events, ctx.call = events, call
+    def forward(ctx: Any, y: Tensor, stage: Stage, call: int) -> Tensor:
+        ctx.stage, ctx.call = stage, call
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        ctx.events.append((1, ctx.call))
+        ctx.stage.look()
+        ctx.stage.events.append((1, ctx.call))
         return gradient, None, None
 
 
@@ -90,31 +93,46 @@ class Saved:
 
 
 class Stage(nn.Module):
-    """Linear layers with tanh behind them, which note what is done with them."""
+    """Linear layers with tanh behind them, which note what is done with them. `given` is there whatever happens."""
 
-    def __init__(self, weights: Array) -> None:
+    def __init__(self, weights: Array, given: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in weights)
         for layer, weight in zip(self.layers, weights, strict=True):
             layer.weight, layer.bias = nn.Parameter(torch.tensor(weight)), nn.Parameter(torch.tensor(weight[0]))
         self.events: list[tuple[int, int]] = []  # 0 forward, 1 backward, and the number of the call
-        self.calls = self.held = self.peak = self.each = 0
+        self.calls = self.held = self.peak = self.each = self.left = 0
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in (*given, *self.parameters())}
+        self.memory: defaultdict[int, WeakSet[Any]] = defaultdict(WeakSet)  # what was saved in each call
 
     def forward(self, x: Tensor) -> Tensor:
         call, before = self.calls, self.held
+        self.look()
         self.calls += 1
         self.events.append((0, call))
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: Saved(x, self), lambda saved: saved.tensor):
+
+        def pack(tensor: Tensor) -> Saved:
+            if (storage := tensor.untyped_storage()).data_ptr() not in self.known:
+                self.memory[call].add(storage)
+            return Saved(tensor, self)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
             for layer in self.layers:
                 x = torch.tanh(layer(x))
         self.each = max(self.each, self.held - before)
-        return Mark.apply(x, self.events, call)
+        return Mark.apply(x, self, call)
+
+    def look(self) -> None:
+        """Note of how many microbatches something is there though their backward is done. The last one may linger."""
+        done = [call for backward, call in self.events if backward][:-1]
+        self.left = max(self.left, sum(bool(self.memory[call]) for call in done))
 
 
 def run(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 5."""
-    stage, words = Stage(given["weights"]), bare(unpacked(given["words"]))
+    comm.trace = trace = Trace()  # which shows a message that was sent when it has been waited for
     inputs, targets = ([torch.tensor(each) for each in given[name]] for name in ("inputs", "targets"))
+    stage, words = Stage(given["weights"], inputs), bare(unpacked(given["words"]))
     loss = exercise.run_step(words, stage, nn.functional.mse_loss, inputs, targets, comm)
     gradients = [np.zeros(0) if p.grad is None else p.grad.numpy().reshape(-1) for p in stage.parameters()]
     return {
@@ -122,6 +140,8 @@ def run(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, An
         "gradients": np.concatenate(gradients),
         "events": np.array(stage.events).reshape(-1, 2),
         "held": round(stage.peak / max(stage.each, 1), 3),
+        "left": stage.left,
+        "ended": sum(event.kind in ("send", "exchange") for event in trace.events),
     }
 
 
@@ -138,25 +158,42 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
     best = np.where(upto > 0, upto, np.inf)  # the most expensive stage, of the first k layers in one stage
     for _ in range(stages - 1):
         best = np.array([min([np.inf, *np.maximum(best[:k], upto[k] - upto[:k])]) for k in range(len(upto))])
-    found = max(np.diff(upto[np.cumsum([0, *lengths])]))
-    if found > best[-1]:
-        raise Wrong(f"stages of {lengths} layers: the most expensive costs {found:g}, but {best[-1]:g} is possible")
+    each = np.diff(upto[np.cumsum([0, *lengths])])
+    if max(each) > best[-1]:
+        squares = np.where(upto > 0, upto**2, np.inf)  # the same, of the smallest sum of squares
+        for _ in range(stages - 1):
+            squares = np.array([min([np.inf, *squares[:k] + (upto[k] - upto[:k]) ** 2]) for k in range(len(upto))])
+        even = [len(part) for part in np.array_split(costs, stages)]
+        hint = ": that is the smallest sum of squares" if np.isclose((each**2).sum(), squares[-1]) else ""
+        hint = ": that is as many layers in each, whatever they cost" if lengths == even else hint
+        raise Wrong(
+            f"stages of {lengths} layers: the most expensive costs {max(each):g}, but {best[-1]:g} is possible{hint}"
+        )
 
 
 def judge_clock(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """The package's simulator says the same."""
     found, (forward, backward) = float(results[0]["length"]), case.given[0]["costs"].tolist()
     try:
-        expected = simulate(read_plan(unpacked(case.given[0]["schedule"])), forward, backward).length
-    except ScheduleError:
+        timeline = simulate(read_plan(unpacked(case.given[0]["schedule"])), forward, backward)
+    except ScheduleError as error:
         if found == found:
-            raise Wrong(f"step_length is {found:.6g}, expected ValueError: these ranks get stuck") from None
+            why = str(error).splitlines()[0]
+            raise Wrong(f"step_length is {found:.6g}, expected ValueError: these ranks get stuck ({why})") from None
         return
+    expected, ranks, microbatches = timeline.length, timeline.plan.ranks, timeline.plan.microbatches
     if found != found:
         raise Wrong(f"step_length raised ValueError, but the schedule can be run, in {expected:.6g}")
     if not abs(found - expected) <= 1e-9 * expected:
+        instead = {
+            "that is when the last rank is done, but others still work": timeline.end[-1][-1],
+            "that is when rank 0 is done": timeline.end[0][-1],
+            "that is the formula for GPipe and 1F1B": (microbatches + ranks - 1) * (forward + backward),
+            "that is the work of one rank, without any waiting": microbatches * (forward + backward),
+        }
+        hint = next((f": {story}" for story, value in instead.items() if abs(found - value) <= 1e-9 * value), "")
         raise Wrong(
-            f"step_length is {found:.6g} if F takes {forward:.6g} and B {backward:.6g}, expected {expected:.6g}"
+            f"step_length is {found:.6g} if F takes {forward:.6g} and B {backward:.6g}, expected {expected:.6g}{hint}"
         )
 
 
@@ -206,28 +243,56 @@ def judge_1f1b(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
 
 def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """The serial gradients; the words in their order; no more held than they ask for; two messages a microbatch."""
-    loss, gradients = serial(case)
+    losses, gradients = serial(case)
+    words = [bare(unpacked(given["words"])) for given in case.given]
+    orders = [[int(word[1:]) for word in words[rank] if word[0] == "F"] for rank in (0, -1)]
+    mixed = serial(case, [orders[1][orders[0].index(m)] for m in range(len(losses))])
     for rank, result in enumerate(results):
-        expect_words(rank, bare(unpacked(case.given[rank]["words"])), result)
-        expect_close(rank, "the gradients, one parameter after the other,", result["gradients"], gradients[rank])
-        expect_close(rank, "the returned loss", result["loss"], np.array(loss if rank == case.ranks - 1 else 0.0))
+        expect_words(rank, words[rank], result)
+        expect_close(
+            rank,
+            "the gradients, one parameter after the other,",
+            result["gradients"],
+            gradients[rank],
+            instead={"messages are taken in the order in which they come, not by their tags": mixed[1][rank]},
+        )
+        expect_close(
+            rank,
+            "the returned loss",
+            result["loss"],
+            np.array(np.mean(losses) if rank == case.ranks - 1 else 0.0),
+            instead={
+                "only the last microbatch's is returned": np.array(losses[orders[1][-1]]),
+                "the microbatches' are added up, and not divided": np.array(sum(losses)),
+            },
+        )
         for other in range(case.ranks):
             found = [note.bytes for note in sent_by(rank, notes) if note.to == other]
             messages = len(case.given[0]["inputs"]) if abs(other - rank) == 1 else 0
             if found != [MESSAGE] * messages:
                 what = f"{len(found)} messages, {sum(found)} bytes in all,"
                 raise Wrong(f"rank {rank} sent {what} to rank {other}, expected {messages} of {MESSAGE} bytes")
+        if (under_way := len(sent_by(rank, notes)) - int(result["ended"])) > 0:
+            raise Wrong(
+                f"rank {rank} returned while it had not waited for {under_way} of its sends: what they still read may "
+                "be overwritten by then"
+            )
 
 
-def serial(case: Case) -> tuple[float, list[Array]]:
-    """Return the loss and the gradients of each rank's stage, from autograd on the whole model."""
+def serial(case: Case, order: Sequence[int] | None = None) -> tuple[list[float], list[Array]]:
+    """Return the microbatches' losses and the gradients of each rank's stage, from autograd on the whole model.
+
+    With `order`, microbatch m is held against target order[m].
+    """
     stages = [Stage(given["weights"]) for given in case.given]
-    x = torch.tensor(case.given[0]["inputs"]).flatten(0, 1)  # all microbatches at once
+    x, targets = torch.tensor(case.given[0]["inputs"]), torch.tensor(case.given[-1]["targets"])
+    targets = targets if order is None else targets[list(order)]
     for stage in stages:
         x = stage(x)
-    loss = nn.functional.mse_loss(x, torch.tensor(case.given[-1]["targets"]).flatten(0, 1))
-    loss.backward()
-    return loss.item(), [torch.cat([p.grad.view(-1) for p in stage.parameters()]).numpy() for stage in stages]
+    losses = (x - targets).square().mean((1, 2))
+    losses.mean().backward()
+    gradients = [torch.cat([p.grad.view(-1) for p in stage.parameters()]).numpy() for stage in stages]
+    return losses.tolist(), gradients
 
 
 def expect_words(rank: int, words: Sequence[str], result: Arrays) -> None:
@@ -239,3 +304,8 @@ def expect_words(rank: int, words: Sequence[str], result: Arrays) -> None:
     held = max(np.cumsum([1 if word[0] == "F" else -1 for word in words]))
     if result["held"] > held:
         raise Wrong(f"rank {rank} kept what autograd saves of {result['held']:g} microbatches at once, expected {held}")
+    if int(result["left"]) > 1:  # a variable may still name the last but one's
+        raise Wrong(
+            f"rank {rank} still had inputs or outputs of {int(result['left'])} microbatches whose B was done: let both "
+            "go in B, when the output has long been received"
+        )
