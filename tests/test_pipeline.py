@@ -147,6 +147,21 @@ def test_a_stage_holds_the_graphs_of_as_many_microbatches_as_its_schedule_says(
     assert [held[stage] for stage in range(4)] == most
 
 
+def test_an_output_is_let_go_when_its_gradient_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on the first rank under GPipe, which sends nothing any more while its backwards run."""
+    left: list[int] = []
+    before = Run.do
+
+    def do(self: Run, action: Action) -> None:
+        before(self, action)
+        if (action.stage, action.kind) == (0, "B"):
+            left.append(len(self.sending))
+
+    monkeypatch.setattr(Run, "do", do)
+    minidist.run(lambda comm: train(pipeline(comm, DEEP, "gpipe"), 1) and None, 2)
+    assert all(sent <= 7 - done for done, sent in enumerate(left)) and len(left) == 8
+
+
 def test_weight_gradients_come_when_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between I and W of a microbatch a matrix has no gradient of it yet, and afterwards it has."""
     seen: list[tuple[str, bool]] = []

@@ -206,6 +206,7 @@ class Run:
         weights.put_off = put_off
         pairs = zip(self.left.pop(key), self.take("B", *key), strict=True)
         roots = [(edge, gradient) for edge, gradient in pairs if edge is not None]
+        self.free_sent()  # this microbatch's output at least: its gradient is here
         if roots:  # else all is frozen up to here
             torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
         if put_off:
@@ -230,13 +231,15 @@ class Run:
         """Begin to send what a stage made to the one that waits for it."""
         way = action.kind[-1]
         to = action.stage + (1 if way == "F" else -1)
-        self.sending = [
-            (request, tensor) for request, tensor in self.sending if not request.test()
-        ]  # free what is through
+        self.free_sent()
         for number, tensor in enumerate(self.ready.pop((way, to, action.microbatch))):
             tensor = tensor.contiguous()
             request = self.pipeline.wires[way].isend(tensor, self.peer(action), self.tag(to, number))
             self.sending.append((request, tensor))
+
+    def free_sent(self) -> None:
+        """Let go of what has arrived at the other end."""
+        self.sending = [(request, tensor) for request, tensor in self.sending if not request.test()]
 
     def receive(self, action: Action) -> None:
         """Begin to receive what a stage will wait for."""
