@@ -35,7 +35,13 @@ def stages_of(rank: int, ranks: int, chunks: int) -> list[int]:
 def warm_up(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
     """Task 1: return how many forwards `rank` does before one forward and one backward take turns, forward first.
 
-    `chunks` is at least 2. The lesson derives the number; it is never more than all forwards that the rank has.
+    Say that every forward and every backward takes one unit of time, and a message none. Each rank does one forward
+    after the other, in the order of task 2, until its first backward can begin. The last of these forwards is that of
+    the first turn; the others are the warm-up. (A backward can begin on the last rank when the first microbatch has
+    been through all stages, and on every other rank when the rank behind it has done it.) A rank that has done all its
+    forwards by then has no turns: they all are warm-up.
+
+    `chunks` is at least 2, `microbatches` a multiple of `ranks`.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -55,8 +61,8 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[s
     forwards of the warm-up (task 1), then one forward and one backward in turn while there are forwards left, then the
     other backwards.
 
-    The bubble is (p - 1)/(v m + p - 1) of the step, whatever F and B cost. No rank holds more than this order makes it
-    hold. Where messages take time (a tenth of a forward), the step is as short as this warm-up makes it.
+    The bubble is (p - 1)/(v m + p - 1) of the step, whatever F and B cost. A longer warm-up than that of task 1 would
+    hold more microbatches at a time; with a shorter one the step would be longer if messages took a tenth of a forward.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -83,7 +89,8 @@ def backward_for_inputs(
 
     Work
     ----
-    One matrix product for each layer. No gradient of a weight is computed here. Autograd is not to be used.
+    One matrix product for each layer. No gradient of a weight is computed here. Autograd is not to be used. What you
+    are given stays as it is: the gradient and the activations may be needed by others.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -97,10 +104,11 @@ def backward_for_weights(pairs: Pairs) -> list[Tensor]:
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """Task 4: return the words of `rank` under a schedule that fills the bubble with W: `0F3`, `0I3`, `0W3`.
+    """Task 4: return the words of `rank` under a schedule that fills the bubble with W.
 
-    One stage a rank; stage r is rank r's. `microbatches` is at least `ranks`. Every microbatch once F, I and W, with I
-    before W. Each kind takes the microbatches in order.
+    One stage a rank; stage r is rank r's, so words of rank 0 are `0F3`, `0I3` and `0W3`, one of rank 2 is `2F3`.
+    `microbatches` is at least `ranks`. Every microbatch once F, I and W, with I before W. Each kind takes the
+    microbatches in order, from 0 to the last.
 
     Time
     ----
@@ -129,7 +137,8 @@ def main() -> None:
 
     def task_3() -> str:
         x, weight = torch.tensor([[1.0, 2.0]]), torch.zeros(2, 2)
-        gradient, pairs = backward_for_inputs([weight], [x, x @ weight], torch.tensor([[1.0, 3.0]]))
+        activations = [x, torch.tanh(x @ weight.T)]
+        gradient, pairs = backward_for_inputs([weight], activations, torch.tensor([[1.0, 3.0]]))
         return (
             f"{backward_for_weights(pairs)[0].tolist()}, expected [[1.0, 2.0], [3.0, 6.0]]; for x {gradient.tolist()}"
         )

@@ -80,7 +80,8 @@ def main() -> None:
 
     def task_3() -> str:
         x, weight = torch.tensor([[1.0, 2.0]]), torch.zeros(2, 2)
-        gradient, pairs = backward_for_inputs([weight], [x, x @ weight], torch.tensor([[1.0, 3.0]]))
+        activations = [x, torch.tanh(x @ weight.T)]
+        gradient, pairs = backward_for_inputs([weight], activations, torch.tensor([[1.0, 3.0]]))
         return (
             f"{backward_for_weights(pairs)[0].tolist()}, expected [[1.0, 2.0], [3.0, 6.0]]; for x {gradient.tolist()}"
         )

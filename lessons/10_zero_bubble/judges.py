@@ -107,7 +107,10 @@ class Products(TorchFunctionMode):
         self.count = 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += getattr(function, "__name__", "") in self.names
+        name = getattr(function, "__name__", "")
+        if name in ("grad", "backward"):
+            raise Wrong("autograd is called, which is not to be used: compute the gradients with matrix products")
+        self.count += name in self.names
         return function(*args, **(kwargs or {}))
 
 
@@ -117,14 +120,17 @@ def split(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     activations = [torch.tensor(given["x"])]
     for weight in weights:
         activations.append(torch.tanh(activations[-1] @ weight.T))
-    with Products() as first:
-        gradient, pairs = exercise.backward_for_inputs(weights, activations, torch.tensor(given["gradient"]))
+    seed = torch.tensor(given["gradient"])
+    handed, before = (*weights, *activations, seed), [each.clone() for each in (*weights, *activations, seed)]
+    with torch.inference_mode(), Products() as first:  # in which autograd remembers nothing
+        gradient, pairs = exercise.backward_for_inputs(weights, activations, seed)
     kept = sum(each.nbytes for pair in pairs for each in pair)
-    with Products() as second:
+    with torch.inference_mode(), Products() as second:
         gradients = exercise.backward_for_weights(pairs)
     found = {f"weight {number}": each.detach().numpy() for number, each in enumerate(gradients)}
+    changed = [not torch.equal(was, now) for was, now in zip(before, handed, strict=True)]
     work = [first.count, second.count]
-    return {**found, "x": gradient.detach().numpy(), "kept": kept, "work": work}
+    return {**found, "x": gradient.detach().numpy(), "kept": kept, "work": work, "changed": changed}
 
 
 def judge_place(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -134,9 +140,17 @@ def judge_place(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         stages, forwards = results[0]["stages"][rank].tolist(), int(results[0]["warm-up"][rank])
         if stages != [chunk * p + rank for chunk in range(v)]:
             raise Wrong(f"rank {rank} of {p} has stages {stages}, expected {[c * p + rank for c in range(v)]}")
-        expected = min(2 * (p - rank - 1) + (v - 1) * p, m * v)
+        ahead, back = (v - 1) * p, p - rank - 1
+        expected = min(ahead + 2 * back, m * v)
+        instead = {
+            f"more than the {m * v} that it has": ahead + 2 * back if ahead + 2 * back > m * v else -1,
+            "the last of these is the forward of the first turn": expected + 1,
+            "the way of the gradient back to this rank is not counted": min(ahead + back, m * v),
+            f"the rank has {v} times {m} forwards, not {m}": min(ahead + 2 * back, m),
+        }
         if forwards != expected:
-            raise Wrong(f"rank {rank} of {p} warms up with {forwards} forwards, expected {expected}")
+            hint = next((f": {story}" for story, value in instead.items() if forwards == value), "")
+            raise Wrong(f"rank {rank} of {p} warms up with {forwards} forwards, expected {expected}{hint}")
 
 
 def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
@@ -158,6 +172,13 @@ def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
 def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """The bubble is (p - 1)/(v m + p - 1), messages are hidden and no more is held than in Megatron-LM's order."""
     schedule, (p, m, v) = expect_schedule(case, results), case.given[0]["sizes"].tolist()
+    for rank, row in enumerate(schedule.actions):
+        stages = range(rank, p * v, p)
+        for kind, order in (("F", stages), ("B", stages[::-1])):
+            expected = [f"{s}{kind}{k}" for first in range(0, m, p) for s in order for k in range(first, first + p)]
+            if (found := [str(action) for action in row if action.kind == kind]) != expected:
+                orders = (" ".join(each[: 2 * p + 1]) for each in (found, expected))
+                raise Wrong(f"rank {rank} does its {kind} in the order {' ..., expected '.join(orders)} ...")
     for forward, backward in ((1, 2), (0.7, 1.9)):
         found, expected = simulate(schedule, forward, backward).bubble, (p - 1) / (v * m + p - 1)
         if found > expected + 1e-9:
@@ -181,6 +202,10 @@ def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         held = max(accumulate({"F": 1, "W": -1, "B": -1}.get(action.kind, 0) for action in row))
         if held > p:
             raise Wrong(f"rank {rank} holds {held} microbatches whose F is done and whose W is not, expected {p}")
+        for kind in "FIW":
+            order = [action.microbatch for action in row if action.kind == kind]
+            if order != sorted(order):
+                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}")
     for forward, input, weight in ((1.0, 1.0, 1.0), (1.0, 1.2, 0.6)):
         most = (p - 1) * (forward + input - weight)
         idle = simulate(schedule, forward, input + weight, input, weight).idle
@@ -214,15 +239,21 @@ def judge_split(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     x = torch.tensor(given["x"], requires_grad=True)
     names = [name for name in given if name.startswith("weight")]
     weights = {name: torch.tensor(given[name], requires_grad=True) for name in names}
-    y = x
+    y, passed = x, [x]
     for weight in weights.values():
         y = torch.tanh(y @ weight.T)
+        y.retain_grad()
+        passed.append(y)
     y.backward(torch.tensor(given["gradient"]))
+    if result["changed"].any():
+        what = ("weights",) * len(names) + ("activations",) * len(passed) + ("gradient",)
+        raise Wrong(f"backward_for_inputs changes the {what[int(result['changed'].argmax())]} that it is given")
+    mistaken = known_mistakes(weights, passed)
     for name, leaf in {"x": x, **weights}.items():
         if name not in result:
             raise Wrong(f"backward_for_weights gave no gradient of {name}")
         assert leaf.grad is not None
-        expect_close(0, f"the gradient of {name}", result[name], leaf.grad.numpy())
+        expect_close(0, f"the gradient of {name}", result[name], leaf.grad.numpy(), instead=mistaken.get(name))
     halves = zip(("backward_for_inputs", "backward_for_weights"), result["work"].tolist(), strict=True)
     for half, found in halves:
         if found != len(names):
@@ -230,3 +261,21 @@ def judge_split(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     kept = sum(8 * len(given["x"]) * sum(weight.shape) for weight in weights.values())
     if result["kept"] != kept:
         raise Wrong(f"the pairs hold {result['kept']} bytes, expected {kept}: an input and a gradient for each layer")
+
+
+def known_mistakes(weights: dict[str, Tensor], passed: Sequence[Tensor]) -> dict[str, dict[str, Array]]:
+    """Return, by weight, what comes out if tanh's derivative is left out: of the pairs only, or everywhere."""
+    found, flowing = {}, passed[-1].grad
+    for number, (name, weight) in reversed(list(enumerate(weights.items()))):
+        x, gradient = passed[number].detach(), passed[number + 1].grad
+        assert gradient is not None and flowing is not None and weight.grad is not None
+        found[name] = {
+            "the pairs hold the gradient for tanh's result, not for what it was applied to": (gradient.T @ x).numpy(),
+            "tanh's derivative is left out": (flowing.T @ x).numpy(),
+            "x and the gradient change places": weight.grad.T.numpy(),
+        }
+        flowing = flowing @ weight.detach()
+        other = list(weights.values())[len(weights) - 1 - number].grad
+        if other is not None and other is not weight.grad:
+            found[name]["the pairs stand from the last layer to the first"] = other.numpy()
+    return found
