@@ -83,18 +83,24 @@ def save(folder: Path, step: int, pieces: Mapping[str, Piece], state: Mapping[st
     Whatever happens
     ----------------
     - A folder whose name begins with `step-` is complete, at every moment: the process may be killed at any of them.
-      So write to a folder of another name, `.unfinished-00000042`, and rename it when all is there.
+      So write to a folder of another name, `.unfinished-00000042`, and rename it when all ranks have written.
     - Earlier checkpoints stay as they are. Nothing is ever overwritten.
     - When the power fails, files that were renamed can still turn out empty: the system writes later than you do. So
-      every file has to be flushed with `os.fsync(descriptor)` after its last byte and before the rename.
-    - What killed runs left in `folder`, all that begins with `.unfinished`, is gone afterwards, and none of it gets
-      into the new checkpoint.
+      every file has to be flushed with `os.fsync(descriptor)` after its last byte and before the rename. What is in
+      Python's buffer has not been written yet: close the file first, or call its `flush()`.
+    - What killed runs left in `folder`, all files and folders that begin with `.unfinished`, is gone afterwards, and
+      none of it gets into the new checkpoint.
     - No rank returns before the checkpoint is there.
 
     Between ranks
     -------------
     `comm.barrier()` returns once every rank has called it. `comm.roll_call(x)` returns the list of every rank's x, by
     rank; x is small plain data such as names, shapes and numbers. Tensors are not sent.
+
+    Raises
+    ------
+    FileExistsError
+        On every rank, if there is a checkpoint of this step already. It stays as it is.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -127,7 +133,7 @@ def load(
     ------
     ValueError
         If a wanted tensor is not stored, or its pieces do not have each of its elements, whether wanted or not,
-        exactly once. Before anything is read.
+        exactly once. Before anything is read of any tensor.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -150,7 +156,8 @@ class Run(Protocol):
 def state_of(run: Run) -> tuple[dict[str, Array], dict[str, Any]]:
     """Task 4: return what has to be saved of a run: arrays by name, and the rest as plain data that JSON can hold.
 
-    The arrays are written while training goes on, so they must not change with the run.
+    The arrays are written while training goes on, which changes all of the run's arrays in place, `order` too. So they
+    must not be the run's own.
     `generator.bit_generator.state` is a dictionary of numbers and words that can be read and assigned.
     """
     raise NotImplementedError("task 4 is not started")

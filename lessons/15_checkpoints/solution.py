@@ -45,6 +45,8 @@ def pieces_to_write(tensors: Mapping[str, Any], dp: Communicator, tp: Communicat
 
 def save(folder: Path, step: int, held: Mapping[str, Any], state: Mapping[str, Any], comm: Communicator) -> None:
     """Begin, write, commit: as the trainer's writer does, which does it beside training."""
+    if comm.roll_call(store.final_of(folder, step).exists())[0]:
+        raise FileExistsError(f"{store.final_of(folder, step)} is there already and is not overwritten")
     if comm.rank == 0:
         store.begin(folder, step)
     comm.barrier()

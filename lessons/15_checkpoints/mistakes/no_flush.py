@@ -8,9 +8,11 @@ from solution import *  # noqa: F403
 
 def save(folder, step, pieces, state, comm):
     final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
+    if comm.roll_call(final.exists())[0]:
+        raise FileExistsError(f"{final} is there already")
     if comm.rank == 0:
         for remains in folder.glob(".unfinished*"):
-            shutil.rmtree(remains)
+            shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
         unfinished.mkdir(parents=True)
     comm.barrier()
     if pieces:
