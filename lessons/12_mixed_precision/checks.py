@@ -6,6 +6,7 @@ Bits and float8 numbers are compared with torch's own, exactly; masters with flo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -16,13 +17,14 @@ from minidist import Communicator
 from minidist.grade import contract
 from minidist.grade.contract import Array, Arrays, Case, Check, Draw, Note, Task, Wrong, expect_close, expect_equal
 
-BY_HAND = ("minidist.memory", "minidist.parallel")
+BY_HAND = ("minidist.memory", "minidist.parallel", "torch")
 ROUND = Task(1, "float32 to bfloat16", BY_HAND)
 SCALER = Task(2, "the loss scaler", BY_HAND)
 MASTERS = Task(3, "master weights", BY_HAND, imports=contract.BY_OPTIMIZERS)
 FLOAT8 = Task(4, "float8", BY_HAND)
 DELAYED = Task(5, "delayed scaling", BY_HAND)
 DRAWS = 4000  # roundings of each number at random
+COPIES = 1_000_000  # of a number that is a bfloat16 already, and is not to be moved once in 65,536 times
 INTERVAL, FIRST_SCALE, HISTORY = 3, 8.0, 3
 
 # ---------------------------------------------------------------- cases
@@ -73,7 +75,14 @@ def small_updates(rng: np.random.Generator) -> Arrays:
     """Weights near 1, and ten steps of scaled gradients, some of which are to be clipped."""
     sizes = np.array([0.2, 1, 3, 0.5, 6, 1, 0.1, 2, 1, 4])[:, None]
     gradients = rng.normal(size=(10, 7)) * sizes * 256
-    return {"weights": (1 + rng.random(7)).astype(np.float16), "gradients": gradients.astype(np.float16)}
+    how = {"scale": np.array(256.0), "rate": np.array(2.0**-12)}
+    return {"weights": (1 + rng.random(7)).astype(np.float16), "gradients": gradients.astype(np.float16), **how}
+
+
+def small_gradients(rng: np.random.Generator) -> Arrays:
+    """Draw the same with gradients that float16 does not have, but for their scale."""
+    given, how = small_updates(rng), {"scale": np.array(2.0**15), "rate": np.array(2.0**9)}
+    return {**given, "gradients": (given["gradients"] * np.float16(2.0**-14)).astype(np.float16), **how}
 
 
 def magnitudes(rng: np.random.Generator) -> Arrays:
@@ -100,8 +109,12 @@ def nearest(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
 
 def at_random(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1, at random, on many copies of each number."""
-    x = np.repeat(given["x"].astype(np.float32), DRAWS)
-    return {"bits": exercise.round_at_random(x, np.random.default_rng(int(given["seed"])))}
+    x, seed = np.repeat(given["x"].astype(np.float32), DRAWS), int(given["seed"])
+    random = np.random.default_rng(seed)
+    first, second = (exercise.round_at_random(x, random) for _ in range(2))
+    exact = exercise.round_at_random(np.repeat(given["x"][:1].astype(np.float32), COPIES), random)
+    again = exercise.round_at_random(x, np.random.default_rng(seed))
+    return {"bits": first, "second": second, "again": again, "exact": np.unique(exact)}
 
 
 def scaling(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -109,26 +122,31 @@ def scaling(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     scaler = exercise.LossScaler(comm, scale=FIRST_SCALE, interval=INTERVAL)
     skipped, scales = [], []
     for gradient in given["gradients"]:
-        skipped.append(bool(scaler.overflowed([gradient[:3].copy(), gradient[3:].reshape(5, 1).copy()])))
+        several = [
+            gradient[:3].copy(),
+            gradient[3:5].reshape(2, 1).copy(),
+            *(gradient[i : i + 1].copy() for i in (5, 6, 7)),
+        ]
+        skipped.append(bool(scaler.overflowed(several)))
         scaler.update(skipped[-1])
         scales.append(scaler.scale)
-    overflows = 0
+    scaler, last = exercise.LossScaler(comm, scale=8.0, backoff=0.25), [8.0]
     try:
-        for _ in range(20):
+        for _ in range(9):  # 8, 2, 1, and then it is not the scale's fault
             scaler.update(True)
-            overflows += 1
+            last.append(scaler.scale)
     except FloatingPointError:
-        pass
-    return {"skipped": skipped, "scales": scales, "overflows": overflows, "last": scaler.scale}
+        last.append(0.0)
+    return {"skipped": skipped, "scales": scales, "last": last}
 
 
 def descending(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 3 on two weights for ten steps."""
     weights = [given["weights"][:3].copy(), given["weights"][3:].reshape(2, 2).copy()]
-    optimizer, norms = exercise.MasterWeights(weights, rate=2.0**-12), []
+    optimizer, norms = exercise.MasterWeights(weights, rate=float(given["rate"])), []
     for gradient in given["gradients"]:
         several = [gradient[:3].copy(), gradient[3:].reshape(2, 2).copy()]
-        norms.append(float(optimizer.step(several, 256.0, 5.0)))
+        norms.append(float(optimizer.step(several, float(given["scale"]), 5.0)))
     masters = np.concatenate([master.ravel() for master in optimizer.masters])
     return {"norms": norms, "masters": masters, "weights": np.concatenate([weight.ravel() for weight in weights])}
 
@@ -171,6 +189,13 @@ def judge_random(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     """Each result is a neighbour, and as many are the upper one as there should be, within five deviations."""
     for given, result in zip(case.given, results, strict=True):
         bits = result["bits"].astype(np.uint32).reshape(len(given["x"]), DRAWS)
+        if np.array_equal(result["bits"], result["second"]):
+            raise Wrong("a second call with the same generator draws the numbers of the first: it is seeded anew")
+        if not np.array_equal(result["bits"], result["again"]):
+            raise Wrong("a generator of the same seed gives other numbers: draw from `random` and nothing else")
+        if result["exact"].tolist() != [int(np.float32(given["x"][0]).view(np.uint32)) >> 16]:
+            words = f"of {COPIES} times {given['x'][0]:g}, a bfloat16, some became another: the noise is too large"
+            raise Wrong(f"{words}, it ends at 0xFFFF")
         for x, row in zip(given["x"].astype(np.float32), bits, strict=True):
             below = int(x.view(np.uint32)) >> 16  # towards zero
             part = (int(x.view(np.uint32)) & 0xFFFF) / 65536
@@ -183,25 +208,48 @@ def judge_random(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
 
 def judge_scaling(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """All ranks skip the same steps, and find the same scales, for one small all-reduce a step."""
-    scale, good, scales = FIRST_SCALE, 0, []
     skipped = [
         not all(np.isfinite(given["gradients"][step]).all() for given in case.given)
         for step in range(len(case.given[0]["gradients"]))
     ]
-    for overflow in skipped:
-        good = 0 if overflow else good + 1
-        if overflow or good == INTERVAL:
-            scale, good = (scale / 2 if overflow else scale * 2), 0
-        scales.append(scale)
+    scales = scales_of(skipped)
     for rank, result in enumerate(results):
-        expect_equal(rank, "whether to skip, at step", result["skipped"], np.array(skipped))
-        expect_close(rank, "the scale after step", result["scales"], np.array(scales))
-        if result["last"] != 1 or result["overflows"] != (expected := int(np.log2(scale))):
+        own = [not np.isfinite(gradient).all() for gradient in case.given[rank]["gradients"]]
+        infinite = [
+            any(np.isinf(given["gradients"][step]).any() for given in case.given) for step in range(len(skipped))
+        ]
+        instead = {"a rank looks at its own gradients only": np.array(own), "only infinity counts": np.array(infinite)}
+        expect_equal(rank, "whether to skip, at step", result["skipped"], np.array(skipped), instead=instead)
+        instead = {
+            "good steps are counted on after an overflow": lambda: np.array(scales_of(skipped, anew=False)),
+            "the scale grows a step too late": lambda: np.array(scales_of(skipped, interval=INTERVAL + 1)),
+            "the scale grows a step too early": lambda: np.array(scales_of(skipped, interval=INTERVAL - 1)),
+            "the good steps before a growth count again": lambda: np.array(scales_of(skipped, after=False)),
+            "an overflow leaves the scale as it is": lambda: np.array(scales_of(skipped, backoff=1.0)),
+        }
+        expect_close(rank, "the scale after step", result["scales"], np.array(scales), instead=instead)
+        if (last := result["last"].tolist()) != [8.0, 2.0, 1.0, 0.0]:
+            words = ", ".join("FloatingPointError" if scale == 0 else f"{scale:g}" for scale in last)
+            why = "raised above 1" if last[-1] == 0 and last[-2] > 1 else "the scale stops at 1, and only there raises"
             raise Wrong(
-                f"rank {rank}: from scale {scale:g} on it took {int(result['overflows'])} overflows, down to "
-                f"{float(result['last']):g}, until FloatingPointError was raised, expected {expected}, down to 1"
+                f"rank {rank}: overflows with backoff 0.25 gave {words}, not 8, 2, 1, FloatingPointError: {why}"
             )
     expect_small(case, notes, len(skipped))
+
+
+def scales_of(
+    skipped: Sequence[bool], interval: int = INTERVAL, backoff: float = 0.5, anew: bool = True, after: bool = True
+) -> list[float]:
+    """Return the scale after each step; if not `anew` or `after`, good steps count on behind overflow or growth."""
+    scale, good, scales = FIRST_SCALE, 0, []
+    for overflow in skipped:
+        good = (0 if anew else good) if overflow else good + 1
+        if overflow:
+            scale *= backoff
+        elif good >= interval:
+            scale, good = scale * 2, 0 if after else good
+        scales.append(scale)
+    return scales
 
 
 def expect_small(case: Case, notes: Sequence[Note], times: int) -> None:
@@ -213,19 +261,66 @@ def expect_small(case: Case, notes: Sequence[Note], times: int) -> None:
         raise Wrong(f"{len(sent)} messages were sent, expected at most {most}: one all-reduce a step")
 
 
+def descended(given: Arrays, how: str = "") -> tuple[Array, Array]:
+    """Return the norms and the masters in float64; `how` is what goes wrong."""
+    masters, norms, scale = given["weights"].astype(np.float64), [], float(given["scale"])
+    for gradient in given["gradients"]:
+        wide = gradient.astype(np.float64) / scale
+        if how == "in float16":
+            with np.errstate(over="ignore"):
+                wide = (gradient / np.float16(scale)).astype(np.float64)
+        norm = np.linalg.norm(wide)
+        factor = min(1.0, 5 / norm) if norm else 1.0
+        if how == "clips what is scaled":
+            factor = min(1.0, 5 / np.linalg.norm(wide * scale))
+        elif how == "clips each alone":
+            factor = np.repeat([min(1, 5 / np.linalg.norm(part)) for part in (wide[:3], wide[3:])], (3, 4))
+        elif how == "does not clip":
+            factor = 1.0
+        step = float(given["rate"]) * wide * factor
+        masters = (masters - step).astype(np.float16).astype(np.float64) if how == "rounds" else masters - step
+        norms.append(norm * (factor if how == "the clipped norm" else 1) * (scale if how == "the scaled norm" else 1))
+    return np.array(norms), masters
+
+
+def wrongly(given: Arrays, how: str, which: int) -> Array:
+    """Return the norms, or what masters moved by, if something goes wrong."""
+    return descended(given, how)[which] - (given["weights"] if which else 0)
+
+
 def judge_descending(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Masters follow float64; weights are the masters, rounded."""
     for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
-        masters, norms = given["weights"].astype(np.float64), []
-        for gradient in given["gradients"].astype(np.float64) / 256:
-            norms.append(np.linalg.norm(gradient))
-            masters -= 2.0**-12 * gradient * min(1, 5 / norms[-1])
-        expect_close(rank, "the norm at step", result["norms"], np.array(norms), 1e-5)
+        norms, masters = descended(given)
+        wrongs = {
+            "gradients are unscaled in float16": "in float16",
+            "the norm is compared with the limit before unscaling": "clips what is scaled",
+            "each gradient is clipped by its own norm": "clips each alone",
+            "nothing is clipped": "does not clip",
+            "the masters are rounded to float16 at each step": "rounds",
+            "the norm is that after clipping": "the clipped norm",
+            "the norm is that of the scaled gradients": "the scaled norm",
+        }
+        expect_close(
+            rank,
+            "the norm at step",
+            result["norms"],
+            norms,
+            1e-5,
+            instead={clause: partial(wrongly, given, how, 0) for clause, how in wrongs.items()},
+        )
         if result["masters"].dtype != np.float32:
             raise Wrong(f"rank {rank}: the masters are {result['masters'].dtype}, expected float32")
-        moved = masters - given["weights"]
-        expect_close(rank, "what masters moved by", result["masters"] - given["weights"], moved, 1e-3)
-        expect_equal(rank, "weight", result["weights"], result["masters"].astype(np.float16))
+        expect_close(
+            rank,
+            "what masters moved by",
+            result["masters"] - given["weights"],
+            masters - given["weights"],
+            1e-3,
+            instead={clause: partial(wrongly, given, how, 1) for clause, how in wrongs.items()},
+        )
+        instead = {"the model's own weights are left as they were": given["weights"]}
+        expect_equal(rank, "weight", result["weights"], result["masters"].astype(np.float16), instead=instead)
 
 
 def judge_quantizing(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -277,7 +372,15 @@ CHECKS = [
     Check(SCALER, "one rank", 3, overflows(1, 14), scaling, judge_scaling),
     Check(SCALER, "under mpirun", 2, overflows(2, 14), scaling, judge_scaling, wire="mpi"),
     Check(
-        MASTERS, "remembers small updates", 12, each_rank(small_updates, 2, "ten steps"), descending, judge_descending
+        MASTERS, "remembers small updates", 8, each_rank(small_updates, 2, "ten steps"), descending, judge_descending
+    ),
+    Check(
+        MASTERS,
+        "small gradients, a large scale",
+        4,
+        each_rank(small_gradients, 1, "ten steps, scale 2^15"),
+        descending,
+        judge_descending,
     ),
     Check(
         MASTERS, "under mpirun", 2, each_rank(small_updates, 2, "ten steps"), descending, judge_descending, wire="mpi"

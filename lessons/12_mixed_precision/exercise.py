@@ -12,7 +12,7 @@ Fill in the functions and classes; their docstrings are the contract. You need n
                                            the array has at least one dimension
 
 numpy has float16; it has neither bfloat16 nor float8, whose numbers you make from float32 yourself. `minidist.memory`
-and torch's own conversions are what you are building: calling the former scores nothing.
+and torch's conversions are what you are building: calling anything of `minidist.memory` or of torch scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 12             points, and what is still wrong
@@ -55,7 +55,8 @@ def round_at_random(x: Array, random: np.random.Generator) -> Array:
     x : float32 array
         Finite, and smaller than 1e38 in magnitude.
     random
-        What to draw from, as in `random.integers(...)`: an independent number for each element.
+        What to draw from, as in `random.integers(...)`: an independent number for each element. Seed nothing: the next
+        call goes on drawing where this one ended.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -68,8 +69,8 @@ class LossScaler:
     comm : Communicator
         All ranks that train together.
     scale, growth, backoff, interval
-        The scale at first; what it is multiplied by after `interval` good steps in a row since it last changed; and
-        what after an overflow.
+        `scale`, at least 1, is the first one. After `interval` good steps in a row since it last changed it is
+        multiplied by `growth`; after an overflow, by `backoff`.
 
     Attributes
     ----------
@@ -92,12 +93,12 @@ class LossScaler:
     def overflowed(self, gradients: Sequence[Array]) -> bool:
         """Tell whether on any rank any element of any of its `gradients` (float16) is infinite or not a number.
 
-        The same answer on every rank, for one all-reduce of one number.
+        The same answer on every rank, for one all-reduce of one number, however many gradients there are.
         """
         raise NotImplementedError("task 2 is not started")
 
     def update(self, overflow: bool) -> None:
-        """Choose the scale of the next step. It is never smaller than 1.
+        """Choose the scale of the next step. What would become smaller than 1 becomes 1.
 
         Raises
         ------
@@ -134,7 +135,8 @@ class MasterWeights:
         Parameters
         ----------
         gradients : sequence of float16 arrays
-            Of the loss times `scale`, one for each weight; all finite. They must stay as they are.
+            Of the loss times `scale`, one for each weight; all finite. They must stay as they are. Unscale in float32:
+            what is small once it is unscaled, float16 does not have.
         limit : float
             If the joint norm of all unscaled gradients is larger, all are multiplied by limit / norm. Compute in
             float32: a square of a float16 is easily more than 65504.
@@ -185,7 +187,8 @@ class DelayedScale:
         """Return `quantize(x, scale)` and the scale. No messages.
 
         The scale is `scale_for` the largest amax of the last `history` steps, over all ranks. The present `x` has no
-        part in it, except before the first `update`, when there is no past: then it is this rank's own amax of `x`.
+        part in it, except before the first `update`, when there is no past: then it is this rank's own amax of this
+        `x`. No amax is 0.
         The magnitudes of `x` are remembered for `update`; `cast` may be called several times in a step.
         """
         raise NotImplementedError("task 5 is not started")

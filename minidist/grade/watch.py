@@ -71,8 +71,10 @@ class Watch:
         with self.switching:
             sys.setprofile(calls)
 
-    def profile(self, frame: FrameType, event: str, _: object) -> None:
+    def profile(self, frame: FrameType, event: str, what: Any) -> None:
         """Look at a call: the function for `sys.setprofile`."""
+        if event == "c_call" and frame.f_code.co_filename == self.exercise:
+            self.called(library_of(what), frame)
         if event != "call":
             return
         code, caller = frame.f_code, frame.f_back
@@ -189,6 +191,14 @@ class Watch:
 def module_of(frame: FrameType) -> str:
     """Return the name of the module whose globals a frame uses."""
     return str(frame.f_globals.get("__name__", ""))
+
+
+def library_of(function: Any) -> str:
+    """Return the name of the module that a function in C, or the type it is a method of, belongs to."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, ModuleType):
+        return str(function.__module__)
+    return (owner if isinstance(owner, type) else type(owner)).__module__
 
 
 class Handed(ModuleType):
