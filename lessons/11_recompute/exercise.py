@@ -44,7 +44,8 @@ def account(plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Se
 
 def best_length(layers: int, input_bytes: int, saved_bytes: int) -> int:
     """Task 1b: return the length k, from 1 to `layers`, for which k * saved_bytes + ceil(layers/k) * input_bytes is
-    smallest; of several the smallest k. That is the peak of equal blocks in segments of k, gradient included.
+    smallest; of several the smallest k. That is the peak of equal blocks in segments of k, and for the gradient
+    of a block's output, which `account` leaves out, the bytes of one input more.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -52,10 +53,11 @@ def best_length(layers: int, input_bytes: int, saved_bytes: int) -> int:
 def checkpoint(block: nn.Module, x: Tensor) -> Tensor:
     """Task 2: return `block(x)`, and compute it again in backward.
 
-    Held between forward and backward: `x` itself and no other activation, not even a copy of `x`; nothing after it.
+    Held between forward and backward: `x` itself and no other activation, not even a copy of `x`. After backward
+    nothing is held, even while the caller still has what you returned.
     Calls of `block`: one in forward, one more in backward.
     Gradients: of `x`, if it needs one, and of those parameters of `block` that need one, also if `x` needs none (as in
-    the first block of a network). They arrive as they do without a checkpoint: added to `.grad`.
+    the first block of a network). They arrive as they do without a checkpoint: added to what `.grad` holds.
     Without gradients (`torch.no_grad()`): `block(x)`, called once.
 
     Hints. What an `autograd.Function` does in its `forward` is not recorded, so it saves nothing. Its `backward` is
@@ -102,9 +104,10 @@ def checkpoint_between(parts: Sequence[tuple[nn.Module, bool]], x: Tensor) -> Te
     Parameters
     ----------
     parts
-        (module, whether it communicates in its forward). A module maps one tensor to one.
+        (module, whether it communicates, in its forward or its backward). A module maps one tensor to one.
 
-    Neighbours that do not communicate form *one* segment, of which the input is kept (task 2). A part that
+    Neighbours that do not communicate form *one* segment, of which the input is kept (task 2), also those before the
+    first part that communicates and those behind the last. A part that
     communicates runs once, and is not computed again; what it returns may be kept.
     """
     raise NotImplementedError("task 5 is not started")

@@ -40,6 +40,19 @@ class Part(nn.Module):
         return tensor
 
 
+def kept_by(y: Tensor) -> list[Tensor]:
+    """Return the activations that an answer's own functions in the graph of `y` keep."""
+    found: list[Tensor] = []
+    nodes = [y.grad_fn]
+    for node in nodes:
+        values = [*getattr(node, "saved_tensors", ()), *getattr(node, "__dict__", {}).values()]
+        for value in values:
+            several = value if isinstance(value, list | tuple) else (value,)
+            found += [each for each in several if isinstance(each, Tensor) and each.is_floating_point()]
+        nodes += [after for after, _ in getattr(node, "next_functions", ()) if after not in nodes]
+    return [tensor for tensor in found if not isinstance(tensor, nn.Parameter)]
+
+
 def watch(parts: Sequence[Part]) -> list[tuple[int, int]]:
     """Return for each part how often it was called, and the bytes of what it computed inside that are alive."""
     if any(not made.expired() for part in parts for made, _ in part.made):
@@ -102,25 +115,41 @@ def run_chain(
     function = partial(residual, generator=generator if random else None)
     parts = [Part(function, up, down) for up, down in given["weights"]]
     parts[0].matrices[1].requires_grad_(not frozen)
-    y = x = torch.from_numpy(given["x"].copy()).requires_grad_(needs)
+    x = torch.from_numpy(given["x"].copy()).requires_grad_(needs)
+    begin_gradients([x, *(matrix for part in parts for matrix in part.matrices)])
+    inputs, y = [], x + 0.0  # x itself we hold, so whether somebody else does shows in this one only
     for part in parts:
+        inputs.append(StorageWeakRef(y.untyped_storage()))
         y = exercise.checkpoint_random(part, y, generator) if random else exercise.checkpoint(part, y)
+    copies = sum(each.nbytes for each in kept_by(y) if StorageWeakRef(each.untyped_storage()) not in inputs)
     found = forward_and_backward(parts, x, y, lambda: torch.rand(3, generator=generator).numpy())
+    if any(not each.expired() for each in inputs):
+        gc.collect()
+    found |= {"copies": copies, "inputs left": [not each.expired() for each in inputs]}
     alone = Part(residual, *given["weights"][0])
     with torch.no_grad():
         exercise.checkpoint(alone, x)
     return found | {"quiet": alone.calls}
 
 
+def begin_gradients(tensors: Sequence[Tensor]) -> None:
+    """Let there be a gradient of ones already, of an earlier microbatch."""
+    for tensor in tensors:
+        tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
+
+
 def run_between(exercise: Any, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5 on this rank's rows of pairs of matrices: tensor-parallel regions."""
+    """Run task 5 on this rank's rows of pairs of matrices: tensor-parallel regions, and a silent tail."""
     enter, leave = (lambda note, x: copy_to(x, comm)), (lambda note, x: reduce_from(x, comm))
     parts = []
     for whole in given["weights"]:
         up, down = (np.array_split(matrix, comm.size)[comm.rank] for matrix in whole)
         bend, flat = (lambda note, x, up: note(torch.tanh(note(x @ up.T)))), (lambda note, x, down: note(x @ down))
         parts += [(Part(enter), True), (Part(bend, up), False), (Part(flat, down), False), (Part(leave), True)]
+    up, down = given["weights"][0]
+    parts += [(Part(bend, up), False), (Part(lambda note, x, down: x @ down, down), False)]
     x = torch.from_numpy(given["x"].copy()).requires_grad_()
+    begin_gradients([x, *(matrix for part, _ in parts for matrix in part.matrices)])
     y = exercise.checkpoint_between(parts, x)
     return forward_and_backward([part for part, _ in parts], x, y) | {"sent": comm.traffic.messages_sent}
 
@@ -150,12 +179,21 @@ def judge_account(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     for marks, found in zip(given["marks"].tolist(), results[0]["found"].tolist(), strict=True):
         expected = follow(plan_of(marks), given)
         if tuple(found) != expected:
-            raise Wrong(f"account of {plan_of(marks)} is {tuple(found)} (bytes, seconds), expected {expected}")
+            asked, given_lists = plan_of(marks), {name: given[name].tolist() for name in ("inputs", "saved", "seconds")}
+            says = f"account of {asked} is {tuple(found)} (bytes, seconds), expected {expected}, with {given_lists}"
+            for clause, peak in wrong_peaks(asked, given).items():
+                if found[0] == peak:
+                    raise Wrong(f"{says}: this is what comes out if {clause}")
+            raise Wrong(says)
     count = len(given["inputs"])
     for (kept, saved), length in zip(given["sizes"].tolist(), results[0]["lengths"].tolist(), strict=True):
         peaks = [k * saved + -(-count // k) * kept for k in range(1, count + 1)]
         if length != (expected := peaks.index(min(peaks)) + 1):
-            raise Wrong(f"best_length({count}, {kept}, {saved}) is {length}, expected {expected}")
+            floor = [k * saved + count // k * kept for k in range(1, count + 1)]
+            why = ": of several the smallest k" if 0 < length <= count and peaks[int(length) - 1] == min(peaks) else ""
+            if not why and length == floor.index(min(floor)) + 1:
+                why = ": layers/k is to be rounded up, a last shorter segment has an input, too"
+            raise Wrong(f"best_length({count}, {kept}, {saved}) is {length}, expected {expected}{why}")
 
 
 def judge_plan(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -172,13 +210,24 @@ def judge_plan(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         peak, seconds = follow(plan_of((rows[:, 1] + 1) * rows[:, 2]), given)
         if peak > budget or seconds != best:
             wanted = "a ValueError" if best is None else f"{best} seconds"
-            raise Wrong(f"budget {budget}: the plan takes {peak} bytes and {seconds} seconds again, expected {wanted}")
+            why = "which is more" if peak > budget else "which fits, but recomputes more than it has to"
+            says = f"budget {budget}: the plan {plan_of((rows[:, 1] + 1) * rows[:, 2])} takes {peak} bytes, {why}: "
+            raise Wrong(says + f"{seconds} seconds again, expected {wanted}")
 
 
 def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note], **how: bool) -> None:
     """Compare with the stored run."""
     for rank, (given, found) in enumerate(zip(case.given, results, strict=True)):
+        if any(left := found["inputs left"].tolist()):
+            words = (
+                f"rank {rank}: after backward the inputs of blocks {np.flatnonzero(left).tolist()} are still held, as "
+            )
+            raise Wrong(words + "long as somebody has the result: keep x by ctx.save_for_backward, which lets it go")
         compare(rank, found, run_chain(Stored(), None, given, **how), [2] * len(given["weights"]))
+        if copies := int(found["copies"]):
+            raise Wrong(
+                f"rank {rank}: after forward {copies} bytes are held besides x, a copy of it or y: keep x itself"
+            )
         if found["quiet"] != 1:
             raise Wrong(f"rank {rank}: without gradients the block was called {found['quiet']} times, expected 1")
 
@@ -187,7 +236,7 @@ def judge_between(case: Case, results: Sequence[Arrays], notes: Sequence[Note], 
     """Compare with the stored run, whose messages are those that are needed."""
     expected = minidist.run(lambda comm: run_between(Stored(), comm, case.given[comm.rank]), case.ranks)
     for rank, found in enumerate(results):
-        compare(rank, found, expected[rank], [1, 2, 2, 1] * len(case.given[rank]["weights"]))
+        compare(rank, found, expected[rank], [1, 2, 2, 1] * len(case.given[rank]["weights"]) + [2, 2])
         if counted and (sent := len(sent_by(rank, notes))) != (needed := expected[rank]["sent"]):
             raise Wrong(f"rank {rank} sent {sent} messages, expected {needed}, as without recomputing")
 
@@ -199,7 +248,16 @@ def compare(rank: int, found: Arrays, expected: dict[str, Any], calls: list[int]
             value = np.asarray(value)
             if found[name].size != value.size and not found[name].size * value.size:
                 raise Wrong(f"rank {rank}: {name} is {'None' if value.size else 'there, but it is frozen'}")
-            expect_close(rank, name, found[name], value, 1e-12)
+            instead = (
+                {}
+                if "gradient" not in name
+                else {
+                    "it is not added to what .grad held, which is overwritten": value - 1,
+                    "it is added to .grad twice: by the answer itself, and as what backward returns": 2 * value - 1,
+                    "no gradient arrives there": np.ones_like(value),
+                }
+            )
+            expect_close(rank, name, found[name], value, 1e-12, instead=instead)
     for when, each in (("forward", [1] * len(calls)), ("backward", calls)):
         if (called := found[when][:, 0].tolist()) != each:
             raise Wrong(f"rank {rank}: after {when} the parts were called {called} times in all, expected {each}")
@@ -221,6 +279,22 @@ def follow(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> tuple[int, f
     left = [given["inputs"][blocks[0]] if again else given["saved"][blocks[0]] for blocks, again in parts]
     full = [sum(left[:number]) + given["saved"][list(blocks)].sum() for number, (blocks, _) in enumerate(parts)]
     return int(max(full)), float(sum(given["seconds"][list(blocks)].sum() for blocks, again in parts if again))
+
+
+def wrong_peaks(plan: Sequence[int | tuple[int, ...]], given: Arrays) -> dict[str, int]:
+    """Return the peaks that known mistakes give."""
+    inputs, saved = given["inputs"], given["saved"]
+    parts = [(part, True) if isinstance(part, tuple) else ((part,), False) for part in plan]
+    left = [int(inputs[blocks[0]] if again else saved[blocks[0]]) for blocks, again in parts]
+    own = [int(saved[list(blocks)].sum()) for blocks, _ in parts]
+    twice = [sum(left[: i + again]) + own[i] for i, (_, again) in enumerate(parts)]
+    extra = [own[i] - left[i] for i in range(len(parts))]
+    return {
+        "a segment's own input counts twice": max(twice),
+        "what later parts left is still held in backward": sum(left) + max(extra),
+        "nothing is recomputed": int(saved.sum()),
+        "what a segment computes again is forgotten": sum(left),
+    }
 
 
 def least_seconds(given: Arrays, budget: int) -> float | None:

@@ -1,0 +1,25 @@
+# task 2: keeps a copy of x, not x itself.
+import torch
+from solution import *  # noqa: F403
+
+
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block, x, *parameters):
+        ctx.block = block
+        ctx.save_for_backward(x.clone(), *parameters)
+        return block(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        kept, *parameters = ctx.saved_tensors
+        x = kept.detach().requires_grad_(ctx.needs_input_grad[1])
+        with torch.enable_grad():
+            y = ctx.block(x)
+        wanted = [tensor for tensor in (x, *parameters) if tensor.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, gradient))
+        return None, *(next(found) if tensor.requires_grad else None for tensor in (x, *parameters))
+
+
+def checkpoint(block, x):
+    return Again.apply(block, x, *block.parameters()) if torch.is_grad_enabled() else block(x)
