@@ -81,12 +81,21 @@ def norm_of(values: Any) -> float:
     return float(sum((part**2).sum() for part in once) ** 0.5)
 
 
-def machine(rng: np.random.Generator, ranks: int, per_node: int, inside: float, across: float) -> Case:
-    """Draw a model for a cluster with these bandwidths, in GB/s."""
+def machine(
+    rng: np.random.Generator, ranks: int, per_node: int, inside: float, across: float, sequences: int = 0
+) -> Case:
+    """Draw a model for a cluster with these bandwidths, in GB/s.
+
+    With one or two `sequences` the memory is just enough for four stages of two ranks each, with more for anything.
+    """
     hidden, layers = 128 * int(rng.integers(8, 25)), int(rng.choice([8, 12, 16, 24]))
     model = [layers, hidden, 64 * (hidden // 24), 8, 2048, int(rng.choice([16, 32, 48]))]
     states = 16 * layers * (4 * hidden**2 + 3 * hidden * model[2])
     memory = states / rng.uniform(1.2, 4) + 20 * layers * 2048 * hidden
+    if sequences:
+        model[5] = sequences
+        memory = states / 8 + min(4, sequences) * (layers // 4) * 34 * 2048 * hidden / 2
+        memory = memory if sequences < 3 else 1e15
     given = {"model": np.array(model), "ranks": np.array([ranks, per_node])}
     given["machine"] = np.array([inside * 1e9, across * 1e9, memory, rng.uniform(1e14, 4e14)])
     return Case((given,), f"{ranks} ranks, {per_node} a node")
@@ -120,8 +129,9 @@ def trained(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     blocks = [(torch.tensor(up), torch.tensor(down)) for up, down in zip(ups, downs, strict=True)]
     x, targets = torch.tensor(given["x"]), torch.tensor(given["targets"])
     losses = [float(exercise.train_step(blocks, x, targets, float(given["rate"]), mesh.dp, mesh.tp)) for _ in range(2)]
+    left = any(tensor.requires_grad for block in blocks for tensor in block)
     ups, downs = (torch.stack(values).detach().numpy() for values in zip(*blocks, strict=True))
-    return {"losses": losses, "ups": ups, "downs": downs}
+    return {"losses": losses, "ups": ups, "downs": downs, "left": left}
 
 
 def clipped(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -129,8 +139,9 @@ def clipped(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     mesh = Mesh(comm, Layout(**named(given["sizes"])))
     kinds = zip(given["values"], KINDS, strict=True)
     mine = [SimpleNamespace(values=values.copy(), cut=cut, tied=tied) for values, (cut, tied) in kinds]
+    given_arrays = [gradient.values for gradient in mine]
     norm = exercise.clip(mine, float(given["limit"]), mesh.tp, mesh.pp)
-    return {"norm": float(norm), "values": np.stack([gradient.values for gradient in mine])}
+    return {"norm": float(norm), "values": np.stack(given_arrays)}
 
 
 def chosen(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -166,6 +177,9 @@ def judge_placed(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                 raise Wrong(f"group({axis!r}, {asked}) is {members}, expected {groups[rank]}")
             if (members := result[f"communicator {axis}"].tolist()) != groups[rank]:
                 raise Wrong(f"rank {rank}: the communicator along {axis} has {members}, expected {groups[rank]}")
+    splits = sum(note.kind == "split" for note in notes)
+    if splits > len(results) * len(sizes):
+        raise Wrong(f"{splits} splits for {len(results) * len(sizes)} communicators: each calls comm.split once")
     if sent := [note for note in notes if note.kind == "send" and note.line]:
         raise Wrong(f"rank {sent[0].rank} sent a message to make a communicator ({sent[0].line}), expected none")
 
@@ -180,6 +194,33 @@ def bytes_along(dp: int, pp: int, tp: int, stage: int, model: Sequence[int]) -> 
     return {"dp": 2 * (dp - 1) * held * itemsize // dp, "pp": crossings * activation, "tp": along_tp}
 
 
+def miscounted(dp: int, pp: int, tp: int, stage: int, model: Sequence[int]) -> dict[str, dict[str, int]]:
+    """Return what known mistakes give along each axis."""
+    layers, hidden, intermediate, tokens, microbatches, itemsize = model
+    right, activation = bytes_along(dp, pp, tp, stage, model), tokens * hidden * itemsize
+    matrices, mine, ring = 4 * hidden**2 + 3 * hidden * intermediate, layers // pp, 2 * (dp - 1) * itemsize
+    return {
+        "dp": {
+            "gradients are reduced in every microbatch": right["dp"] * microbatches,
+            "the norms are cut along tp": ring * mine * (matrices + 2 * hidden) // tp // dp,
+            "the norms are forgotten": ring * mine * (matrices // tp) // dp,
+            "tp does not cut the matrices": ring * mine * (matrices + 2 * hidden) // dp,
+            "every rank holds the whole model": ring * layers * (matrices + 2 * hidden) // dp,
+            "an all-reduce sends the buffer (P - 1)/P times": right["dp"] // 2,
+        },
+        "pp": {
+            "every stage sends both ways": 2 * microbatches * activation * (pp > 1),
+            "every stage sends one way": microbatches * activation * (pp > 1),
+            "one microbatch crosses in a step": right["pp"] // microbatches,
+        },
+        "tp": {
+            "there are two places a layer, not four": right["tp"] // 2,
+            "every rank has all layers": right["tp"] * pp,
+            "there is one microbatch": right["tp"] // microbatches,
+        },
+    }
+
+
 def judge_counted(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Each axis of each stage."""
     sizes, model = case.given[0]["sizes"].tolist(), case.given[0]["model"].tolist()
@@ -187,7 +228,11 @@ def judge_counted(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         for (axis, expected), found in zip(bytes_along(*sizes, stage, model).items(), answer, strict=True):
             if found != expected:
                 asked = f"bytes_per_step({named(sizes)}, {stage}, **{dict(zip(SIZES, model, strict=True))})"
-                raise Wrong(f"{asked} says {found} along {axis}, expected {expected}")
+                says = f"{asked} says {found} along {axis}, expected {expected}"
+                for clause, value in miscounted(*sizes, stage, model)[axis].items():
+                    if found == value:
+                        raise Wrong(f"{says}: this is what comes out if {clause}")
+                raise Wrong(says)
 
 
 def serial_step(given: Arrays, x: Any, targets: Any, ups: Any, downs: Any) -> float:
@@ -213,6 +258,8 @@ def judge_trained(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         expect_close(rank, "the loss of step", result["losses"], losses)
         expect_close(rank, "up of block", result["ups"], np.split(ups, tp, axis=2)[rank % tp])
         expect_close(rank, "down of block", result["downs"], np.split(downs, tp, axis=1)[rank % tp])
+        if result["left"]:
+            raise Wrong(f"rank {rank}: blocks require gradients after the step, and did not before it")
     groups, held = groups_of([dp, tp]), (ups.size + downs.size) // tp
     places = {"dp": (dp, [held, 1]), "tp": (tp, [len(first["x"]) * ups.shape[1]] * (2 * len(ups) - 1))}
     for rank, (axis, (ranks, buffers)) in product(range(dp * tp), places.items()):
@@ -230,7 +277,8 @@ def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     scale = limit / (norm + 1e-6) if norm > limit else 1.0
     for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
         expect_close(rank, "the norm", result["norm"], np.array(norm))
-        expect_close(rank, "the gradient of each kind", result["values"], scale * given["values"])
+        values = scale * given["values"]
+        expect_close(rank, "the array given, of kind", result["values"], values, before=given["values"])
         found, most = sum(note.bytes for note in notes if note.rank == rank), 8 * (pp + tp - 2)
         if found > most:
             raise Wrong(f"rank {rank} sent {found} bytes, expected no more than {most}: a number along each axis")
@@ -241,15 +289,35 @@ def judge_chosen(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     expected = all_that_fit(case.given[0])
     found = {tuple(map(int, row[:3])): float(row[3]) for row in results[0]["layouts"].reshape(-1, 4)}
     for layout in sorted(expected.keys() ^ found.keys()):
-        what = "is missing, but fits" if layout in expected else "does not fit, or is not possible"
-        raise Wrong(f"the layout (dp, pp, tp) = {layout} {what}")
+        (dp, pp, tp), (ranks, _) = layout, case.given[0]["ranks"].tolist()
+        layers, _, _, heads, _, sequences = case.given[0]["model"].tolist()
+        why = "needs more than the memory"
+        if dp * pp * tp != ranks or layers % pp or heads % tp or sequences % dp:
+            why = f"is not possible: {ranks} ranks, {layers} layers, {heads} heads, {sequences} sequences do not divide"
+        what = f"is missing, but fits: with m = {sequences / dp:g}, min(pp, m) microbatches are under way"
+        raise Wrong(f"the layout (dp, pp, tp) = {layout} {what if layout in expected else why}")
     for layout, seconds in expected.items():
         if not abs(found[layout] - seconds) <= 1e-6 * seconds:
-            raise Wrong(f"a step of (dp, pp, tp) = {layout} takes {found[layout]:.6g} s, expected {seconds:.6g} s")
+            says = f"a step of (dp, pp, tp) = {layout} takes {found[layout]:.6g} s, expected {seconds:.6g} s"
+            for how, clause in SLIPS.items():
+                if abs(all_that_fit(case.given[0], how)[layout] - found[layout]) <= 1e-6 * seconds:
+                    says += f": this is what comes out if {clause}"
+                    break
+            raise Wrong(says)
 
 
-def all_that_fit(given: Arrays) -> dict[tuple[int, int, int], float]:
-    """Return the seconds of a step of every layout that fits."""
+SLIPS = {
+    "rank 0": "the link is that of rank 0's group alone",
+    "first stage": "the bytes are those of the first stage",
+    "stretches all": "the bubble stretches pp and dp as well",
+    "across": "all links are taken for those across nodes",
+    "inside": "all links are taken for those inside a node",
+    "no bubble": "there is no bubble",
+}
+
+
+def all_that_fit(given: Arrays, how: str = "") -> dict[tuple[int, int, int], float]:
+    """Return the seconds of a step of every layout that fits; `how` is one of `SLIPS`."""
     layers, hidden, intermediate, heads, sequence, sequences = given["model"].tolist()
     (inside, across, memory, flops), (ranks, per_node) = given["machine"].tolist(), given["ranks"].tolist()
     matrices, found = layers * (4 * hidden**2 + 3 * hidden * intermediate), {}
@@ -261,11 +329,15 @@ def all_that_fit(given: Arrays) -> dict[tuple[int, int, int], float]:
         if 16 * matrices / (pp * tp) + min(pp, m) * (layers // pp) * 34 * sequence * hidden / tp > memory:
             continue
         model = (layers, hidden, intermediate, sequence, m, 2)
-        seconds = bytes_along(dp, pp, tp, 1 if pp > 2 else 0, model)
+        seconds = bytes_along(dp, pp, tp, 1 if pp > 2 and how != "first stage" else 0, model)
         for axis, groups in groups_of([dp, pp, tp]).items():
-            near = all(group[0] // per_node == group[-1] // per_node for group in groups)
+            several = groups[:1] if how == "rank 0" else groups
+            near = all(group[0] // per_node == group[-1] // per_node for group in several)
+            near = how == "inside" or (near and how != "across")
             seconds[axis] /= inside if near else across
-        found[dp, pp, tp] = (compute + seconds["tp"]) * (m + pp - 1) / m + seconds["pp"] + seconds["dp"]
+        stretch, rest = 1.0 if how == "no bubble" else (m + pp - 1) / m, seconds["pp"] + seconds["dp"]
+        rest *= stretch if how == "stretches all" else 1.0
+        found[dp, pp, tp] = (compute + seconds["tp"]) * stretch + rest
     return found
 
 
@@ -282,7 +354,14 @@ CHECKS = [
     Check(NORM, "both axes", 6, each(gradients, (2, 2, 0.5)), clipped, judge_clipped),
     Check(NORM, "a limit that is not reached", 3, each(gradients, (2, 2, 2.0)), clipped, judge_clipped),
     Check(NORM, "the same under mpirun", 3, each(gradients, (1, 2, 0.5)), clipped, judge_clipped, wire="mpi"),
-    Check(CHOICE, "all that fit", 8, each(machine, (8, 4, 450, 50), (16, 8, 300, 6)), chosen, judge_chosen),
+    Check(
+        CHOICE,
+        "all that fit",
+        8,
+        each(machine, (8, 4, 450, 50), (16, 8, 300, 6), (8, 6, 450, 50, 2)),
+        chosen,
+        judge_chosen,
+    ),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -292,5 +371,13 @@ CHECKS += [
     Check(BYTES, "other models", 8, each(question, (8, 1, 2), (2, 5, 8)), counted, judge_counted, hidden=True),
     Check(STEP, "other sizes", 6, each(training, (2, 2, 3), (4, 2, 2)), trained, judge_trained, hidden=True),
     Check(NORM, "other gradients", 4, each(gradients, (2, 2, 0.9)), clipped, judge_clipped, hidden=True),
-    Check(CHOICE, "others", 8, each(machine, (8, 2, 450, 25), (16, 16, 450, 1)), chosen, judge_chosen, hidden=True),
+    Check(
+        CHOICE,
+        "others",
+        8,
+        each(machine, (8, 2, 450, 25), (16, 16, 450, 1), (8, 6, 300, 6, 6)),
+        chosen,
+        judge_chosen,
+        hidden=True,
+    ),
 ]

@@ -200,8 +200,9 @@ def layouts_that_fit(
 ) -> dict[tuple[int, int, int], float]:
     """Task 5: return the seconds of a step for every layout (dp, pp, tp) of so many ranks that fits.
 
-    A layout is possible if dp * pp * tp = ranks, pp divides the layers, tp divides the heads, and dp divides the
-    sequences of a batch. Microbatches have one sequence: there are m = sequences / dp of them.
+    A layout (dp outermost, tp innermost) is possible if dp * pp * tp = ranks, pp divides the layers, tp divides the
+    heads, and dp divides the sequences of a batch. (What tp divides the heads of, it divides `intermediate` of, too.)
+    Microbatches have one sequence: there are m = sequences / dp of them.
 
     Bytes that a GPU of the first stage holds, which must be at most `memory`:
         16 N / (pp tp)                              of the layers' matrices, N = layers (4 D^2 + 3 D F): parameters,
