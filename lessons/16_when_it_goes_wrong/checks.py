@@ -18,6 +18,7 @@ from judges import (
     ask_words,
     beside,
     expect_finding,
+    from_the_beginning,
     judge_memory,
     judge_scene,
     judge_trace,
@@ -25,6 +26,7 @@ from judges import (
     judge_words,
     letters,
     look_on,
+    nobody_waits,
     read_trace,
     real_run,
     scene_case,
@@ -64,7 +66,8 @@ def damage(kind: str, where: int, when: int, *who: int, ranks: int = 3) -> Draw:
     """Draw a training of four steps in which, at step `when`, something becomes of array number `where` on some ranks.
 
     `kind` is what: `bit` (one bit of one number), `swap` (two numbers change places), `sign` (0.0 becomes -0.0), `nan`
-    (on every rank alike), `sum` (two numbers change, their sum does not) or `nothing`.
+    (on every rank alike), `sum` (two numbers change, their sum does not), `exchange` (arrays 0 and 1 change places),
+    `rest` (a bit of this array and of all behind it) or `nothing`.
     """
 
     def draw(rng: np.random.Generator) -> list[Case]:
@@ -108,6 +111,7 @@ def accounts(*cases: tuple[str, Sequence[Sequence[Sequence[int]]]]) -> Draw:
 USUAL = [[40, 0, 20, 0, 1], [40, 0, 20, 25, 1], [40, 10, 20, 5, 1]]
 MORE_ACTIVATIONS = [[40, 0, 20, 0, 1], [40, 0, 20, 45, 1], [40, 10, 20, 5, 1]]
 OTHERS_BUFFERS = [[40, 0, 20, 0, 30], [40, 0, 20, 25, 30], [40, 10, 20, 5, 30]]
+FULL = [[40, 0, 20, 0, 1], [40, 0, 20, 39, 1], [40, 10, 20, 5, 1]]
 NEVER_TOGETHER = [[40, 0, 20, 39, 0], [40, 39, 20, 0, 0], [40, 0, 20, 0, 39]]
 
 
@@ -142,28 +146,46 @@ def memory(title: str, points: float, draw: Draw, wire: str = "threads", hidden:
     return Check(MEMORY, title, points, draw, ask_memory, judge_memory, hidden, wire)
 
 
+LONG, OTHER = "hierarchical_all_reduce(float32, 1048576, ", "all_reduce(float32, 0001, sum)"
 REDUCE, GATHER = "all_reduce(float32, 1000, sum)", "all_gather(float32, 1000)"
 ACTIVATIONS = ("activations", [USUAL, MORE_ACTIVATIONS, USUAL])
 BUFFERS = ("communication", [USUAL, USUAL, USUAL, OTHERS_BUFFERS])
 
 CHECKS = [
     odd("one rank calls another collective", 6, words([REDUCE, GATHER, REDUCE], [REDUCE] * 4 + [GATHER])),
-    odd("all call the same", 2, words([REDUCE] * 4)),
-    odd("rank 0 is the odd one", 3, words([REDUCE + "!", REDUCE, REDUCE, REDUCE])),
+    odd("all call the same", 1, words([REDUCE] * 4)),
+    odd(
+        "words that are nearly the same", 1, words([LONG + "max", LONG + "sum", LONG + "sum"], [OTHER, REDUCE, REDUCE])
+    ),
+    odd("rank 0 is the odd one", 2, words([REDUCE + "!", REDUCE, REDUCE, REDUCE])),
+    odd("as many say one as the other", 1, words([REDUCE, GATHER], [GATHER, REDUCE])),
     odd("the same under mpirun", 3, words([REDUCE, REDUCE, GATHER]), "mpi"),
     difference("one bit of one number", 5, damage("bit", 1, 2, 2)),
     difference("nothing is wrong", 3, damage("nothing", 0, 0, 1)),
-    difference("two numbers change places", 4, damage("swap", 2, 1, 0, ranks=4)),
+    difference("two numbers change places", 2, damage("swap", 2, 1, 0, ranks=4)),
+    difference("two arrays change places", 1, damage("exchange", 0, 1, 1)),
+    difference("several differ", 1, damage("rest", 1, 2, 0)),
     difference("the same under mpirun", 2, damage("sum", 0, 3, 1, ranks=2), "mpi"),
     slow("a run with a slow rank", 6, traces(("rank 2 of 4", real_run(2)))),
-    slow("a run without one", 3, traces(("4 ranks", real_run(None)))),
+    slow("a run without one", 1, traces(("4 ranks", real_run(None)))),
+    slow("nobody waits", 1, traces(("4 ranks", nobody_waits))),
+    slow("waiting from the beginning", 1, traces(("3 ranks", from_the_beginning))),
     slow("messages posted ahead, and a stream", 5, traces(("4 ranks", beside))),
     memory("one rank holds more", 5, accounts(ACTIVATIONS, BUFFERS)),
-    memory("everything fits", 3, accounts(("never together", [USUAL, NEVER_TOGETHER]))),
+    memory("everything fits", 3, accounts(("never together", [USUAL, NEVER_TOGETHER]), ("just full", [USUAL, FULL]))),
     memory("the same under mpirun", 3, accounts(("activations", [MORE_ACTIVATIONS, USUAL])), "mpi"),
-    Check(WATCH, "a deadlock", 4, scenes("three wait in a circle"), look_on, judge_scene),
+    Check(
+        WATCH, "a deadlock", 4, scenes("three wait in a circle", "who leads to the circle moves"), look_on, judge_scene
+    ),
     Check(WATCH, "a rank that has gone", 4, scenes("rank 2 has finished"), look_on, judge_scene),
-    Check(WATCH, "a rank that is slow", 4, scenes("rank 2 computes for long"), look_on, judge_scene),
+    Check(
+        WATCH,
+        "a rank that is slow",
+        4,
+        scenes("rank 2 computes for long", "rank 0 has waited for long"),
+        look_on,
+        judge_scene,
+    ),
     Check(WATCH, "nothing to report", 4, scenes("a message was on its way", "all is well"), look_on, judge_scene),
 ]
 

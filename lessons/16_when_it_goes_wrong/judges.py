@@ -38,6 +38,18 @@ SCENES: dict[str, tuple[float, tuple[str, ...], Finding, int]] = {
         4,
     ),
     "a message was on its way": (10, ("1: 1@0.5 0@0.5", "2: 1@1.5 0@1.5", "3: C 0@2.5", "4: F C", "5: F F"), None, 5),
+    "rank 0 has waited for long": (
+        10,
+        ("9: 1@0.25 2@8.5 C", "10: 1@0.25 2@9.5 C", "10.75: 1@0.25 2@10.5 C", "11: F F F"),
+        ("slow", [0, 1, 2]),
+        3,
+    ),
+    "who leads to the circle moves": (
+        100,
+        ("1: 2@0.5 4@0.5 3@0.5 2@0.5 F", "2: 2@1.5 4@0.5 3@0.5 2@0.5 F"),
+        ("deadlock", [2, 3]),
+        2,
+    ),
     "all is well": (10, ("1: C 0@0.5 C", "2: 2@1.5 C C", "3: F F F"), None, 3),
 }
 
@@ -70,8 +82,13 @@ def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     for step in range(4):
         stored *= 2  # an update that rounds nothing, so what is odd stays odd
         if step == given["when"] and given["mine"]:
-            spoil(stored[int(given["where"])], given["kind"].tobytes().decode())
-        answer = exercise.first_difference(dict(arrays), comm)
+            kind = given["kind"].tobytes().decode()
+            if kind == "exchange":
+                stored[[0, 1]] = stored[[1, 0]]
+            for number in range(int(given["where"]), len(NAMES) if kind == "rest" else int(given["where"]) + 1):
+                spoil(stored[number], "bit" if kind == "rest" else kind)
+        odd = comm.rank % 2  # here the same numbers lie in another order
+        answer = exercise.first_difference({n: np.array(a, order="F") if odd else a for n, a in arrays.items()}, comm)
         if answer is not None and found["step"] == NOTHING:
             name, ranks = answer
             found = {"step": step, "name": NAMES.index(name), "ranks": np.array(ranks, np.int64)}
@@ -105,7 +122,9 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         if not harmless:
             name = NAMES[int(result["name"])]
             if name != NAMES[int(given["where"])]:
-                raise Wrong(f"rank {rank}: found {name}, expected {NAMES[int(given['where'])]}")
+                several = given["kind"].tobytes() in (b"rest", b"exchange")
+                why = ", the first of several that differ" if several else ""
+                raise Wrong(f"rank {rank}: found {name}, expected {NAMES[int(given['where'])]}{why}")
             expect_ranks(rank, f"the ranks where {name} is odd", result["ranks"], odd_ones(list(bits.values())))
         odd_steps, others = 0 if harmless else 4 - step, case.ranks - 1
         details = [8] * others + [8 * len(NAMES)] * others
@@ -149,10 +168,28 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         moments[ranks.index(row), int(begin) : int(end)] = True
     waited = moments.sum(axis=1).astype(np.float64)
     expect_equal(0, "the list of ranks in the answer", result["ranks"], np.array(ranks))
-    for rank, found, expected in zip(ranks, result["seconds"], waited, strict=True):
-        expect_close(rank, "waiting", found, expected)
+    lengths = given["end"] - begins
+    for row, rank in enumerate(ranks):
+        mine = counts & (given["rank"] == rank)
+        every = mine | ((given["rank"] == rank) & (given["kind"] >= 1) & (given["kind"] <= 5))
+        none = np.where(begins == 0, given["start"], begins)
+        instead = {
+            "moments of events that overlap count twice": lengths[mine].sum(),
+            "events of other tracks count as well": covered(begins[every], given["end"][every]),
+            "waited_from is not looked at": covered(given["start"][mine], given["end"][mine]),
+            "waited_from = 0.0 is taken for None": covered(none[mine], given["end"][mine]),
+        }
+        expect_close(rank, "waiting", result["seconds"][row], waited[row], instead=instead)
     slow = ranks[int(np.argmin(waited))] if waited.min() < np.median(waited) / 2 else NOTHING
     expect_equal(0, "straggler (-1: None)", result["slow"], np.array(slow))
+
+
+def covered(begins: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> float:
+    """Return how many moments lie in one of these intervals at least."""
+    moments = np.zeros(HORIZON, bool)
+    for begin, end in zip(begins, ends, strict=True):
+        moments[int(begin) : int(end)] = True
+    return float(moments.sum())
 
 
 def ask_memory(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -174,8 +211,36 @@ def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     for rank, result in enumerate(results):
         found = int(result["rank"]), int(result["category"])
         if found != expected:
-            raise Wrong(f"rank {rank}: out of memory is {named(*found)}, expected {named(*expected)}")
+            says = f"rank {rank}: out of memory is {named(*found)}, expected {named(*expected)}"
+            for clause, answer in other_blame(case.given).items():
+                if found == answer:
+                    raise Wrong(f"{says}: this is what comes out if {clause}")
+            raise Wrong(says)
         expect_sent(rank, notes, [40] * (case.ranks - 1))
+
+
+def other_blame(given: Sequence[Arrays]) -> dict[str, tuple[int, int]]:
+    """Return what known mistakes find."""
+    held = [each["held"] for each in given]
+    firsts = np.array([samples[samples.sum(axis=1).argmax()] for samples in held])
+    lasts = np.array([samples[len(samples) - 1 - samples.sum(axis=1)[::-1].argmax()] for samples in held])
+    never, totals = np.array([samples.max(axis=0) for samples in held]), firsts.sum(axis=1)
+    worst, over = int(totals.argmax()), np.flatnonzero(totals > 100)
+    first = int(over[0]) if len(over) else worst
+    median, others = np.median(firsts, axis=0), np.median(np.delete(firsts, worst, axis=0), axis=0)
+    most = int(never.sum(axis=1).argmax())
+    return {
+        "what is just the capacity counts as above it": (worst, int((firsts[worst] - median).argmax())),
+        "the first rank above the capacity is taken": (first, int((firsts[first] - median).argmax())),
+        "the largest category is to blame": (worst, int(firsts[worst].argmax())),
+        "the rank is compared with the mean": (worst, int((firsts[worst] - firsts.mean(axis=0)).argmax())),
+        "the rank itself is left out of the median": (worst, int((firsts[worst] - others).argmax())),
+        "of equal peaks the last sample is taken": (worst, int((lasts[worst] - np.median(lasts, axis=0)).argmax())),
+        "the largest values of different moments are added up": (
+            most,
+            int((never[most] - np.median(never, axis=0)).argmax()),
+        ),
+    }
 
 
 def named(rank: int, category: int) -> str:
@@ -276,6 +341,16 @@ def beside(rng: np.random.Generator) -> list[Event]:
         events.append(Event(rank, "recv", "recv from 1", 2.0, 90.0, waited_from=waited))
         events.append(Event(rank, "send", "send to 1", 85.0, 88.0))
     return events
+
+
+def nobody_waits(rng: np.random.Generator) -> list[Event]:
+    """Four ranks that only compute: none waits less than half as long as the others."""
+    return [Event(rank, "compute", "forward", 0.0, 50.0) for rank in range(4)]
+
+
+def from_the_beginning(rng: np.random.Generator) -> list[Event]:
+    """Receives that waited from 1.0 on, or for rank 1 from 0.0 on, which is a time like any other."""
+    return [Event(rank, "recv", "recv", 3.0, 9.0, waited_from=0.0 if rank == 1 else 1.0) for rank in range(3)]
 
 
 def scene_case(label: str, limit: float, looks: Sequence[str]) -> Case:
