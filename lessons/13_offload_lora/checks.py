@@ -38,8 +38,8 @@ def layers(*sizes: tuple[int, int, int, int]) -> Draw:
     return draw
 
 
-def weights(*shapes: tuple[int, ...]) -> Draw:
-    """Draw weights to be packed, of blocks with scales far apart, and packed ones to be read."""
+def weights(*shapes: tuple[int, ...], size: float = 1.0) -> Draw:
+    """Draw weights to be packed, of blocks with scales far apart, times `size`, and packed ones to be read."""
 
     def draw(rng: np.random.Generator) -> list[Case]:
         cases = []
@@ -47,6 +47,7 @@ def weights(*shapes: tuple[int, ...]) -> Draw:
             count = int(np.prod(shape))
             blocks, groups = -(-count // 64), -(-count // 64 // 256)
             flat = rng.normal(size=count) * np.repeat(rng.uniform(0.01, 0.05, blocks), 64)[:count]
+            flat *= size
             flat[count // 2 : count // 2 + 3] = 0
             codes = rng.integers(0, 256, -(-count // 2)).astype("uint8")
             codes[-1] &= 0xF0 if count % 2 else 0xFF
@@ -87,7 +88,8 @@ CHECKS = [
     Check(REDUCE, "the same under mpirun", 3, layers((2, 9, 7, 2)), run_reduce, judge_reduce, wire="mpi"),
     Check(NF4, "a few blocks", 12, weights((4, 64), (10, 32)), run_nf4, judge_nf4),
     Check(NF4, "a last block, and a last byte, that are not full", 6, weights((7, 23)), run_nf4, judge_nf4),
-    Check(NF4, "more than one group", 6, weights((130, 257)), run_nf4, judge_nf4),
+    Check(NF4, "all are zero", 2, weights((3, 43), size=0.0), run_nf4, judge_nf4),
+    Check(NF4, "more than one group", 4, weights((130, 257)), run_nf4, judge_nf4),
     Check(OFFLOAD, "three steps", 14, optimized((1, 3), (1, 7)), run_offload, judge_offload),
     Check(OFFLOAD, "the same under mpirun", 3, optimized((2, 4)), run_offload, judge_offload, wire="mpi"),
 ]

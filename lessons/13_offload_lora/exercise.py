@@ -56,9 +56,9 @@ class SlowMemory(Protocol):
 def adapt(linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> nn.Module:
     """Task 1a: return a module that computes `linear(x)` + alpha/rank · (x Aᵀ) Bᵀ, and trains A and B alone.
 
-    It has parameters `A` [rank, in] and `B` [out, rank], of the weight's dtype. A is drawn from `generator`, normal
-    with deviation 1/√in; B is zero, so at the start the module computes what `linear` does. `linear` (its bias too) is
-    frozen. Forward makes no matrix of the weight's size: it multiplies by A, then by B.
+    Its attributes `A` [rank, in] and `B` [out, rank] are parameters of the weight's dtype. A is drawn from `generator`,
+    normal with deviation 1/√in; B is zero, so at the start the module computes what `linear` does. `linear` (its bias
+    too) is frozen. Forward makes no matrix of the weight's size: it multiplies by A, then by B.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -66,7 +66,8 @@ def adapt(linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator
 def merge(adapted: nn.Module) -> nn.Linear:
     """Task 1b: return one plain `nn.Linear` that computes the same as what `adapt` returned.
 
-    Its weight is W + alpha/rank · B A. The layer that was adapted stays as it is, and so do A and B.
+    Its weight is W + alpha/rank · B A. The layer that was adapted stays as it is, and so do A and B. The
+    new layer has numbers of its own: it shares neither weight nor bias with the old one.
     """
     raise NotImplementedError("task 1 is not started")
 

@@ -51,6 +51,8 @@ def run_lora(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     found["trained"] = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     merged = exercise.merge(adapted)
     found |= {"plain": type(merged) is nn.Linear, "merged weight": merged.weight.detach().numpy()}
+    mine = {parameter.data_ptr() for parameter in linear.parameters()}
+    found["shared"] = any(parameter.data_ptr() in mine for parameter in merged.parameters())
     found["merged output"] = merged(x).detach().numpy()
     return found | {"weight of the layer after merging": linear.weight.detach().numpy()}
 
@@ -99,9 +101,9 @@ class Slow:
         self.states[number] = {name: value.detach().clone() for name, value in state.items()}
 
     def overwrite(self) -> None:
-        """Let all mean squares be four times as large, as if somebody had loaded others."""
+        """Let all mean squares be four times as large, and no step done, as if somebody had loaded others."""
         for state in self.states:
-            state["exp_avg_sq"] = 4 * state["exp_avg_sq"]
+            state["exp_avg_sq"], state["step"] = 4 * state["exp_avg_sq"], torch.zeros(())
 
 
 def run_offload(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -141,6 +143,10 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         expected |= {"merged weight": W + scale * B @ A, "merged output": y, "weight of the layer after merging": W}
         for name, value in expected.items():
             expect_close(rank, f"the {name}", found[name], value)
+        if found["shared"]:
+            raise Wrong(
+                f"rank {rank}: the merged layer shares numbers with the one that was adapted: copy the bias, too"
+            )
         if not found["plain"]:
             raise Wrong(f"rank {rank}: merge returned another module than a plain nn.Linear")
         if found["largest"] >= W.size:
@@ -172,6 +178,13 @@ def judge_nf4(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
         if (found[name].dtype, found[name].shape) != (given[name].dtype, given[name].shape):
             kind = f"{given[name].dtype} {given[name].shape}"
             raise Wrong(f"{name} are {found[name].dtype} {found[name].shape}, expected {kind}")
+    if count % 2 and found["codes"][-1] & 15:
+        raise Wrong(
+            f"of {count} weights the last byte is {found['codes'][-1]:#04x}: its low four bits are of no weight, 0"
+        )
+    if not flat.any() and (astray := np.flatnonzero(found["codes"][: count // 2] != 0x77)).size:
+        code = found["codes"][astray[0]] >> 4
+        raise Wrong(f"all weights and scales are 0, and weight {2 * astray[0]} has the code {code}, expected 7")
     largest = np.array([np.abs(flat[start : start + 64]).max() for start in range(0, count, 64)])
     far = np.abs(largest - largest.mean())
     steps = np.array([far[start : start + 256].max() for start in range(0, len(far), 256)]) / 127
@@ -225,6 +238,7 @@ def judge_offload(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             optimizer.step()
             for state in optimizer.state.values() if step == 0 else ():
                 state["exp_avg_sq"] *= 4
+                state["step"].zero_()
         order = [2 * used[0]]
         for now, following in pairwise(used):
             order += [2 * following, 2 * now + 1]

@@ -29,6 +29,8 @@ def merge(adapted: nn.Module) -> nn.Linear:
     model = nn.ModuleDict({"linear": adapted})
     lora.merge(model)
     merged: nn.Linear = model["linear"]  # type: ignore[assignment]
+    if merged.bias is not None:
+        merged.bias = nn.Parameter(merged.bias.detach().clone())  # `lora.merge` goes on with the layer's own
     return merged
 
 
