@@ -110,8 +110,8 @@ class ZeRO2:
     nothing, when it has put a gradient into `parameter.grad`: in the midst of backward, and for the models of this
     exercise in the same order on all ranks. Reduce-scatter this one gradient then and there, *add* what comes to the
     slice's gradient, and free the whole one: set `parameter.grad` to None, and keep no other reference to it and no
-    copy. When the next gradient comes it has to be gone. Adding matters where several backwards run between `zero_grad` and
-    `step`.
+    copy. When the next gradient comes it has to be gone. Adding matters where several backwards run between `zero_grad`
+    and `step`.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:

@@ -81,7 +81,9 @@ class Span:
             self.comm.status.waiting = None
         if self.kind != "compute":
             self.comm.traffic.waited(ended - self.started)
-        alone = self.kind == "collective" and self.comm.size == 1  # then nothing is sent, and a trace shows no collective
+        alone = (
+            self.kind == "collective" and self.comm.size == 1
+        )  # then nothing is sent, and a trace shows no collective
         if self.comm.trace is not None and not alone:
             event = Event(
                 self.comm.members[self.comm.rank],
