@@ -94,14 +94,14 @@ def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, 
     ----------
     whole
         `up.weight` [C, D], `up.bias` [C], `down.weight` [D, C], `down.bias` [D]. As in `torch.nn.Linear`, a weight is
-        stored [outputs, inputs] and its product is x Wᵀ + b: `F.linear(x, weight, bias)`.
+        stored [outputs, inputs] and its product is x Wᵀ + b: `F.linear(x, weight, bias)`. None requires a gradient.
 
     Returns
     -------
     dict
         Tensors of the same names. Channels C are cut as `part(C, rank, ranks)` says, so C need not be a multiple of the
         ranks; `down.bias` stays whole. Each has memory of its own (`.clone()`): a view would keep the whole matrix
-        alive, and nothing would be saved.
+        alive, and nothing would be saved. Whoever calls makes parameters of them.
 
     Nothing is sent.
     """
@@ -116,10 +116,10 @@ def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> T
     x : Tensor
         [B, T, D], the same on every rank.
     mine
-        What `mlp_slices` returned, as parameters.
+        What `mlp_slices` returned, each of which requires a gradient by now.
 
     After backward the gradients of `x` and of `down.bias` are whole on every rank, the others are this rank's slices.
-    Use `F.gelu(...)`, and `copy_to` and `reduce_from` of task 1.
+    Use torch's exact gelu, `F.gelu(...)`, and `copy_to` and `reduce_from` of task 1.
 
     Messages: one all-reduce of B T D numbers in forward, one in backward.
     """
@@ -159,7 +159,7 @@ def parallel_attention(x: Tensor, mine: Mapping[str, Tensor], head_dim: int, com
     Parameters
     ----------
     mine
-        What `attention_slices` returned, as parameters.
+        What `attention_slices` returned, each of which requires a gradient by now.
     head_dim : int
         d. How many heads are here shows in the shapes.
 
@@ -204,12 +204,13 @@ def parallel_cross_entropy(logits: Tensor, targets: Tensor, vocabulary: int, com
     targets : Tensor
         int64 [N], the same on every rank, each from 0 to V - 1.
     vocabulary : int
-        V.
+        V, at least P: every rank has a word.
 
-    Logits may be as large as 1000: exp(1000) is infinite, so subtract from each token's logits the largest of them, as
-    a constant (`detach`). No f is needed here: what follows the sum over all ranks is the same on all of them, and its
-    gradient goes to each rank's own term as it is. Backward leaves this rank's columns of (softmax - one-hot)/N in
-    `logits.grad`.
+    The loss of a token is log Σ exp(logit), over all words, minus its target's logit, which one rank has. Logits may be
+    as large as 1000, and exp(1000) is infinite: so subtract from all logits of a token the largest that any rank has of
+    it, as a constant (`detach`). No f is needed here: what follows the sum over all ranks is the same on all of them,
+    and its gradient goes to each rank's own term as it is. Backward leaves this rank's columns of
+    (softmax - one-hot)/N in `logits.grad`.
 
     Messages: all-reduces of at most 3 N numbers together in forward, none in backward. Nothing as large as the logits
     is ever sent.
@@ -243,9 +244,10 @@ def main() -> None:
         return f"the MLP differs from the whole one by {float((found - expected).abs().max()):.0e}"
 
     def task_3() -> str:
-        whole = {name: draw(8, 8) for name in ("query", "key", "value", "output")}
-        mine = attention_slices(whole, heads=4, rank=comm.rank, ranks=comm.size)
-        query, key, value = (F.linear(x, whole[n]).view(1, 3, 4, 2).transpose(1, 2) for n in ("query", "key", "value"))
+        heads = 2 * comm.size
+        whole = {name: draw(2 * heads, 8) for name in ("query", "key", "value")} | {"output": draw(8, 2 * heads)}
+        mine = attention_slices(whole, heads, comm.rank, comm.size)
+        query, key, value = (F.linear(x, whole[n]).view(1, 3, -1, 2).transpose(1, 2) for n in ("query", "key", "value"))
         expected = F.linear(causal_attention(query, key, value).transpose(1, 2).flatten(2), whole["output"])
         found = parallel_attention(x, mine, head_dim=2, comm=comm)
         return f"attention differs from the whole one by {float((found - expected).abs().max()):.0e}"

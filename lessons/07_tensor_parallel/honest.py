@@ -178,9 +178,10 @@ def main() -> None:
         return f"the MLP differs from the whole one by {float((found - expected).abs().max()):.0e}"
 
     def task_3() -> str:
-        whole = {name: draw(8, 8) for name in ("query", "key", "value", "output")}
-        mine = attention_slices(whole, heads=4, rank=comm.rank, ranks=comm.size)
-        query, key, value = (F.linear(x, whole[n]).view(1, 3, 4, 2).transpose(1, 2) for n in ("query", "key", "value"))
+        heads = 2 * comm.size
+        whole = {name: draw(2 * heads, 8) for name in ("query", "key", "value")} | {"output": draw(8, 2 * heads)}
+        mine = attention_slices(whole, heads, comm.rank, comm.size)
+        query, key, value = (F.linear(x, whole[n]).view(1, 3, -1, 2).transpose(1, 2) for n in ("query", "key", "value"))
         expected = F.linear(causal_attention(query, key, value).transpose(1, 2).flatten(2), whole["output"])
         found = parallel_attention(x, mine, head_dim=2, comm=comm)
         return f"attention differs from the whole one by {float((found - expected).abs().max()):.0e}"

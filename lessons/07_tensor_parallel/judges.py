@@ -15,7 +15,7 @@ from torch import Tensor
 from minidist import Communicator
 from minidist.grade import contract
 from minidist.grade.calls import expect_collectives, forward_backward, spelled
-from minidist.grade.contract import Arrays, Case, Judge, Note, Program, Wrong
+from minidist.grade.contract import Array, Arrays, Case, Judge, Note, Program, Wrong
 
 CUTS = {  # along which dim each parameter is cut
     "mlp": {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None},
@@ -31,7 +31,9 @@ def border(name: str) -> Program:
         x, gradient = torch.tensor(given["x"]), torch.tensor(given["gradient"][:, :1])
         spread = gradient.expand(2, 3)  # one column, seen three times
         found = forward_backward(comm, lambda: getattr(exercise, name)(x, comm), {"x": x}, spread)
-        return {**found, "x": x.detach().numpy(), "kept": gradient.numpy()}
+        plain = torch.tensor(given["gradient"])  # once more, of one that is contiguous
+        getattr(exercise, name)(x.detach().clone().requires_grad_(), comm).backward(plain)
+        return {**found, "x": x.detach().numpy(), "kept": gradient.numpy(), "kept plain": plain.numpy()}
 
     return program
 
@@ -90,11 +92,19 @@ def judge_border(copies: bool) -> Judge:
         xs = [given["x"] for given in case.given]
         gradients = [given["gradient"][:, :1] for given in case.given]
         for rank, result in enumerate(results):
-            out, gradient = (xs[rank], sum(gradients)) if copies else (sum(xs), gradients[rank])
+            total, own = sum(gradients).repeat(3, axis=1), gradients[rank].repeat(3, axis=1)
+            of_f = {"backward is the identity, so each rank keeps its own term": own}
+            of_g = {"backward sums, as if each rank had a loss of its own": total}
+            out, gradient, wrong = (xs[rank], total, of_f) if copies else (sum(xs), own, of_g)
             contract.expect_equal(rank, "what forward returns", result["out"], out)
-            contract.expect_equal(rank, "the gradient of x", result["the gradient of x"], gradient.repeat(3, axis=1))
-            contract.expect_equal(rank, "x, after both,", result["x"], xs[rank])
-            contract.expect_equal(rank, "the gradient that backward was given", result["kept"], gradients[rank])
+            contract.expect_equal(rank, "the gradient of x", result["the gradient of x"], gradient, instead=wrong)
+            contract.expect_equal(rank, "x, after both,", result["x"], xs[rank], instead={"x is reduced in place": out})
+            for name, given in (("kept", gradients[rank]), ("kept plain", case.given[rank]["gradient"])):
+                over = {
+                    "backward reduces it in place": sum(each["gradient"][:, : given.shape[1]] for each in case.given)
+                }
+                name, found = "the gradient that backward was given, afterwards,", result[name]
+                contract.expect_equal(rank, name, found, given, instead=over)
         expect_reduced(results, notes, 6, *((0, 1) if copies else (1, 0)))
 
     return judge
@@ -127,6 +137,61 @@ def whole_attention(x: Tensor, weights: Mapping[str, Tensor], heads: int) -> Ten
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ weights["output"].T
 
 
+def wrong_slices(case: Case, rank: int, whole: Array, dim: int | None) -> dict[str, Array]:
+    """Return what a rank gets if a matrix is cut in another way."""
+    if dim is None:
+        return {}
+    size, ranks, heads = whole.shape[dim], case.ranks, int(case.given[0].get("heads", 0))
+    fewest, most = size // ranks, -(-size // ranks)
+    takes = {
+        "the last rank takes what is left over": np.arange(
+            rank * fewest, size if rank == ranks - 1 else (rank + 1) * fewest
+        ),
+        "all parts but the last are rounded up, as by torch.chunk": np.arange(size)[rank * most : (rank + 1) * most],
+        "the channels are dealt out one by one, like cards": np.arange(rank, size, ranks),
+    }
+    if heads:
+        each = np.arange(size).reshape(heads, -1)
+        takes["whole heads are dealt out one by one, like cards"] = each[rank::ranks].ravel()
+    found = {story: whole.take(places, axis=dim) for story, places in takes.items()}
+    return found | {"the other dimension is cut": np.array_split(whole, ranks, axis=whole.ndim - 1 - dim)[rank]}
+
+
+def wrong_vectors(case: Case) -> dict[str, Array]:
+    """Return what comes out of the embedding if a rank takes other words for its own."""
+    given, found = case.given[0], {}
+    parts, tokens = np.array_split(given["table"], case.ranks), given["tokens"]
+    firsts = np.cumsum([0, *map(len, parts)])
+    for story in ("first", "last", "zero"):
+        total = np.zeros((len(tokens), given["table"].shape[1]))
+        for rank, rows in enumerate(parts):
+            place = tokens - (rank * len(rows) if story == "first" else firsts[rank])
+            here = (place >= 0) & (place < len(rows) - (story == "last"))
+            total += np.where(here[:, None] | (story == "zero"), rows[np.where(here, place, 0)], 0)
+        found[story] = total.reshape(3, 4, -1)
+    return {
+        "a rank's first word is its number times the rows that it has": found["first"],
+        "the last word of each rank counts as another rank's": found["last"],
+        "word 0 of a rank is added for every word that is elsewhere": found["zero"],
+    }
+
+
+def wrong_losses(case: Case) -> dict[str, Array]:
+    """Return what the loss is if ranks subtract, or normalize by, something of their own."""
+    parts = [torch.tensor(each) for each in np.array_split(case.given[0]["logits"], case.ranks, axis=1)]
+    tokens, logits = torch.tensor(case.given[0]["tokens"])[:, None], torch.tensor(case.given[0]["logits"])
+    shifted = [each - each.amax(1, keepdim=True) for each in parts]
+    own = torch.cat(shifted, 1)
+    local = torch.cat([each.log_softmax(1) for each in parts], 1)
+    return {
+        "each rank subtracts the largest of its own logits": (
+            own.exp().sum(1).log() - own.gather(1, tokens)[:, 0]
+        ).mean(),
+        "each rank's softmax is over its own words": -local.gather(1, tokens).mean(),
+        "the losses of the tokens are added up": F.cross_entropy(logits, tokens[:, 0], reduction="sum"),
+    }
+
+
 def judge_layer(kind: str) -> Judge:
     """Compare slices, output and gradients with the whole layer's, and what slices keep alive with their size."""
 
@@ -134,22 +199,35 @@ def judge_layer(kind: str) -> Judge:
         given = case.given[0]
         weights = {name: torch.tensor(given[name], requires_grad=True) for name in CUTS[kind]}
         x = torch.tensor(given["x"], requires_grad=True)
-        out = whole_mlp(x, weights) if kind == "mlp" else whole_attention(x, weights, int(given["heads"]))
+        heads = int(given.get("heads", 0))
+        out = whole_mlp(x, weights) if kind == "mlp" else whole_attention(x, weights, heads)
         out.backward(torch.tensor(given["gradient"]))
         for rank, result in enumerate(results):
-            needed = 0
+            needed, own = 0, {}
             for name, dim in CUTS[kind].items():
                 expected, gradient = (
                     array if dim is None else np.array_split(array, case.ranks, axis=dim)[rank]
                     for array in (given[name], weights[name].grad.numpy())
                 )
-                needed += expected.nbytes
-                contract.expect_equal(rank, f"the slice of {name}", result[f"the slice of {name}"], expected)
+                needed, own[name] = needed + expected.nbytes, torch.tensor(expected)
+                instead = wrong_slices(case, rank, given[name], dim)
+                found = result[f"the slice of {name}"]
+                contract.expect_equal(rank, f"the slice of {name}", found, expected, instead=instead)
                 contract.expect_close(rank, f"the gradient of {name}", result[f"the gradient of {name}"], gradient)
-            contract.expect_close(rank, "what forward returns", result["out"], out.detach().numpy())
-            contract.expect_close(rank, "the gradient of x", result["the gradient of x"], x.grad.numpy())
+            alone = torch.tensor(given["x"], requires_grad=True)
+            term = whole_mlp(alone, own) if kind == "mlp" else whole_attention(alone, own, heads // case.ranks)
+            term.backward(torch.tensor(given["gradient"]))
+            instead = {"each rank keeps its own term, so g is missing": term.detach().numpy()}
+            if kind == "mlp":
+                more = out.detach().numpy() + (case.ranks - 1) * given["down.bias"]
+                instead["every rank adds down.bias before the sum"] = more
+            contract.expect_close(rank, "what forward returns", result["out"], out.detach().numpy(), instead=instead)
+            instead = {"each rank keeps its own term, so f is missing": alone.grad.numpy()}
+            found = result["the gradient of x"]
+            contract.expect_close(rank, "the gradient of x", found, x.grad.numpy(), instead=instead)
             if int(result["alive"]) > needed:
-                raise Wrong(f"rank {rank}: the slices keep {int(result['alive'])} bytes alive, expected {needed}")
+                found = f"the slices keep {int(result['alive'])} bytes alive, expected {needed}"
+                raise Wrong(f"rank {rank}: {found}: a view keeps all of its matrix")
             if not result["refused"]:
                 raise Wrong(f"rank {rank}: more ranks than heads: attention_slices raised no ValueError")
         expect_reduced(results, notes, out.numel(), 1, 1)
@@ -166,10 +244,15 @@ def judge_words(array: str) -> Judge:
         out = F.embedding(tokens.view(3, 4), whole) if array == "table" else F.cross_entropy(whole, tokens)
         torch.autograd.backward(out, torch.tensor(given["gradient"]) if array == "table" else None)
         gradients = np.array_split(whole.grad.numpy(), case.ranks, axis=BY_WORDS[array])
+        instead = wrong_vectors(case) if array == "table" else wrong_losses(case)
+        equal = len({each.shape for each in gradients}) == 1
+        summed = (
+            {f"f comes before the {array}: it adds up gradients of different words": sum(gradients)} if equal else {}
+        )
         for rank, result in enumerate(results):
-            contract.expect_close(rank, "what forward returns", result["out"], out.detach().numpy())
+            contract.expect_close(rank, "what forward returns", result["out"], out.detach().numpy(), instead=instead)
             found = result[f"the gradient of {array}"]
-            contract.expect_close(rank, f"the gradient of its {array}", found, gradients[rank])
+            contract.expect_close(rank, f"the gradient of its {array}", found, gradients[rank], instead=summed)
             for phase, most in (("forward", 3 * 8 * len(tokens)), ("backward", 0)) if array == "logits" else ():
                 if sum(int(row[1]) for row in result[phase]) > most:
                     raise Wrong(f"rank {rank}: {phase} calls {spelled(result[phase])}, expected at most {most} bytes")
