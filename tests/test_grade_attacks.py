@@ -341,7 +341,7 @@ def test_call_mpi_itself(tmp_path: Path) -> None:
     tests = attack(
         tmp_path, source + "    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)\n", task=3, wire="mpi", limit=5
     )
-    assert scores(tests) == 0 and "sent 0 bytes in 0 messages, expected" in tests[0].output
+    assert scores(tests) == 0 and "sent 0 bytes" in tests[0].output
 
 
 WITNESS = "import minidist.grade.witness as w\n"
@@ -382,6 +382,15 @@ def test_go_past_the_witness_without_a_message(tmp_path: Path) -> None:
     assert scores(tests) == 0 and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
 
 
+def test_the_watch_is_not_switched_off(tmp_path: Path) -> None:
+    source = HONEST.replace("def ring_all_gather", "def honest") + "from minidist.collectives.fast import cut\n"
+    source += "def ring_all_gather(chunks, comm):\n    watch, honestly = comm._watch, honest(chunks, comm)\n"
+    source += "    try:\n        watch.switch(None)\n    except Exception:\n        pass\n"
+    source += "    cut(10, comm.size)\n    watch.switch(watch.calls)\n"
+    tests = attack(tmp_path, source, task=2, limit=5.0)
+    assert scores(tests) == 0 and "in ring_all_gather calls sys.setprofile, which hides calls" in tests[0].output
+
+
 def test_simulated_ranks_share_no_variable_of_the_answer(tmp_path: Path) -> None:
     """A sum through one, and beside it a ring of messages of the right size."""
     source = HONEST.replace("def ring_all_reduce", "def honest") + "BOX = {}\ndef ring_all_reduce(buffer, comm):\n"
@@ -390,32 +399,14 @@ def test_simulated_ranks_share_no_variable_of_the_answer(tmp_path: Path) -> None
     assert scores(tests) == 0 and "after the call the caller's buffer" in tests[0].output
 
 
-SCALER = """
-class LossScaler:
-    def __init__(self, comm, scale, interval):
-        self.comm, self.scale, self.interval, self.good = comm, scale, interval, 0
-    def overflowed(self, gradients):
-        return self.anywhere(not all(np.isfinite(gradient).all() for gradient in gradients))
-    def anywhere(self, mine):
-        {}
-    def update(self, overflow):
-        if overflow and self.scale <= 1:
-            raise FloatingPointError
-        self.good = 0 if overflow else self.good + 1
-        if overflow or self.good == self.interval:
-            self.scale, self.good = self.scale * (0.5 if overflow else 2), 0
-"""
-
-
 def test_colors_of_a_split_carry_no_data(tmp_path: Path) -> None:
-    """Who is in one's group tells what the others hold. The same answer by an all-reduce is right."""
-    source = "import numpy as np\nfrom minidist.collectives import all_reduce\n" + SCALER
-    split = "return mine or self.comm.split(int(mine)).size < self.comm.size"
-    tests = attack(tmp_path, source.format(split), task=2, limit=20.0, lesson="12")
-    assert scores(tests) == 0 and "in anywhere uses comm.split, which tells ranks more" in tests[0].output
-    right = "found = np.array([float(mine)]); all_reduce(found, self.comm, op='max'); return bool(found[0])"
-    tests = attack(tmp_path, source.format(right), task=2, limit=20.0, lesson="12")
-    assert scores(tests) == sum(test.max_score for test in tests)
+    """Who is in one's group tells what the others hold. Else it is the honest answer."""
+    reduce = 'all_reduce(flag, self.comm, op="max")'
+    honest = (find_lesson(LESSON.folder.parent, "12").folder / "honest.py").read_text()
+    assert reduce in honest
+    split = "flag[0] |= self.comm.split(int(flag[0])).size < self.comm.size"
+    tests = attack(tmp_path, honest.replace(reduce, split), task=2, limit=20.0, lesson="12")
+    assert scores(tests) == 0 and "in overflowed uses comm.split, which tells ranks more" in tests[0].output
 
 
 BALANCE = "from minidist.parallel.stage import balance\n"

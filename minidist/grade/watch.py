@@ -22,7 +22,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,7 +50,7 @@ class Watch:
     def __init__(self, task: Task, exercise: str, lesson: str, note: Callable[[Note], None]) -> None:
         self.task, self.exercise, self.lesson, self.note = task, exercise, lesson, note
         self.calls = self.profile  # one and the same object, to be recognized
-        self.dull: dict[str, bool] = {}  # files of libraries that the task does not bar
+        self.dull: dict[str, bool] = {}  # files without anything that is barred
         self.shortcuts: dict[int, str] = {}  # code of the witness that carries data past the messages
         self.below: dict[int, str] = {}  # the same, of the wire
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
@@ -71,6 +71,11 @@ class Watch:
         with self.switching:
             sys.setprofile(calls)
 
+    def look_at(self, code: CodeType, kind: str, among: dict[int, str]) -> None:
+        """Note whoever calls this code, one of the communicator's shortcuts."""
+        among[id(code)] = kind
+        self.dull[code.co_filename] = False
+
     def profile(self, frame: FrameType, event: str, what: Any) -> None:
         """Look at a call: the function for `sys.setprofile`."""
         if event == "c_call" and frame.f_code.co_filename == self.exercise:
@@ -78,14 +83,14 @@ class Watch:
         if event != "call":
             return
         code, caller = frame.f_code, frame.f_back
-        by = caller.f_code.co_filename if caller is not None else ""
-        if self.dull.get(code.co_filename) and by != self.exercise:  # most calls, so this has to be quick
+        file, by = code.co_filename, caller.f_code.co_filename if caller is not None else ""
+        if self.dull.get(file) and by != self.exercise:  # most calls, so this has to be quick
             return
         owner = self.owner(frame)
+        if file not in self.dull:
+            known = file != "<string>" and owner not in (STUDENT, CHECKS)
+            self.dull[file] = known and not barred(self.task, module_of(frame) if owner == LIBRARY else owner)
         by_package = caller is not None and self.owner(caller).startswith("minidist")
-        self.dull[code.co_filename] = (owner == PYTHON and code.co_filename != "<string>") or (
-            owner == LIBRARY and not barred(self.task, module_of(frame))
-        )
         if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
             return
         if id(code) in self.shortcuts or (id(code) in self.below and not by_package):
@@ -123,7 +128,8 @@ class Watch:
         """Look at what would make calls unseen: the audit hook."""
         if event in HIDING:
             frame = sys._getframe(1)
-            if (line := self.stack(frame)[1]) and frame.f_code is not Watch.switch.__code__:
+            ours = frame.f_code is Watch.switch.__code__ and self.owner(frame.f_back or frame) == __name__
+            if (line := self.stack(frame)[1]) and not ours:
                 self.forbid(event, line)
 
     def forbid(self, what: str, line: str) -> None:
@@ -141,9 +147,9 @@ class Watch:
 
     def owner(self, frame: FrameType) -> str:
         """Return whose code a frame runs: a module of the package by name, or the student's, the checks', ..."""
-        file, module = frame.f_code.co_filename, module_of(frame)
-        if file == "<string>" and module.startswith("minidist"):  # as dataclasses write
-            return module
+        file = frame.f_code.co_filename
+        if file == "<string>" and module_of(frame).startswith("minidist"):  # as dataclasses write
+            return module_of(frame)
         if file not in self.owners:
             package = ".".join(Path(file).with_suffix("").parts[len(PACKAGE.parts) - 1 :])
             library = PYTHON if "-packages" not in file else LIBRARY

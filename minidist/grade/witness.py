@@ -35,9 +35,9 @@ class Witness(Communicator):
         self.wire = inner.wire
         self._inner, self._note, self._watch = inner, note, watch
         for kind, name in SHORTCUTS.items():
-            watch.shortcuts[id(getattr(Witness, name).__code__)] = kind
-            watch.below[id(getattr(type(inner), name).__code__)] = kind
-        watch.shortcuts[id(vars(Witness)["native"].fget.__code__)] = "native"
+            watch.look_at(getattr(Witness, name).__code__, kind, watch.shortcuts)
+            watch.look_at(getattr(type(inner), name).__code__, kind, watch.below)
+        watch.look_at(vars(Witness)["native"].fget.__code__, "native", watch.shortcuts)
 
     def _see(self, to: int, bytes: int) -> None:
         through, line, barrier, _ = self._watch.stack(sys._getframe(2))
