@@ -36,8 +36,8 @@ def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[
     Parameters
     ----------
     parameters : sequence of tensors
-        Of one dtype and any shapes. Flattened and laid end to end they are cut as `torch.tensor_split` cuts for
-        `comm.size` ranks: as evenly as can be, longer parts first.
+        One at least, of one dtype and any shapes. Flattened and laid end to end they are cut as `torch.tensor_split`
+        cuts for `comm.size` ranks: as evenly as can be, longer parts first.
 
     Returns
     -------
@@ -69,8 +69,9 @@ class ShardedUnit:
     Parameters
     ----------
     module : nn.Module
-        The same on every rank; all its parameters are of one dtype. They stay the same `nn.Parameter` objects with
-        the same shapes for ever; assign to `parameter.data` to change where they lie.
+        The same on every rank. It has a parameter at least; all are of one dtype, and all get a gradient. They stay
+        the same `nn.Parameter` objects with the same shapes for ever; assign to `parameter.data` to change where they
+        lie.
 
     Attributes
     ----------
@@ -78,7 +79,8 @@ class ShardedUnit:
     shard : Tensor
         This rank's part, as `cut` returns it. Who trains changes it in place; the next `gather` brings the new values.
 
-    Outside of `gather` ... `release`, also when the constructor has returned, nothing but the shard has memory.
+    Outside of `gather` ... `release`, also when the constructor has returned, nothing but the shard has memory. (While
+    `gather` runs, what was gathered may be there twice for a moment.)
     """
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
@@ -105,7 +107,7 @@ class ShardedModel:
     Parameters
     ----------
     modules : sequence of nn.Module
-        Each takes the output of the one before. The same on every rank.
+        Each takes the output of the one before: floating point, as `x` is. The same on every rank.
     comm : Communicator
         Of the ranks that share the parameters out among them.
 
@@ -123,7 +125,10 @@ class ShardedModel:
         raise NotImplementedError("task 3 is not started")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the modules make of this rank's `x`. Every unit is gathered once."""
+        """Return what the modules make of this rank's `x`. Every unit is gathered once.
+
+        What is returned may be detached: nobody but your `backward` goes back from it.
+        """
         raise NotImplementedError("task 3 is not started")
 
     def backward(self, gradient: Tensor) -> list[Tensor]:
@@ -133,9 +138,11 @@ class ShardedModel:
         ----------
         gradient : Tensor
             Of the output that the last `forward` returned, on this rank: `output.backward(gradient)` is what you would
-            call on a single rank. Every unit is gathered once more, before its turn comes; after it, its gradients are
-            reduce-scattered, and what is whole of them is dropped: `parameter.grad` is None when this returns, and on
-            the way for all modules but two.
+            call on a single rank.
+
+        Every unit is gathered once more, before its turn comes. After its turn its gradients are reduce-scattered, and
+        the whole gradients are dropped: set `parameter.grad` to None. When this returns, no parameter has a `.grad`. At
+        any time before, the parameters of at most two modules have one.
 
         A way without hooks: let `forward` cut the graph at each module, which it calls with
         `x.detach().requires_grad_()`, and keep what goes in and what comes out. Then each module's output has a
@@ -158,7 +165,8 @@ class HybridModel(ShardedModel):
 
     `forward` and `backward` do what they did, but parameters are gathered inside the group only, and the gradients are
     summed over *all* ranks. Between groups, ranks that hold the same shard send each other nothing but that shard of
-    the gradients, in one all-reduce a unit. `comm.split(color)` returns the communicator of all ranks that give the
+    the gradients: one all-reduce for each unit, so that the first ones are under way while backward goes on.
+    `comm.split(color)` returns the communicator of all ranks that give the
     same color, ordered by rank.
     """
 

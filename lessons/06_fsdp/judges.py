@@ -88,6 +88,7 @@ def come_and_go(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     for stage in range(3):
         memory.mark(comm)
         unit.gather()
+        expect_same(block, parameters)
         found[f"whole {stage}"] = flat(block.parameters())
         if stage == 0:
             output = block(torch.tensor(given["x"][0]))
@@ -97,8 +98,18 @@ def come_and_go(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
         with torch.no_grad():
             unit.shard += stage  # changed before the last gathering
     memory.mark(comm)
+    if any(parameter.grad is None for parameter in parameters):
+        raise Wrong("backward between gather and release left no gradient of a parameter")
     found["gradient"] = flat(parameter.grad for parameter in parameters)
     return found | {"held": memory.held, "marks": memory.marks}
+
+
+def expect_same(block: Block, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise `Wrong` unless the block still has these parameters, and in float64."""
+    if any(now is not before for now, before in zip(block.parameters(), parameters, strict=True)):
+        raise Wrong("the module has other nn.Parameter objects now: an optimizer would step the old ones")
+    if found := [parameter.dtype for parameter in parameters if parameter.dtype != torch.float64]:
+        raise Wrong(f"after gather a parameter is {found[0]}, expected torch.float64, as before")
 
 
 def training(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -128,7 +139,13 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
     shards = np.array_split(whole, case.ranks)
     for rank, result in enumerate(results):
         start = sum(map(len, shards[:rank]))  # of the shard among all elements, then within each parameter
-        expect_equal(rank, "the shard", result["shard"], shards[rank])
+        most = -(-len(whole) // case.ranks)
+        each = [np.array_split(value.ravel(), case.ranks)[rank] for value in case.given[rank].values()]
+        instead = {
+            "all parts but the last are rounded up, as by torch.chunk": whole[rank * most : (rank + 1) * most],
+            "each parameter is cut for itself, not all of them end to end": np.concatenate(each),
+        }
+        expect_equal(rank, "the shard", result["shard"], shards[rank], instead=instead)
         if (found := int(result["its memory"])) > (most := max(shards[rank].nbytes, 8)):
             raise Wrong(f"rank {rank}: the shard keeps {found} bytes alive, expected {most}: a view is no copy")
         for number, value in enumerate(case.given[rank].values()):
@@ -157,7 +174,8 @@ def judge_unit_values(case: Case, results: Sequence[Arrays], notes: Sequence[Not
     for rank, result in enumerate(results):
         expect_equal(rank, "the shard", result["shard"], np.array_split(before, case.ranks)[rank])
         for stage, expected in enumerate((before, before, before + 1)):
-            expect_equal(rank, f"what gather number {stage + 1} brought", result[f"whole {stage}"], expected)
+            name, old = f"what gather number {stage + 1} brought", {"the shard is gathered as it was at first": before}
+            expect_equal(rank, name, result[f"whole {stage}"], expected, instead=old)
         expect_free(rank, result, "the constructor", "the first release", "the second release", "the last release")
         block = Block(parts(case.given[rank])[0])
         run(block, case.given[rank])
@@ -178,6 +196,11 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         for where, among, times in (("inside their groups", inside, within), ("to other groups", ~inside, across)):
             if (found := sent[among].sum()) != times * whole:
                 raise Wrong(f"in {name} all ranks sent {found} bytes {where}, expected {times} times {whole}")
+        for rank, theirs in enumerate(messages_between(results, notes, stage)):
+            crossing, units = sum(group_of[note.to] != group_of[rank] for note in theirs), len(parts(case.given[0]))
+            if backward and groups > 1 and crossing < units:
+                sent_once = f"sends {crossing} messages to other groups, for {units} units"
+                raise Wrong(f"in backward rank {rank} {sent_once}: each unit has an all-reduce of its own")
     return figures
 
 
@@ -185,17 +208,32 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
     """Outputs, shards and gradients are those of one rank that has everything; memory comes and goes."""
     group = int(case.given[0]["sizes"][1]) or case.ranks
     model = nn.Sequential(*(Block(weights) for weights in parts(case.given[0])))
+    groups = case.ranks // group
     for step in range(2):
         model.zero_grad()
+        upto = [[np.zeros(sum(p.numel() for p in block.parameters())) for block in model]]  # gradients of ranks < r
         for rank, given in enumerate(case.given):
             output = run(model, given, step)
             expect_close(rank, f"step {step}: the output", results[rank][f"output {step}"], output)
+            upto.append([flat(p.grad for p in block.parameters()) for block in model])
         for rank, result in enumerate(results):
+            first = rank - rank % group
             for unit, block in enumerate(model):
-                everything = {"shard": flat(block.parameters()), "gradient": flat(p.grad for p in block.parameters())}
-                for name, whole in everything.items():
-                    mine, found = np.array_split(whole, group)[rank % group], result[f"{name} {step}.{unit}"]
-                    expect_close(rank, f"step {step}: the {name} of unit {unit}", found, mine)
+                shards = [np.array_split(each, group) for each in (flat(block.parameters()), upto[-1][unit])]
+                of_group = np.array_split(upto[first + group][unit] - upto[first][unit], group)[rank % group]
+                of_rank = np.array_split(upto[rank + 1][unit] - upto[rank][unit], group)[rank % group]
+                for name, every in zip(("shard", "gradient"), shards, strict=True):
+                    found, instead = result[f"{name} {step}.{unit}"], {}
+                    if groups > 1:
+                        instead[f"the ranks of a group lie {groups} apart, not side by side"] = every[rank // groups]
+                        instead["all ranks share out one replica"] = np.array_split(np.concatenate(every), case.ranks)[
+                            rank
+                        ]
+                    if name == "gradient":
+                        instead["each rank keeps its part of its own gradients"] = of_rank
+                        instead["gradients are summed inside the group only"] = of_group
+                    what = f"step {step}: the {name} of unit {unit}"
+                    expect_close(rank, what, found, every[rank % group], instead=instead)
             if left := int(result[f"gradients left {step}"]):
                 raise Wrong(f"rank {rank}: after backward {left} parameters still have a whole .grad, expected None")
         with torch.no_grad():
@@ -224,11 +262,19 @@ def expect_free(rank: int, result: Arrays, *moments: str) -> None:
 def sent_between(results: Sequence[Arrays], notes: Sequence[Note], stage: int) -> Array:
     """Return the bytes that were sent between two marks, [sender, receiver]."""
     sent = np.zeros((len(results), len(results)), dtype=int)
-    for rank, result in enumerate(results):
-        messages = [note for note in notes if note.rank == rank and note.kind in ("send", "barrier")]
-        for note in messages[slice(*result["marks"][stage : stage + 2].tolist())]:
+    for rank, messages in enumerate(messages_between(results, notes, stage)):
+        for note in messages:
             sent[rank, note.to] += note.bytes
     return sent
+
+
+def messages_between(results: Sequence[Arrays], notes: Sequence[Note], stage: int) -> list[list[Note]]:
+    """Return the messages that each rank sent between two marks."""
+    found = []
+    for rank, result in enumerate(results):
+        messages = [note for note in notes if note.rank == rank and note.kind in ("send", "barrier")]
+        found.append(messages[slice(*result["marks"][stage : stage + 2].tolist())])
+    return found
 
 
 def run(model: nn.Module, given: Arrays, step: int = 0) -> Array:
