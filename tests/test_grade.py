@@ -143,6 +143,9 @@ def test_a_wrong_value_is_named_by_rank_and_index(tmp_path: Path) -> None:
         expect_equal(0, "x", np.asarray(np.nan), np.asarray(1.0))
 
 
+SEVEN = ": it is right to seven digits, as if it had been rounded to float32 on the way"
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [
@@ -153,6 +156,7 @@ def test_a_wrong_value_is_named_by_rank_and_index(tmp_path: Path) -> None:
         ([0.0, 0.0], "rank 3: x[1] is 0, expected 2: all of it is 0, as if nothing had been written"),
         ([np.nan, 8.0], "rank 3: x[0] is nan, expected 1: 1 of its 2 values are infinite or not a number"),
         ([2.0, 1.0], "rank 3: x[0] is 2, expected 1: these are the right values in another order"),
+        ([1.0, 2.0 + 1e-7], "rank 3: x[1] is 2.0000001, expected 2" + SEVEN),
         ([7.0, 5.0], "rank 3: x[0] is 7, expected 1: it is still what was given"),
         ([6.0, 2.5], "rank 3: x[0] is 6, expected 1: that is what rank 0 should have"),
         ([3.0, 3.5], "rank 3: x[0] is 3, expected 1: this is what comes out if each rank divides by its own count"),
@@ -327,7 +331,7 @@ def test_a_results_file_for_gradescope_is_written_even_if_nothing_can_be_graded(
 def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "lessons"
     (folder / LESSON.name).mkdir(parents=True)
-    for name in ("checks.py", "exercise.py"):
+    for name in ("checks.py", "judges.py", "exercise.py"):
         (folder / LESSON.name / name).write_text((LESSON.folder / name).read_text())
     status, out, _ = run(["--all", "--lessons", str(folder)], capsys)
     assert status == 1 and out.startswith(LESSON.name) and out.count("not started") > 20

@@ -21,6 +21,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = Mapping[str, Array]
 Instead: TypeAlias = Mapping[str, Any]  # by a clause behind "this is what comes out if": an array, or what returns one
 
+ROUNDED = 1e-6  # of the largest value: what float32 leaves of a float64, after a few operations
 LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
 
 
@@ -121,6 +122,8 @@ def likeness(
         return ": it is transposed"
     if found.shape != expected.shape:
         return ": the values are right, the shape is not" if same(found.reshape(expected.shape), expected) else ""
+    if tolerance and is_close(found, expected, ROUNDED):
+        return ": it is right to seven digits, as if it had been rounded to float32 on the way"
     ordered = same(np.sort(found, axis=None), np.sort(expected, axis=None))
     return scaled(found, expected) or (": these are the right values in another order" if ordered else "")
 
