@@ -271,7 +271,7 @@ def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         "all start from the mean of all ranks' parameters": [np.mean(parameters, axis=0)] * case.ranks,
     }
     found, same = [result["start"] for result in results], [parameters[0]] * case.ranks
-    expect_ranks("the parameters at the start", found, same, None, instead=wrong, before=parameters)
+    expect_ranks("the parameters at the start", found, same, 1e-12, instead=wrong, before=parameters)
     for rank, result in enumerate(results):
         own = np.full_like(result["buffer"], rank)
         expect_equal(rank, "the model's buffer, which is no parameter,", result["buffer"], own)
