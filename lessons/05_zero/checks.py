@@ -106,7 +106,9 @@ LARGE = (
 )
 CHECKS += [
     Check(EQUATION, "other models", 5, questions(*LARGE), equation, judge_equation, hidden=True),
-    Check(STATE, "more ranks than elements of a bias", 6, batches(6, stage=1, steps=2), sharded, judge_sharded, hidden=True),
+    Check(
+        STATE, "ranks without a slice of a bias", 6, batches(6, stage=1, steps=2), sharded, judge_sharded, hidden=True
+    ),
     Check(GRADIENTS, "other sizes", 5, batches(5, stage=2, steps=2, backwards=3), sharded, judge_sharded, hidden=True),
     Check(CLIP, "other slices", 3, slices(5, limit=2.5), clipped, judge_clipped, hidden=True),
     Check(CLIP, "one rank without", 1, slices(3, limit=0.5, empty="last"), clipped, judge_clipped, hidden=True),
