@@ -51,6 +51,8 @@ class Case:
 class TakeGradient(torch.optim.Optimizer):
     """Makes each parameter its gradient, so that whatever gathers parameters gathers gradients."""
 
+    elementwise = True
+
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
 

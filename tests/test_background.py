@@ -15,8 +15,11 @@ THREADS = {
     "reading ahead": "from minidist.trainer.batches import ReadAhead; batches = ReadAhead(Work())",
 }
 PROGRAM = """
-import os, signal, sys, time
+import atexit, os, signal, sys, threading, time
 from minidist import init, run
+
+ending = threading.Event()
+atexit.register(ending.set)  # after the package's own handler: called right before it
 
 class Work:
     begun = False
@@ -24,6 +27,7 @@ class Work:
         self.begun = True
         print("begun", flush=True)
         os.kill(os.getpid(), signal.SIGINT)
+        ending.wait()
         time.sleep({seconds})
         print("finished", flush=True)
         return "a batch"

@@ -414,10 +414,10 @@ def test_a_small_dev_shm_as_in_a_container_leaves_room_for_large_windows() -> No
         buffer = comm.allocate(64 << 20, np.uint8)
         buffer[:] = comm.rank + 1
         all_reduce(buffer, comm)
-        print("summed", buffer.min(), buffer.max())
+        assert buffer.min() == buffer.max() == 3
     """
     launcher = find_mpirun()
     command = [launcher.path, "-n", "2", sys.executable, "-c", program]
     unshared = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
     outcome = run_job(unshared, env=environment(launcher) | clean_environment(), timeout=100, capture=True)
-    assert outcome.stdout.count("summed 3 3") == 2, outcome.stdout + outcome.stderr
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr

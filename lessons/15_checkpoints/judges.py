@@ -250,6 +250,8 @@ def judge_saved(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     told = [json.loads(result["seen"].tobytes()) for result in results]
     end, flushed = told[0]["end"], {}
     if case.given[0]["facts"][2]:
+        if not any(name.startswith(OLD) for name in end):
+            raise Wrong(f"the earlier checkpoint {OLD} is gone")
         for rank, one in enumerate(told):
             if [text for name, (_, text) in one["end"].items() if name.startswith(NEW)] != [LEFT.hex()]:
                 raise Wrong(f"there was a checkpoint {NEW} already, which the second save of this step overwrites")
