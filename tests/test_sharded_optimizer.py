@@ -163,7 +163,8 @@ print({where: names for where, names in hooks().items() if names and names != be
     assert outcome.stdout.strip() == "{}"
 
 
-@pytest.mark.parametrize("stage, unwrap", ((ZeRO1, True), (ZeRO2, True), (FSDP, True), (FSDP, False)))
+@EACH
+@pytest.mark.parametrize("unwrap", (True, False))
 def test_torch_is_hooked_while_a_sharded_model_lives(stage: Any, unwrap: bool) -> None:
     def program(comm: Communicator) -> None:
         wrapped = stage(net(), comm)
@@ -221,6 +222,25 @@ def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
             piece.grad = torch.ones_like(piece)
         optimizer.step()
         assert torch.allclose(whole(wrapped)["0.weight"], before - 0.1)
+
+        def backward_and_step(clip: bool = False, again: bool = False, finish: bool = True) -> None:
+            optimizer.zero_grad()
+            wrapped(rows(0)).sum().backward()
+            with wrapped.no_sync():
+                if again:
+                    wrapped(rows(0)).sum().backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(wrapped.module.parameters(), 0.01)
+            if finish:
+                wrapped(rows(0)).sum().backward()
+            optimizer.step()
+
+        backward_and_step(again=True)
+        with pytest.raises(ValueError, match=r"let the last backward.. run outside of no_sync"):
+            backward_and_step(again=True, finish=False)
+        if stage is ZeRO1:  # after the others' backward parameters have no gradients to be clipped
+            with pytest.raises(ValueError, match=r"and clip or set the gradients of model.slices, not of parameters"):
+                backward_and_step(clip=True, finish=False)
 
     minidist.run(program, 2)
 

@@ -91,7 +91,6 @@ class FSDP(ShardedModel):
         self.reshard_after_forward = reshard_after_forward
         if not reshard_after_forward:
             self.most_whole = len(self.units)
-        self.unit_of = {parameter: unit for unit in self.units for parameter in unit.parameters}
         self.order: list[Unit] = []  # in which the last forward called them
         self.next: dict[Unit, Unit] = {}  # what to gather next in forward
         self.previous: dict[Unit, Unit] = {}  # and in backward

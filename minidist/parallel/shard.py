@@ -99,6 +99,10 @@ class Sharded(ABC):
     def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters."""
 
+    @abstractmethod
+    def passed_over(self, parameter: nn.Parameter) -> bool:
+        """Tell whether this parameter has a gradient that its slice does not have."""
+
     @property
     def slices(self) -> list[nn.Parameter]:
         """What this rank's optimizer updates: one slice for each trained parameter, in the model's order."""
@@ -179,9 +183,9 @@ class Sharded(ABC):
     def _check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Raise if a step would pass over a gradient."""
         for parameter in parameters:
-            given = parameter.grad
-            if given is not None and self.slice_of(parameter).grad is None and bool(given.any()):
+            if self.passed_over(parameter):
                 raise ValueError(
                     f"{self.names[parameter]} has a gradient that nobody has reduced, so this step would ignore it: "
-                    "call model.synchronize() after no_sync(), or set the gradients of model.slices, not of parameters"
+                    "let the last backward() run outside of no_sync(), and clip or set the gradients of model.slices, "
+                    "not of parameters"
                 )

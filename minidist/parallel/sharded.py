@@ -62,6 +62,7 @@ class ShardedModel(Whole, Sharded, DataParallel):
         ]
         self.root = self.units[-1]
         self.flats = [flat for unit in self.units for flat in unit.flats]
+        self.unit_of = {parameter: unit for unit in self.units for parameter in unit.parameters}
         self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
         self.called: dict[Unit, None] = {}  # in order, by any forward of this step
@@ -97,6 +98,12 @@ class ShardedModel(Whole, Sharded, DataParallel):
             unit.forget_gradients(parameters)
         for flat in self.flats:
             flat.forget_gradients(parameters)
+
+    def passed_over(self, parameter: nn.Parameter) -> bool:
+        """Tell whether this parameter has a gradient that its slice does not have."""
+        unit, given = self.unit_of[parameter], parameter.grad
+        waits = parameter in unit.places and parameter not in unit.empty  # since a backward in no_sync
+        return waits or (given is not None and bool(given.any()))
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Have the next gathering bring the new values: what ends an optimizer's step."""

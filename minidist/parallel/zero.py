@@ -103,6 +103,7 @@ class ZeRO1(Sharded, DDP):
         self.shards = {bucket: ReducedShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
         self.guard(self.parameters_to_reduce)
         self.gathering: dict[ReducedShard, Any] = {}
+        self.versions: dict[Bucket, int] = {}  # torch's count of changes, of gradients when they were reduced
         self.overlap = overlap
         if overlap:
             for module in model.modules():
@@ -115,6 +116,7 @@ class ZeRO1(Sharded, DDP):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         DDP.zero_grad(self, set_to_none)
+        self.versions.clear()
         for shard in self.shards.values():
             shard.forget_gradients(shard.slices)
 
@@ -161,6 +163,14 @@ class ZeRO1(Sharded, DDP):
         self.summed = False  # the buckets still hold this rank's own gradients: more can be added, and reduced again
         for shard in self.shards.values():
             shard.give_gradient(without=self.nowhere_used)
+        self.versions = {bucket: bucket.flat._version for bucket in self.buckets if isinstance(bucket, FlatBucket)}
+
+    def passed_over(self, parameter: nn.Parameter) -> bool:
+        """Tell whether this parameter has a gradient that its slice does not have."""
+        given, bucket = parameter.grad, self.bucket_of[parameter]
+        if isinstance(bucket, FlatBucket) and self.versions.get(bucket) == bucket.flat._version:
+            given = None if given is bucket.views[parameter] else given
+        return given is not None and bool(given.any())
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Gather the new parameters, a bucket at a time: what ends an optimizer's step.
