@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from minidist import __version__
-from minidist.cli.imports import quick_imports
+from minidist.comm.job.imports import quick_imports
 
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
@@ -19,6 +19,7 @@ COMMANDS = {
     "course": "build the course's handout",
     "doctor": "find out what this machine can run, and what to mend",
 }
+ELSEWHERE = {"bench": "bench", "course": "course.course", "grade": "course.grade"}  # in rooms of their own
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"minidist: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     with quick_imports():
-        command = importlib.import_module(f"minidist.cli.{name}")
+        command = importlib.import_module(f"minidist.{ELSEWHERE.get(name, f'cli.{name}')}")
     return int(command.main(rest))
 
 

@@ -27,8 +27,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from minidist.comm.cluster import Cluster
     from minidist.comm.communicator import Communicator
+    from minidist.comm.threads_wire.cluster import Cluster
 
 AXES = ("dp", "pp", "cp", "tp")  # outermost first
 EXPERT_AXES = ("edp", "ep", "pp", "tp")  # the same ranks: edp * ep = dp * cp

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from minidist.comm import threads
+from minidist.comm.threads_wire import threads
 
 # Whoever is started in the background ignores Ctrl-C, and so would every program that is tested: ours is to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

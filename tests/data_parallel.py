@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.sampler import share
-from minidist.parallel.shard import Sharded
+from minidist.parallel.data.sampler import share
+from minidist.parallel.sharded.shard import Sharded
 
 VARIANTS: tuple[type[DataParallel], ...] = (DDP, NaiveDataParallel, ParameterServer)
 CONFIG = GPTConfig(

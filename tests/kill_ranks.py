@@ -22,9 +22,9 @@ from pathlib import Path
 from ranks import clean_environment
 from training import PROGRAM, RUN, TINY, losses, same_bits, short_text
 
-from minidist.cli.jobs import MARK, end_job, members
-from minidist.cli.launch import environment, find_mpirun
-from minidist.trainer.store import complete
+from minidist.comm.job.jobs import MARK, end_job, members
+from minidist.comm.job.mpirun import environment, find_mpirun
+from minidist.trainer.checkpoint.store import complete
 
 STEPS = 12
 SIZES = "--hidden 64 --layers 4 --dropout 0.1 --keep 3"  # a checkpoint takes about as long as a step

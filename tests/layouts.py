@@ -14,10 +14,10 @@ import minidist
 from minidist.comm import Communicator
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.parallel.data.sampler import share
 from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.recipe import Recipe
-from minidist.parallel.sampler import share
-from minidist.parallel.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 SMALL = GPTConfig(
     vocabulary=19, layers=4, hidden=16, heads=4, key_value_heads=2, intermediate=24, sequence=8, dropout=0.1, tied=True

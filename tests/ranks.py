@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from minidist.cli.jobs import run_job
-from minidist.cli.launch import Mpirun, environment, find_mpirun
+from minidist.comm.job.jobs import run_job
+from minidist.comm.job.mpirun import Mpirun, environment, find_mpirun
 
 TESTS = Path(__file__).parent
 LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "TORCHELASTIC_")

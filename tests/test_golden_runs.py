@@ -26,8 +26,8 @@ import minidist
 from minidist.cli.train import train
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Communicator
-from minidist.grade.grading import grade
-from minidist.grade.lesson import find_lesson, reference_answer
+from minidist.course.grader.grading import grade
+from minidist.course.lesson import find_lesson, reference_answer
 from minidist.mesh import Layout
 from minidist.parallel import DDP, FSDP
 from minidist.parallel.recipe import Recipe

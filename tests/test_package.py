@@ -21,7 +21,7 @@ from test_grade import HONEST, LESSON
 
 import minidist
 from minidist.__main__ import main
-from minidist.grade.package import package
+from minidist.course.package import package
 
 SITE = Path(numpy.__file__).parents[1]
 NOBODY: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}

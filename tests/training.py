@@ -11,8 +11,8 @@ from torch import Tensor
 
 import minidist
 from minidist.cli.train import train
-from minidist.trainer import restore
-from minidist.trainer.pieces import Extent, Piece
+from minidist.trainer.checkpoint import restore
+from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.text import load_text
 
 TINY = ["--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "16", "--batch", "8", "--warmup", "2"]

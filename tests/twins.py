@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import minidist
-from minidist.grade.lesson import load_module
+from minidist.course.lesson import load_module
 
 
 def main(out: str, paths: list[str]) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from judges import chain, farm, halo, judge_chain, judge_farm, judge_halo, judge_stuck, judge_token, stuck, token
 
-from minidist.grade.contract import Array, Case, Check, Draw, Task
+from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.collectives",)
 TOKEN = Task(1, "a token round the ring", BY_HAND)
 HALO = Task(2, "halo exchange", BY_HAND)
 CHAIN = Task(3, "broadcast along a chain", BY_HAND)
 FARM = Task(4, "a master and its workers", BY_HAND)
-STUCK = Task(5, "who never finishes", ("minidist.comm.threads", "minidist.comm.world"))
+STUCK = Task(5, "who never finishes", ("minidist.comm.threads_wire.threads", "minidist.comm.threads_wire.world"))
 
 
 def each(make: Callable[..., Case], *sizes: tuple[Any, ...]) -> Draw:

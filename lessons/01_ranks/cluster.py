@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
+from minidist.course.twin import run_twin
 
 ROWS, WEIGHTS, STEPS, RATE = 32, 20, 5, 0.1
 Message = Callable[[torch.Tensor, int], object]  # a buffer, and to whom or from whom

@@ -19,7 +19,7 @@ from judges import (
     scatter,
 )
 
-from minidist.grade.contract import Array, Case, Check, Draw, Task
+from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.collectives", "minidist.parallel")
 SCATTER = Task(1, "ring reduce-scatter", BY_HAND)

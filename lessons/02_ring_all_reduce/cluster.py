@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
 from minidist.collectives import all_reduce
+from minidist.course.twin import run_twin
 
 ROWS, WEIGHTS, STEPS, RATE = 64, 1000, 5, 0.05
 

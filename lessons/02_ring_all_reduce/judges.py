@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist import Communicator, Trace
-from minidist.grade.contract import (
+from minidist.course.grader.contract import (
     Array,
     Arrays,
     Case,

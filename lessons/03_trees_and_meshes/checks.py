@@ -27,14 +27,18 @@ from judges import (
     two_levels,
 )
 
-from minidist.grade.contract import Array, Case, Check, Draw, Task
+from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.collectives", "minidist.parallel")
 TREE = Task(1, "binomial tree", BY_HAND)
 HALVING = Task(2, "halving and doubling", BY_HAND)
 PAIRS = Task(3, "all-to-all", BY_HAND)
 LEVELS = Task(4, "two levels", ("minidist.collectives.hierarchical",))
-COST = Task(5, "which is fastest", ("minidist.collectives", "minidist.comm.threads", "minidist.comm.cluster"))
+COST = Task(
+    5,
+    "which is fastest",
+    ("minidist.collectives", "minidist.comm.threads_wire.threads", "minidist.comm.threads_wire.cluster"),
+)
 
 
 def each(make: Callable[..., Case], *sizes: tuple[Any, ...]) -> Draw:

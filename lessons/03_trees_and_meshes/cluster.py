@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.course.twin import run_twin
 
 ROWS, WIDTH, STEPS, RATE, PER_NODE = 16, 24, 4, 0.1, 2
 

@@ -14,7 +14,17 @@ import minidist
 from minidist import Cluster, Communicator, Trace
 from minidist.collectives import all_reduce, ring, tree
 from minidist.comm import Link
-from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, awaited, expect_equal, expect_orderly, sent_by
+from minidist.course.grader.contract import (
+    Array,
+    Arrays,
+    Case,
+    Note,
+    Wrong,
+    awaited,
+    expect_equal,
+    expect_orderly,
+    sent_by,
+)
 
 UNTOUCHED = -1  # what stands in a buffer before anything has come
 

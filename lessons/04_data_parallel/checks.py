@@ -17,7 +17,7 @@ from judges import (
     part,
 )
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.parallel", "minidist.trainer", "torch.nn.parallel")
 TITLES = ("a part of the loss", "naive data parallelism", "buckets", "accumulation")

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
+from minidist.course.twin import run_twin
 from minidist.parallel import DDP
-from minidist.parallel.sampler import share
+from minidist.parallel.data.sampler import share
 
 ROWS, MICROBATCHES, STEPS = 11, 2, 4
 

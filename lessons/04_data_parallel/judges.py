@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from minidist import Communicator, Trace
 from minidist.collectives import all_reduce
-from minidist.grade.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, expect_ranks, sent_by
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, expect_ranks, sent_by
 
 SHAPES = ((4, 3), (4,), (4, 3), (4,), (2, 4), (2,))  # of weights and biases
 SIZES = tuple(int(np.prod(shape)) for shape in SHAPES)

@@ -1,4 +1,4 @@
-"""Lesson 04, solved with the package. Read `minidist/parallel/data.py`, `buckets.py` and `sampler.py`."""
+"""Lesson 04, solved with the package. Read `minidist/parallel/data/data_parallel.py`, `buckets.py` and `sampler.py`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from minidist import Communicator
 from minidist.collectives import all_reduce
-from minidist.parallel.buckets import Bucket, FlatBucket, partition
-from minidist.parallel.data import DDP
-from minidist.parallel.replicas import copy_from_root
-from minidist.parallel.sampler import share
+from minidist.parallel.data.buckets import Bucket, FlatBucket, partition
+from minidist.parallel.data.data_parallel import DDP
+from minidist.parallel.data.replicas import copy_from_root
+from minidist.parallel.data.sampler import share
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:

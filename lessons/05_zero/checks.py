@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from judges import RECIPES, SIZES, clipped, equation, judge_clipped, judge_equation, judge_sharded, sharded
 
-from minidist.grade import contract
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader import contract
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.parallel", "minidist.memory", "torch.distributed.optim")
 EQUATION = Task(1, "the memory equation", BY_HAND)

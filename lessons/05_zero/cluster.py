@@ -20,7 +20,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
+from minidist.course.twin import run_twin
 from minidist.parallel import ZeRO2, clip_by_global_norm
 
 ROWS, STEPS, LIMIT, RATE = 8, 4, 1.0, 0.01  # rows of each rank

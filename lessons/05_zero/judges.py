@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidist import Communicator, Trace
-from minidist.grade.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
 
 SHAPES = ((5, 3), (5,), (2, 5), (2,))  # of weights and biases
 SIZES = tuple(int(np.prod(shape)) for shape in SHAPES)

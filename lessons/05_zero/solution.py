@@ -1,4 +1,4 @@
-"""Lesson 05, solved with the package. Read `minidist/parallel/zero.py`, `clip.py` and `minidist/memory/equation.py`."""
+"""Lesson 05, solved with the package: `parallel/sharded/zero.py`, `parallel/clip.py`, `memory/account/equation.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.memory import equation
-from minidist.parallel import zero
+from minidist.memory.account import equation
 from minidist.parallel.clip import clip_by_global_norm
+from minidist.parallel.sharded import zero
 
 EACH = {
     "mixed": equation.MIXED_PRECISION_ADAM,

@@ -18,7 +18,7 @@ from judges import (
     training,
 )
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.parallel", "torch.distributed")
 CUT = Task(1, "parameters into shards", BY_HAND)

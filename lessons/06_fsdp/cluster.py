@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
+from minidist.course.twin import run_twin
 from minidist.parallel import FSDP
 
 BLOCKS, WIDTH, ROWS, STEPS, RATE = 3, 16, 8, 4, 0.01

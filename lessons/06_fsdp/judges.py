@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.grade.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, expect_equal
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, expect_equal
 
 MOST_WHOLE = 2  # units
 RATE = 0.5

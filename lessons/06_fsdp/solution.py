@@ -1,4 +1,4 @@
-"""Lesson 06, solved: the package's own units and FSDP. Read them in `minidist/parallel/units.py` and `fsdp.py`."""
+"""Lesson 06, solved: the package's own units and FSDP. Read `units.py` and `fsdp.py` in `minidist/parallel/sharded`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel import FSDP, buckets
-from minidist.parallel.shard import Shard
-from minidist.parallel.units import Flat, MixedPrecision
+from minidist.parallel import FSDP
+from minidist.parallel.data import buckets
+from minidist.parallel.sharded.shard import Shard
+from minidist.parallel.sharded.units import Flat, MixedPrecision
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:

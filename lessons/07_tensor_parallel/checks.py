@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from judges import BY_WORDS, CUTS, border, by_words, judge_border, judge_layer, judge_words, layer
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.parallel", "torch.distributed")
 BORDERS = Task(1, "enter and leave", BY_HAND)

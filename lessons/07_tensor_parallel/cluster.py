@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
+from minidist.course.twin import run_twin
 from minidist.parallel import ColumnParallel, RowParallel, VocabularyParallel, parallelize_tensor
 from minidist.parallel import vocabulary_parallel_cross_entropy_sum as cross_entropy_sum
 

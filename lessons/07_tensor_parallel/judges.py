@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.grade import contract
-from minidist.grade.calls import expect_collectives, forward_backward, spelled
-from minidist.grade.contract import Array, Arrays, Case, Judge, Note, Program, Wrong
+from minidist.course.grader import contract
+from minidist.course.grader.calls import expect_collectives, forward_backward, spelled
+from minidist.course.grader.contract import Array, Arrays, Case, Judge, Note, Program, Wrong
 
 CUTS = {  # along which dim each parameter is cut
     "mlp": {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None},

@@ -13,8 +13,8 @@ from minidist import Communicator
 from minidist.collectives.fast import cut
 from minidist.model.gpt import causal_attention
 from minidist.parallel.adjoint import copy_to, reduce_from
-from minidist.parallel.tensor import Boundary, VocabularyParallelEmbedding
-from minidist.parallel.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.parallel.tensor.tensor_parallel import Boundary, VocabularyParallelEmbedding
+from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 
 def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:

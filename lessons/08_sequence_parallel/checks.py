@@ -25,7 +25,7 @@ from judges import (
     run_ulysses,
 )
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.parallel", "torch.distributed")
 BORDERS = Task(1, "gather and scatter tokens", BY_HAND)

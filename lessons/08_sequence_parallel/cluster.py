@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
+from minidist.course.twin import run_twin
 from minidist.parallel import ColumnParallel, RowParallel, parallelize_tensor
 from minidist.parallel.adjoint import gather_from
-from minidist.parallel.tensor_styles import SplitSequence
+from minidist.parallel.tensor.styles import SplitSequence
 
 HIDDEN, TIME, STEPS, RATE = 32, 16, 5, 0.3
 

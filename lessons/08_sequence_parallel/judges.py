@@ -17,9 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator, Trace
-from minidist.grade import contract
-from minidist.grade.calls import OPERATIONS, calls, expect_collectives, forward_backward, spelled
-from minidist.grade.contract import Array, Arrays, Case, Figures, Judge, Note, Program, Wrong, sent_by
+from minidist.course.grader import contract
+from minidist.course.grader.calls import OPERATIONS, calls, expect_collectives, forward_backward, spelled
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Judge, Note, Program, Wrong, sent_by
 
 TIME, HEADS = 1, ("query", "key", "value")
 BLOCKS_HELD = 6  # of keys and values, in ring attention

@@ -1,4 +1,4 @@
-"""Lesson 08, solved: the package's own where it has it. Read `minidist/parallel/sequence.py` and `adjoint.py`."""
+"""Lesson 08, solved: the package's own where it has one: `minidist/parallel/tensor/sequence.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from minidist import Communicator
 from minidist.model.gpt import causal_attention
 from minidist.parallel import adjoint
-from minidist.parallel.sequence import SequenceBoundary
+from minidist.parallel.tensor.sequence import SequenceBoundary
 
 
 def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:

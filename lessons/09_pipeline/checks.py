@@ -26,7 +26,7 @@ from judges import (
     run,
 )
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 from minidist.parallel.pipeline import plan
 
 BY_HAND = ("minidist.parallel", "minidist.collectives", "torch.distributed")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator, Trace
-from minidist.grade.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
 from minidist.parallel.pipeline import Plan, ScheduleError, check, peak_activations, read_plan, simulate
 
 ROWS, WIDTH, LAYERS = 2, 4, 2  # of a microbatch, of a stage

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.parallel.executor import Pipeline
 from minidist.parallel.pipeline import plan, read_plan, simulate, with_communication
-from minidist.parallel.stage import balance
+from minidist.parallel.pipeline.executor import Pipeline
+from minidist.parallel.pipeline.stage import balance
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

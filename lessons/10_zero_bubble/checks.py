@@ -25,7 +25,7 @@ from judges import (
     split,
 )
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 SCHEDULES = ("minidist.parallel.pipeline.schedules", "minidist.parallel.pipeline.zero_bubble")
 WIRES = ("minidist.collectives",)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
 from minidist.collectives import all_reduce
-from minidist.parallel.executor import Pipeline
+from minidist.course.twin import run_twin
 from minidist.parallel.pipeline import plan, with_communication
-from minidist.parallel.stage import balance
+from minidist.parallel.pipeline.executor import Pipeline
+from minidist.parallel.pipeline.stage import balance
 
 LAYERS, WIDTH, ROWS, MICROBATCHES, STEPS, RATE = 8, 32, 64, 8, 2, 0.5
 SCHEDULES = (("interleaved", ScheduleInterleaved1F1B), ("zb-v", ScheduleZBVZeroBubble))

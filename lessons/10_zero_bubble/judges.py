@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator
-from minidist.grade.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
-from minidist.parallel.executor import Pipeline
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
 from minidist.parallel.pipeline import (
     Plan,
     ScheduleError,
@@ -25,6 +24,7 @@ from minidist.parallel.pipeline import (
     simulate,
     with_communication,
 )
+from minidist.parallel.pipeline.executor import Pipeline
 
 ROWS, WIDTH = 2, 4  # of a microbatch
 MESSAGE = ROWS * WIDTH * 8  # bytes

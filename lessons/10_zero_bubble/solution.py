@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from minidist.parallel.pipeline import plan
-from minidist.parallel.weight_gradients import Product
+from minidist.parallel.pipeline.weight_gradients import Product
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -30,7 +30,7 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[s
 def backward_for_inputs(
     weights: Sequence[Tensor], activations: Sequence[Tensor], gradient: Tensor
 ) -> tuple[Tensor, Pairs]:
-    """Go back through the layers; `minidist.parallel.weight_gradients` has autograd do this."""
+    """Go back through the layers; `minidist.parallel.pipeline.weight_gradients` has autograd do this."""
     pairs: Pairs = []
     for weight, x, y in reversed(list(zip(weights, activations[:-1], activations[1:], strict=True))):
         inner = gradient * (1 - y * y)

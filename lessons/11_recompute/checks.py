@@ -21,7 +21,7 @@ from judges import (
     run_plan,
 )
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.memory", "torch.utils.checkpoint")
 ACCOUNT = Task(1, "the account of a plan", BY_HAND)

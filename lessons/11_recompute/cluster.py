@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint_sequential
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
 from minidist.collectives import all_reduce
+from minidist.course.twin import run_twin
 from minidist.memory.recompute import recompute
 from minidist.parallel import DDP
 
@@ -82,7 +82,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
-    """Recompute with `minidist.memory.recompute`."""
+    """Recompute with `minidist.memory.recompute.segments`."""
     model = Network(by_torch=False)
     recompute(model, f"every {SEGMENT}")
     return train(comm, model, lambda module: DDP(module, comm, op="mean"), device)

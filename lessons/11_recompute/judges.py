@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import minidist
 from minidist import Communicator
-from minidist.grade.contract import Arrays, Case, Note, Wrong, expect_close, sent_by
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, sent_by
 from minidist.parallel.adjoint import copy_to, reduce_from
 
 

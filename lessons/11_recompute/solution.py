@@ -1,4 +1,4 @@
-"""Lesson 11, solved: the package's own checkpoint. Read it in `minidist/memory/recompute.py`."""
+"""Lesson 11, solved: the package's own checkpoint. Read it in `minidist/memory/recompute/segments.py`."""
 
 from __future__ import annotations
 

@@ -14,8 +14,19 @@ import numpy as np
 import torch
 
 from minidist import Communicator
-from minidist.grade import contract
-from minidist.grade.contract import Array, Arrays, Case, Check, Draw, Note, Task, Wrong, expect_close, expect_equal
+from minidist.course.grader import contract
+from minidist.course.grader.contract import (
+    Array,
+    Arrays,
+    Case,
+    Check,
+    Draw,
+    Note,
+    Task,
+    Wrong,
+    expect_close,
+    expect_equal,
+)
 
 BY_HAND = ("minidist.memory", "minidist.parallel", "torch")
 ROUND = Task(1, "float32 to bfloat16", BY_HAND)

@@ -1,4 +1,4 @@
-"""Lesson 12, solved: torch's rounding, and `minidist/memory/`: precision.py, masters.py, fp8.py, rounding.py."""
+"""Lesson 12, solved: torch's rounding, and `minidist/memory/precision`: mixed.py, masters.py, fp8.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from minidist import Communicator
 from minidist.collectives import all_reduce
-from minidist.memory import fp8, masters, precision, rounding
+from minidist.memory.precision import fp8, masters, mixed, rounding
 from minidist.parallel.clip import clip_by_global_norm
 
 Array = np.ndarray[Any, Any]
@@ -33,7 +33,7 @@ def bits_of(x: Tensor) -> Array:
     return x.view(torch.int16).numpy().view(np.uint16)
 
 
-class LossScaler(precision.LossScaler):
+class LossScaler(mixed.LossScaler):
     """Finds the largest loss scale that float16 gradients bear."""
 
     def overflowed(self, gradients: Sequence[Array]) -> bool:  # type: ignore[override]

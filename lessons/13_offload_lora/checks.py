@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from judges import STEPS, judge_lora, judge_nf4, judge_offload, judge_reduce, run_lora, run_nf4, run_offload, run_reduce
 
-from minidist.grade.contract import BY_OPTIMIZERS, Case, Check, Draw, Task
+from minidist.course.grader.contract import BY_OPTIMIZERS, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.memory", "minidist.parallel")
 LORA = Task(1, "an adapter", BY_HAND)

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import register_parametrization
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
-from minidist.memory.lora import add_lora
+from minidist.course.twin import run_twin
+from minidist.memory.adapters import add_lora
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.parallel import DDP
 

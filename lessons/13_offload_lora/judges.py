@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from minidist import Communicator
-from minidist.grade.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
 
 BELOW = [-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0]
 LEVELS = np.array([*BELOW, 0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0])

@@ -13,11 +13,11 @@ import torch
 
 from minidist import Cluster, Communicator, Layout, Mesh
 from minidist.collectives import all_gather
-from minidist.comm.cluster import Link
-from minidist.grade.contract import Arrays, Case, Check, Draw, Note, Task, Wrong, expect_close, sent_by
+from minidist.comm.threads_wire.cluster import Link
+from minidist.course.grader.contract import Arrays, Case, Check, Draw, Note, Task, Wrong, expect_close, sent_by
 
 BY_HAND = ("minidist.mesh",)
-STRATEGIES = tuple(f"minidist.parallel.{name}" for name in ("parallelize", "data", "fsdp", "tensor_plan", "clip"))
+STRATEGIES = tuple(f"minidist.parallel.{name}" for name in ("parallelize", "data", "sharded", "tensor.plan", "clip"))
 GROUPS = Task(1, "coordinates and groups", BY_HAND, may_use=("comm.split",))
 BYTES = Task(2, "bytes along each axis", BY_HAND)
 STEP = Task(3, "a step on two axes", BY_HAND + STRATEGIES)

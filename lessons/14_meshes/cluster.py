@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from minidist import Communicator, Layout, Mesh
-from minidist.cli.twin import run_twin
 from minidist.collectives import all_reduce
+from minidist.course.twin import run_twin
 from minidist.parallel import ColumnParallel, Recipe, RowParallel, parallelize
 
 TP, ROWS, WIDTH, BLOCKS = 2, 16, 12, 3  # rows of the whole batch

@@ -20,7 +20,7 @@ from judges import (
     saved,
 )
 
-from minidist.grade.contract import Case, Check, Draw, Task
+from minidist.course.grader.contract import Case, Check, Draw, Task
 
 BY_HAND = ("minidist.trainer", "minidist.parallel")
 PIECES = Task(1, "who writes what", BY_HAND)

@@ -20,11 +20,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 
 from minidist import Communicator, Layout, Mesh
-from minidist.cli.twin import run_twin
 from minidist.collectives import all_reduce
-from minidist.memory.masters import MasterWeights
+from minidist.course.twin import run_twin
+from minidist.memory.precision import MasterWeights
 from minidist.parallel import Recipe, parallelize
-from minidist.trainer import saving
+from minidist.trainer.checkpoint import saving
 
 ROWS, WIDTH, RATE, SAVED, STEPS = 8, 10, 0.05, 2, 4  # rows of each rank; saved after the second of four steps
 

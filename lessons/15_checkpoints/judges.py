@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load as load_safetensors
 
 from minidist import Communicator, Layout, Mesh
-from minidist.grade.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal
 
 FOLDER, NEW, OLD = Path("checkpoints"), "step-00000005", "step-00000003"
 LEFT = b"of an earlier run"

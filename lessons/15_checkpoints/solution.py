@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from minidist import Communicator
 from minidist.collectives.fast import cut
 from minidist.parallel.placement import Placement, TensorPlacement, counts
-from minidist.trainer import cadence, pieces, store
-from minidist.trainer.pieces import Extent
-from minidist.trainer.saving import extent_of
+from minidist.trainer.checkpoint import cadence, pieces, store
+from minidist.trainer.checkpoint.pieces import Extent
+from minidist.trainer.checkpoint.saving import extent_of
 
 Array = np.ndarray[Any, Any]
 

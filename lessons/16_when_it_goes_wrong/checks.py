@@ -33,7 +33,7 @@ from judges import (
     train,
 )
 
-from minidist.grade.contract import Arrays, Case, Check, Draw, Note, Task
+from minidist.course.grader.contract import Arrays, Case, Check, Draw, Note, Task
 from minidist.trace import Event
 
 BY_HAND = ("minidist.collectives", "minidist.parallel")

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Communicator
-from minidist.cli.twin import run_twin
 from minidist.collectives import all_gather, broadcast
+from minidist.course.twin import run_twin
 from minidist.parallel import DDP
 
 ROWS, STEPS, FAULT = 16, 5, 3

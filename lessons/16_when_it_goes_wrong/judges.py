@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import Cluster, Communicator, run
 from minidist.collectives import all_reduce
-from minidist.grade.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
 from minidist.trace import Event, Trace
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "communication")

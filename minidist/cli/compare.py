@@ -9,7 +9,7 @@ from statistics import median
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train import read_corpus
 from minidist.comm import Communicator
-from minidist.memory.account import CATEGORIES, Account, total
+from minidist.memory.account.account import CATEGORIES, Account, total
 from minidist.mesh import Layout, Mesh
 from minidist.trace.table import format_bytes
 from minidist.trainer.config import Config

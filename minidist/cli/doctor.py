@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from minidist.cli.jobs import run_job
-from minidist.cli.launch import environment, find_mpirun, vendor, version_of
-from minidist.cli.parser import Parser
 from minidist.comm.errors import LaunchError
+from minidist.comm.job.jobs import run_job
+from minidist.comm.job.mpirun import environment, find_mpirun, vendor, version_of
+from minidist.comm.job.parser import Parser
 
 ENOUGH_SHARED_MEMORY = 256 << 20  # bytes
 PATIENCE = 60.0  # seconds for one check

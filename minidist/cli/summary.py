@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 from minidist.parallel import FSDP
-from minidist.trainer.cadence import advice
+from minidist.trainer.checkpoint.cadence import advice
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.verify import Verdict
 

@@ -21,7 +21,7 @@ from minidist.cli.train_checks import (
     metrics_file,
 )
 from minidist.comm import Communicator
-from minidist.comm.gather_trace import gather_trace
+from minidist.comm.job.gather_trace import gather_trace
 from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from minidist.memory.precision import check_dtype
+from minidist.memory.precision.mixed import check_dtype
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT
-from minidist.trainer import resume, store
+from minidist.trainer.checkpoint import resume, store
+from minidist.trainer.checkpoint.lock import hold
+from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.lock import hold
 from minidist.trainer.spread import check_cuts, recipe_of
-from minidist.trainer.store import CheckpointError
 
 
 def fitting_layout(config: Config, ranks: int) -> Layout:

@@ -8,11 +8,11 @@
 `Communicator` is the same on all of them. Read `communicator.py` first, then `threads.py` and `world.py`.
 """
 
-from minidist.comm.cluster import Cluster, Link
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import CommunicationError, DeadlockError, LaunchError, MismatchError, RankFailed
-from minidist.comm.start import init
-from minidist.comm.threads import run
+from minidist.comm.job.start import init
+from minidist.comm.threads_wire.cluster import Cluster, Link
+from minidist.comm.threads_wire.threads import run
 
 __all__ = [
     "Cluster",

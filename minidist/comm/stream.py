@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minidist.comm.background import BackgroundThread
+from minidist.comm.job.background import BackgroundThread
 
 if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator

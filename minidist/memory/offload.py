@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.comm.background import BackgroundThread
-from minidist.memory.masters import MIB, Chunk, MasterWeights, State, Visit, wide
+from minidist.comm.job.background import BackgroundThread
+from minidist.memory.precision.masters import MIB, Chunk, MasterWeights, State, Visit, wide
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path, name: str = "tensor") -> Tensor:

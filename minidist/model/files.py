@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidist.comm import number
-from minidist.comm.number import Limit, read_number, shown
+from minidist.comm.job import number
+from minidist.comm.job.number import Limit, read_number, shown
 
 LARGEST = 1 << 30  # bytes of a file that is read as a whole
 DEEPEST = 64  # sections within sections

@@ -6,20 +6,20 @@ The differentiable collectives, for layers of one's own, are in `adjoint`; the f
 from minidist.parallel import adjoint
 from minidist.parallel.adjoint import copy_to, gather_from, reduce_from, scatter_to
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.data import DDP, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.fsdp import FSDP
+from minidist.parallel.data.data_parallel import DDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.data.sampler import DistributedSampler
 from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
-from minidist.parallel.sampler import DistributedSampler
-from minidist.parallel.sharded_optimizer import ShardedOptimizer
-from minidist.parallel.tensor_layers import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding
-from minidist.parallel.tensor_plan import parallelize_tensor
-from minidist.parallel.tensor_styles import ColumnParallel, ParallelRegion, RowParallel, VocabularyParallel
-from minidist.parallel.units import MixedPrecision
-from minidist.parallel.vocabulary import vocabulary_parallel_cross_entropy_sum
-from minidist.parallel.zero import ZeRO1, ZeRO2
-from minidist.parallel.zero_plus_plus import ZeROPlusPlus
+from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.sharded_optimizer import ShardedOptimizer
+from minidist.parallel.sharded.units import MixedPrecision
+from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
+from minidist.parallel.sharded.zero_plus_plus import ZeROPlusPlus
+from minidist.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding
+from minidist.parallel.tensor.plan import parallelize_tensor
+from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, VocabularyParallel
+from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 __all__ = [
     "DDP",

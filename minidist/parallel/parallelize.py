@@ -24,24 +24,24 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from minidist.collectives import broadcast
-from minidist.memory.recompute import recompute
+from minidist.memory.recompute.segments import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.data import DDP, MIB, DataParallel, NaiveDataParallel, ParameterServer
-from minidist.parallel.elementwise import check_elementwise
-from minidist.parallel.executor import Pipeline, Tensors, tie_stages
-from minidist.parallel.fsdp import FSDP
-from minidist.parallel.groups import known_groups
+from minidist.parallel.data.data_parallel import DDP, MIB, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.data.replicas import make_equal
+from minidist.parallel.optimizer.elementwise import check_elementwise
+from minidist.parallel.optimizer.groups import known_groups
 from minidist.parallel.pipeline import with_communication
+from minidist.parallel.pipeline.executor import Pipeline, Tensors, tie_stages
+from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
-from minidist.parallel.replicas import make_equal
-from minidist.parallel.sequence import know_all_tokens
-from minidist.parallel.shard import Sharded
-from minidist.parallel.stage import balance, take_stages, tied_names
-from minidist.parallel.tensor_plan import Plan as TensorPlan
-from minidist.parallel.tensor_plan import check_plan, parallelize_tensor
-from minidist.parallel.zero import ZeRO1, ZeRO2
+from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.shard import Sharded
+from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
+from minidist.parallel.tensor.plan import Plan as TensorPlan
+from minidist.parallel.tensor.plan import check_plan, parallelize_tensor
+from minidist.parallel.tensor.sequence import know_all_tokens
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Loss = Callable[[Tensor, Any], Tensor]

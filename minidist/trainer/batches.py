@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 
-from minidist.comm.background import BackgroundThread
-from minidist.parallel.sampler import DistributedSampler, Indices, State, share
+from minidist.comm.job.background import BackgroundThread
+from minidist.parallel.data.sampler import DistributedSampler, Indices, State, share
 from minidist.trainer.text import Samples, TextError
 
 IGNORED = -100  # the target that torch's cross_entropy leaves out by default

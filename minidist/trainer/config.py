@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from minidist.comm.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
+from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, is_policy

@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.comm.number import flag_of, shown
+from minidist.comm.job.number import flag_of, shown
 from minidist.model.files import FileError, read_tree, typed
-from minidist.trainer import megatron
 from minidist.trainer.config import Config, ConfigError, Sections, flag
-from minidist.trainer.deepspeed import read_deepspeed
-from minidist.trainer.foreign import merged
+from minidist.trainer.foreign import megatron
+from minidist.trainer.foreign.deepspeed import read_deepspeed
+from minidist.trainer.foreign.options import merged
 
 
 class HelpAsked(Exception):

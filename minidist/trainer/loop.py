@@ -23,23 +23,23 @@ from torch import Tensor
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.memory.account import Account
-from minidist.memory.masters import MasterWeights
-from minidist.memory.precision import LossScaler
+from minidist.memory.account.account import Account
+from minidist.memory.precision.masters import MasterWeights
+from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES, Mesh
 from minidist.model import GPT, Where
 from minidist.parallel import Parallel, parallelize
+from minidist.parallel.data.sampler import State
 from minidist.parallel.meta import on_device
-from minidist.parallel.sampler import State
-from minidist.trainer import resume
 from minidist.trainer.batches import Batch, Batches, ReadAhead
+from minidist.trainer.checkpoint import resume
+from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
+from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.optimizer import build_optimizer
-from minidist.trainer.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.schedule import learning_rate, linear_scaling
 from minidist.trainer.spread import carried_of, check_cuts, check_room, loss_of, recipe_of
-from minidist.trainer.store import CheckpointError
 from minidist.trainer.text import Samples
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidist.memory.masters import MasterWeights
 from minidist.memory.offload import OffloadedOptimizer
+from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel import Parallel
 from minidist.trainer.config import Config
 

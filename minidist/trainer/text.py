@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidist.model.files import read_bytes
-from minidist.parallel.sampler import Indices
+from minidist.parallel.data.sampler import Indices
 
 Tokens = npt.NDArray[np.integer[Any]]
 Parts = TypeVar("Parts", Tokens, list[Tokens])

@@ -17,7 +17,7 @@ import minidist
 from minidist import Cluster, Trace
 from minidist.draw.notebook import picture
 from minidist.parallel import DDP, NaiveDataParallel
-from minidist.parallel.sampler import share
+from minidist.parallel.data.sampler import share
 
 CLUSTER = Cluster.uniform(latency=10e-6, bandwidth=50e9)  # one InfiniBand port for each GPU
 MIB = 1 << 20

@@ -17,8 +17,7 @@ from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.memory import STACK
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.account import Account
-from minidist.memory.equation import model_states
+from minidist.memory.account import Account, model_states
 from minidist.parallel import DDP, ZeRO1, ZeRO2, clip_by_global_norm
 
 LAYERS, WIDTH = 8, 4096

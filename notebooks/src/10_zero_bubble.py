@@ -193,7 +193,7 @@ from tempfile import TemporaryDirectory
 program = """
 import torch, minidist
 from torch import nn
-from minidist.parallel.executor import Pipeline
+from minidist.parallel.pipeline.executor import Pipeline
 from minidist.parallel.pipeline import plan, with_communication
 
 comm = minidist.init()

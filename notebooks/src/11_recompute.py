@@ -14,8 +14,16 @@ import torch
 import minidist
 from minidist.draw.notebook import picture
 from minidist.memory.account import Account
-from minidist.memory.chain import Chain, Stage, operations, tradeoff
-from minidist.memory.recompute import best_interval, checkpoint, measure_block, recompute
+from minidist.memory.recompute import (
+    Chain,
+    Stage,
+    best_interval,
+    checkpoint,
+    measure_block,
+    operations,
+    recompute,
+    tradeoff,
+)
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel.adjoint import copy_to, reduce_from
 

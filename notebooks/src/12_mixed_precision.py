@@ -12,10 +12,16 @@ import torch
 
 import minidist
 from minidist.draw.notebook import picture
-from minidist.memory.fp8 import E4M3, E5M2, dequantize, quantize, scale_for
-from minidist.memory.masters import MasterWeights
-from minidist.memory.precision import LossScaler
-from minidist.memory.rounding import stochastic_round
+from minidist.memory.precision import (
+    E4M3,
+    E5M2,
+    LossScaler,
+    MasterWeights,
+    dequantize,
+    quantize,
+    scale_for,
+    stochastic_round,
+)
 
 FORMATS = {
     "float32": (torch.float32, "#000000"),

@@ -14,8 +14,7 @@ import torch
 import minidist
 from minidist.draw.notebook import picture
 from minidist.memory.account import Account
-from minidist.memory.lora import EVERY_MATRIX, LoRALinear, add_lora, add_qlora
-from minidist.memory.nf4 import dequantize, levels, quantize
+from minidist.memory.adapters import EVERY_MATRIX, LoRALinear, add_lora, add_qlora, dequantize, levels, quantize
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP
@@ -316,7 +315,7 @@ from tempfile import TemporaryDirectory
 program = """
 import tempfile, torch, minidist
 from pathlib import Path
-from minidist.memory.lora import EVERY_MATRIX, add_qlora
+from minidist.memory.adapters import EVERY_MATRIX, add_qlora
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP

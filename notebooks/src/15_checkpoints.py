@@ -18,12 +18,12 @@ import minidist
 from minidist import Layout, Mesh
 from minidist.collectives import all_reduce
 from minidist.draw.notebook import picture
-from minidist.memory.masters import MasterWeights
+from minidist.memory.precision import MasterWeights
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
-from minidist.trainer import index, restore, saving, store
-from minidist.trainer.cadence import daly, shares, young
-from minidist.trainer.pieces import Extent, Piece, put
+from minidist.trainer.checkpoint import index, restore, saving, store
+from minidist.trainer.checkpoint.cadence import daly, shares, young
+from minidist.trainer.checkpoint.pieces import Extent, Piece, put
 
 SIZES = GPTConfig(vocabulary=32, layers=1, hidden=16, heads=4, intermediate=32, sequence=8)
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
@@ -298,9 +298,9 @@ import json, sys
 from pathlib import Path
 import torch, minidist
 from minidist import Layout, Mesh
-from minidist.memory.masters import MasterWeights
+from minidist.memory.precision import MasterWeights
 from minidist.parallel import Recipe, parallelize
-from minidist.trainer import saving
+from minidist.trainer.checkpoint import saving
 
 comm, folder, first = minidist.init(), Path(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Linear(6, 5)

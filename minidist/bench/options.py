@@ -1,0 +1,181 @@
+"""The command line of `bench`, checked before anything starts. The workers are given the same arguments again."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from minidist.comm.job.number import AT_LEAST_ONE, NOT_NEGATIVE, RANKS, flag_of, read_number, shown
+from minidist.comm.job.parser import Parser
+
+COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+)
+NAMES = (
+    "copy",
+    "p2p",
+    *COLLECTIVES,
+    "ddp",
+    "zero",
+    "pipeline",
+    "tensor",
+    "checkpoint",
+    "recompute",
+    "adamw",
+    "threads",
+)
+PEERS = ("native", "tuned", "gloo")
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
+SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
+MOST_BYTES = 64 << 30
+HEADS = 4  # of the models that are trained
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. `rounds=0` takes each bench's own number."""
+
+    names: tuple[str, ...]
+    ranks: int
+    sizes: tuple[int, ...]
+    dtype: str
+    rounds: int
+    algorithms: tuple[str, ...]
+    peers: tuple[str, ...]
+    hidden: tuple[int, ...]
+    json: str
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """The collectives among the names."""
+        return tuple(name for name in self.names if name in COLLECTIVES)
+
+
+def parse(argv: list[str]) -> Options:
+    """Return the options, or leave with status 2 and a sentence that says what is wrong."""
+    parser = build_parser()
+    given = parser.parse_args(argv)
+    name = given.name.replace("-", "_")
+    if name not in (*NAMES, "all"):
+        parser.error(f"there is no bench {given.name!r}: choose one of {', '.join(NAMES)}, all")
+    if given.ranks < 2:
+        parser.error(f"--ranks {given.ranks}: communication takes at least 2")
+    options = Options(
+        names=NAMES if name == "all" else (name,),
+        ranks=given.ranks,
+        sizes=given.sizes,
+        dtype=given.dtype,
+        rounds=given.rounds,
+        algorithms=given.algorithms,
+        peers=given.peers,
+        hidden=given.hidden,
+        json=given.json,
+    )
+    _check_choices(parser, options)
+    return options
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `python -m minidist bench`."""
+    parser = Parser(
+        prog="python -m minidist bench",
+        description="Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun.",
+    )
+    parser.add_argument("name", metavar="NAME", help=f"{', '.join(NAMES)}, or all; - and _ mean the same")
+    parser.add_argument(
+        "--ranks", type=flag_of(int, RANKS), default=2, help="MPI processes (default 2, for which the bounds are)"
+    )
+    parser.add_argument("--sizes", type=_sizes, default=_sizes(SIZES), help=f"of the whole buffer (default {SIZES})")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
+    parser.add_argument(
+        "--rounds",
+        type=flag_of(int, NOT_NEGATIVE),
+        default=0,
+        help="turns of every competitor (default: 15, or 8 for steps)",
+    )
+    parser.add_argument(
+        "--algorithms",
+        type=_words,
+        default=("auto", "registered"),
+        help="of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered)",
+    )
+    parser.add_argument(
+        "--peers",
+        type=_words,
+        default=PEERS,
+        help="native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; or none",
+    )
+    parser.add_argument(
+        "--hidden",
+        type=_numbers,
+        default=(256, 512),
+        help="channels of the GPT of ddp, zero, pipeline and tensor, and of recompute the least (default 256,512)",
+    )
+    parser.add_argument("--json", metavar="FILE", default="", help="write all values there; - for standard output")
+    return parser
+
+
+def size_text(bytes: int) -> str:
+    """Return `64 KiB` for 65536."""
+    for unit, text in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if bytes >= unit and bytes % unit == 0:
+            return f"{bytes // unit} {text}"
+    return f"{bytes} B"
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = []
+    for word in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,15}) *([KMG]?I?B?)", word.strip().upper())
+        if match is None or match[2] not in UNITS:
+            raise argparse.ArgumentTypeError(
+                f"{shown(word)} is not a size: write 4096, 64KiB or 16MiB, with commas between"
+            )
+        sizes.append(read_number(match[1], int) * UNITS[match[2]])
+        if not 0 < sizes[-1] <= MOST_BYTES:
+            raise argparse.ArgumentTypeError(f"{shown(word)} must be from 1 B to {size_text(MOST_BYTES)}")
+    return tuple(sizes)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(flag_of(int, AT_LEAST_ONE)(word) for word in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip().replace("-", "_") for word in text.split(",") if word.strip() not in ("", "none"))
+
+
+def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
+    """Refuse what none of the chosen benches knows; what only some know is left out of the others."""
+    from minidist.collectives import algorithms
+
+    known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives))
+    for algorithm in options.algorithms:
+        if algorithm not in known - {"native"}:
+            offered = ", ".join(sorted(known - {"native"}))
+            parser.error(
+                f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers"
+            )
+    for peer in options.peers:
+        if peer not in PEERS:
+            parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
+    try:
+        if options.json not in ("", "-"):
+            Path(options.json).open("a").close()
+    except OSError as error:
+        parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another file")
+    if "tensor" in options.names and HEADS % options.ranks:
+        parser.error(f"--ranks {options.ranks}: tensor deals out the {HEADS} heads of its model, so use 2 or {HEADS}")
+    for hidden in options.hidden:
+        if hidden < 8 or hidden % 8:
+            parser.error(f"--hidden {hidden}: the model has 4 heads with pairs of channels, so use a multiple of 8")

@@ -1,0 +1,61 @@
+"""How fast this machine copies: the limit of everything that two ranks of it can say to each other.
+
+    own core     256 KiB within a core's cache, all ranks at the same time
+    memory       64 MiB, out of every cache, likewise
+    other core   1 MiB that the other rank has just written, through the shared window
+
+Virtual machines move between hosts' cores that share a cache and cores that do not: the last number flips between
+about 45 GB/s (*near*) and 25 GB/s (*far*), and with it every ratio. The bounds are for the near state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidist.bench.measure import Measurement, timed
+
+if TYPE_CHECKING:
+    from minidist.comm import Communicator
+
+IN_CACHE = 256 << 10
+BLOCK = 1 << 20
+BEYOND_CACHES = 64 << 20
+ROUNDS = 15
+NEAR = 35.0  # GB/s of copying from the other core, between the two states
+
+
+def state(gigabytes: float) -> str:
+    """Name the state in which the other core's block is copied so fast."""
+    return "near" if gigabytes >= NEAR else "far"
+
+
+def bench_copy(when: str, launch: str, comm: Communicator) -> Iterator[Measurement]:
+    """Measure the three; `when` tells the probe before the benches from the one after them."""
+    for name, bytes, iterations in (("own core", IN_CACHE, 500), ("memory", BEYOND_CACHES, 1)):
+        source, target = np.full(bytes, 1, np.uint8), np.full(bytes, 0, np.uint8)
+        seconds = [timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)]
+        yield Measurement("copy", when, name, launch, tuple(bytes / s / 1e9 for s in seconds), "GB/s", bytes, comm.size)
+    mine = comm.allocate(BLOCK, np.uint8)
+    windows = comm.peers(mine)
+    if windows is not None:
+        values = tuple(BLOCK / _copy_from_neighbour(windows, comm) / 1e9 for _ in range(2 * ROUNDS))
+        yield Measurement("copy", when, "other core", launch, values, "GB/s", BLOCK, comm.size)
+
+
+def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:
+    """Rank 1 reads what rank 0 has just written, then the other way round; return the slower one's seconds."""
+    slowest, target = 0.0, np.full(BLOCK, 0, np.uint8)
+    for writer, reader in ((0, 1), (1, 0)):
+        if comm.rank == writer:
+            windows[writer][:] = 1
+        comm.fence()
+        started = time.perf_counter()
+        if comm.rank == reader:
+            np.copyto(target, windows[writer])
+        slowest = max(slowest, max(comm.roll_call(time.perf_counter() - started)))
+    return slowest

@@ -1,0 +1,163 @@
+"""From measurements to tables: ratios to peers, bounds, and whether they were met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.bench.bounds import BOUNDS, DTYPE, RANKS, Bound
+from minidist.bench.measure import Measurement
+from minidist.bench.options import COLLECTIVES
+from minidist.bench.probe import state
+
+PEERS = {
+    "p2p": ("native", "gloo"),
+    "ddp": ("local", "torch DDP"),
+    "zero": ("local", "DDP", "fully_shard"),
+    "pipeline": ("serial", "torch gpipe", "torch 1f1b"),
+    "tensor": ("serial", "DTensor"),
+    "checkpoint": ("synchronous", "steps alone"),
+    "adamw": ("torch fused", "torch foreach"),
+    "recompute": ("stored", "torch full"),
+    **dict.fromkeys(COLLECTIVES, ("native", "native tuned", "gloo")),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bound, and what was measured."""
+
+    bound: Bound
+    measured: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound holds."""
+        return self.measured <= self.bound.limit
+
+    def __str__(self) -> str:
+        what = " ".join(filter(None, (self.bound.bench, self.bound.case, self.bound.competitor)))
+        over = f" / {self.bound.peer}" if self.bound.peer else ""
+        sign = "≤" if self.met else ">"
+        return f"{what}{over}: {number(self.measured)} {sign} {self.bound.limit:g}"
+
+
+class Results:
+    """All measurements of a run, to be asked for ratios, bounds and text."""
+
+    def __init__(self, measurements: Iterable[Measurement], dtype: str, machine: dict[str, object]):
+        self.measurements, self.dtype, self.machine = list(measurements), dtype, machine
+        self.found = {(m.bench, m.case, m.competitor, m.launch): m for m in self.measurements}
+        self.verdicts = list(self._verdicts())
+
+    def ratio(self, measurement: Measurement, peer: str) -> float | None:
+        """Return the ratio to a peer that took turns with this one. `native tuned` did so in the tuned launch."""
+        bench, case, competitor = measurement.bench, measurement.case, measurement.competitor
+        launch, name = ("tuned", "native") if peer == "native tuned" else ("shipped", peer)
+        mine, other = self.found.get((bench, case, competitor, launch)), self.found.get((bench, case, name, launch))
+        return None if mine is None or other is None or mine is other else mine.ratio(other)
+
+    def _verdicts(self) -> Iterator[Verdict]:
+        for bound in BOUNDS:
+            launch = "here" if bound.bench == "threads" else "shipped"
+            measurement = self.found.get((bound.bench, bound.case, bound.competitor, launch))
+            if measurement is None or (launch == "shipped" and (measurement.ranks, self.dtype) != (RANKS, DTYPE)):
+                continue
+            measured = self.ratio(measurement, bound.peer) if bound.peer else measurement.median
+            if measured is not None:
+                yield Verdict(bound, measured)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, to be read by programs."""
+        return {
+            "machine": self.machine,
+            "dtype": self.dtype,
+            "states": {f"{m.launch} {m.case}": state(m.median) for m in self._probes()},
+            "results": [m.as_row() | {"ratios": self._ratios(m)} for m in self.measurements],
+            "bounds": [
+                {**vars(verdict.bound), "measured": verdict.measured, "met": verdict.met} for verdict in self.verdicts
+            ],
+        }
+
+    def as_text(self) -> str:
+        """Return the tables."""
+        parts = [" · ".join(f"{key} {value}" for key, value in self.machine.items() if value)]
+        for bench in dict.fromkeys(m.bench for m in self.measurements):
+            measurements = [m for m in self.measurements if m.bench == bench]
+            cases = list(dict.fromkeys(m.case for m in measurements))
+            shown = [m for m in measurements if m.launch != "tuned" or bench == "copy" or m.competitor == "native"]
+            parts.append(self._table(bench, sorted(shown, key=lambda m: cases.index(m.case))))
+        if self.verdicts:
+            parts.append(self._summary())
+        return "\n\n".join(parts)
+
+    def _table(self, bench: str, measurements: list[Measurement]) -> str:
+        peers = [p for p in PEERS.get(bench, ()) if any(self.ratio(m, p) is not None for m in measurements)]
+        rows = [["case", "competitor", "median", "quartiles", "bus GB/s", *(f"/ {peer}" for peer in peers)]]
+        rows += [self._row(m, peers) for m in measurements]
+        title = bench if bench in ("copy", "threads") else f"{bench}, {measurements[0].ranks} ranks"
+        return f"{title}{f', {self.dtype}' if bench in COLLECTIVES else ''}\n{aligned(rows)}"
+
+    def _row(self, m: Measurement, peers: list[str]) -> list[str]:
+        lower, upper = m.quartiles
+        bus = m.bus_bandwidth
+        return [
+            f"{m.launch} {m.case}" if m.bench == "copy" else m.case,
+            f"{m.competitor} tuned" if m.launch == "tuned" and m.bench != "copy" else m.competitor,
+            self._marked(quantity(m.median, m.unit), m, ""),
+            f"{quantity(lower, m.unit)} - {quantity(upper, m.unit)}",
+            "" if bus is None else f"{bus / 1e9:.3g}",
+            *("" if m.launch == "tuned" else self._marked(number(self.ratio(m, peer)), m, peer) for peer in peers),
+        ]
+
+    def _marked(self, text: str, m: Measurement, peer: str) -> str:
+        """Add the bound to a number, if there is one."""
+        for v in self.verdicts:
+            b = v.bound
+            if (b.bench, b.case, b.competitor, b.peer) == (m.bench, m.case, m.competitor, peer):
+                return f"{text} ≤ {b.limit:g} met" if v.met else f"{text} > {b.limit:g} MISSED"
+        return text
+
+    def _summary(self) -> str:
+        states = sorted({state(m.median) for m in self._probes()})
+        met = sum(verdict.met for verdict in self.verdicts)
+        lines = [f"bounds: {met} of {len(self.verdicts)} met"]
+        if states:
+            lines[0] += f"; they are for the near state of the cores, and this run saw: {', '.join(states)}"
+        return "\n".join(lines + [f"  missed: {verdict}" for verdict in self.verdicts if not verdict.met])
+
+    def _probes(self) -> list[Measurement]:
+        return [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]
+
+    def _ratios(self, m: Measurement) -> dict[str, float]:
+        if m.launch == "tuned":
+            ratio = self.ratio(m, "native tuned")
+            return {} if ratio is None else {"native tuned": ratio}
+        found = {peer: self.ratio(m, peer) for peer in PEERS.get(m.bench, ()) if peer != "native tuned"}
+        return {peer: ratio for peer, ratio in found.items() if ratio is not None}
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return `12.3 µs` for 1.23e-5 seconds."""
+    if unit == "s":
+        for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+            if value >= size:
+                return f"{value / size:.3g} {name}" if value < 1000 * size else f"{value / size:.0f} {name}"
+        return f"{value * 1e9:.3g} ns"
+    return f"{value:.3g} {unit}".strip()
+
+
+def number(value: float | None) -> str:
+    """Return a ratio in three digits."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Return rows as text: the first two columns to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [text.ljust(w) if column < 2 else text.rjust(w) for column, (text, w) in enumerate(zip(row, widths))]  # noqa: B905
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)

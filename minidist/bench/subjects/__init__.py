@@ -1,0 +1,1 @@
+"""What is measured: one file each, minidist and its peers doing the same thing."""

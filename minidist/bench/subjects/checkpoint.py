@@ -1,0 +1,91 @@
+"""A checkpoint of a model and its AdamW state, split by tensor parallelism: how long does training stand still?
+
+    synchronous     from the call until the disk has it
+    stall           asynchronous: until training goes on, with the copy made and the writer at work
+    steps           some training steps; beside a writer, and alone
+
+Both write the same, to the folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from minidist.bench.measure import Measurement, timed
+from minidist.bench.options import HEADS, Options
+from minidist.memory.precision.masters import MasterWeights
+from minidist.mesh import Layout, Mesh
+from minidist.model import GPT, GPTConfig
+from minidist.parallel import Parallel, Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.trainer.checkpoint.saving import Writer, pieces_to_save
+
+if TYPE_CHECKING:
+    from minidist.comm import Communicator
+
+ROUNDS = 8
+STEPS = 5  # of training, beside the writer
+LAYERS, TIME, BATCH, VOCABULARY = 4, 128, 4, 256
+
+
+def bench_checkpoint(options: Options, launch: str, comm: Communicator) -> Iterator[Measurement]:
+    """Measure at every width."""
+    for hidden in options.hidden:
+        shared: list[str] = comm.roll_call(tempfile.mkdtemp() if comm.rank == 0 else "")
+        writer = Writer(Path(shared[0]), comm, keep=1, every=0)
+        try:
+            seconds = measure(hidden, comm, writer, options.rounds or ROUNDS)
+        finally:
+            if comm.rank == 0:
+                shutil.rmtree(shared[0], ignore_errors=True)
+        for name, values in seconds.items():
+            yield Measurement("checkpoint", f"D={hidden}", name, launch, tuple(values), ranks=comm.size)
+
+
+def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each round."""
+    parallel, optimizer, step = training(hidden, comm)
+    numbers = itertools.count(1)
+
+    def save() -> None:
+        writer.save(next(numbers), pieces_to_save(parallel, optimizer), {})
+
+    def save_and_wait() -> None:
+        save()
+        writer.wait()
+
+    seconds: dict[str, list[float]] = {name: [] for name in ("synchronous", "stall", "steps beside", "steps alone")}
+    step()
+    save_and_wait()  # has the memory for the copy
+    for _ in range(rounds):
+        seconds["synchronous"].append(timed(save_and_wait, comm, 1))
+        seconds["steps alone"].append(timed(step, comm, STEPS))
+        seconds["stall"].append(timed(save, comm, 1))
+        seconds["steps beside"].append(timed(step, comm, STEPS))
+        writer.wait()
+    return seconds
+
+
+def training(hidden: int, comm: Communicator) -> tuple[Parallel, MasterWeights, Callable[[], object]]:
+    """Return a model over all ranks, its optimizer, and what takes a step."""
+    mesh = Mesh(comm, Layout(tp=comm.size))
+    model = GPT(GPTConfig(vocabulary=VOCABULARY, layers=LAYERS, hidden=hidden, heads=HEADS, sequence=TIME))
+    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
+    parallel = parallelize(model, mesh, Recipe(), loss)
+    groups = [{"params": list(model.parameters())}]
+    optimizer = parallel.optimizer(MasterWeights, groups, optimizer=torch.optim.AdamW, lr=1e-4)
+    tokens = torch.randint(VOCABULARY, (BATCH, TIME + 1), generator=torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        parallel.zero_grad()
+        parallel.step([tokens[:, :-1]], [tokens[:, 1:]])
+        optimizer.step(factor=1 / tokens[:, 1:].numel())
+
+    return parallel, optimizer, step

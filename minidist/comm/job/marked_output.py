@@ -1,0 +1,95 @@
+"""Run a program so that each line it prints names its rank: what `python -m minidist launch` starts on every rank.
+
+    python -m minidist.comm.job.marked_output file.py args...        [2] step 10, loss 3.1
+    python -m minidist.comm.job.marked_output -m module args...
+
+Launchers have options for this, each its own, and none of them keeps lines whole. Here a line is one write, so lines
+of several ranks never mix. What C libraries and subprocesses print goes out unmarked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import runpy
+import sys
+import threading
+from pathlib import Path
+
+from minidist.comm.job.start import launched_rank
+
+
+class MarkedLines(io.TextIOBase):
+    """Text to a file descriptor, line by line, `[rank] ` in front of each."""
+
+    encoding = "utf-8"
+
+    def __init__(self, descriptor: int, rank: str):
+        self.descriptor, self.rank = descriptor, rank
+        self.rest = ""
+        self.lock = threading.Lock()
+        self.buffer = io.FileIO(descriptor, "w", closefd=False)  # for programs that print bytes
+
+    def write(self, text: str) -> int:
+        """Print the lines that are complete by now."""
+        with self.lock:
+            *lines, self.rest = (self.rest + text).split("\n")
+            self._print(lines)
+        return len(text)
+
+    def end(self) -> None:
+        """Print what has no end of line yet."""
+        with self.lock:
+            self._print([self.rest] if self.rest else [])
+            self.rest = ""
+
+    def _print(self, lines: list[str]) -> None:
+        already = f"[rank {self.rank}] "  # tracebacks mark themselves
+        marked = [line if line.startswith(already) else f"[{self.rank}] {line}" for line in lines]
+        left = "".join(f"{line}\n" for line in marked).encode(errors="replace")
+        while left:
+            left = left[os.write(self.descriptor, left) :]
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self.descriptor
+
+    def isatty(self) -> bool:
+        """Tell whether a person reads it."""
+        return os.isatty(self.descriptor)
+
+    def writable(self) -> bool:
+        """Tell that it can be written to."""
+        return True
+
+
+def mark_output() -> None:
+    """Have everything that is printed from now on name the rank."""
+    rank = launched_rank()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        lines = MarkedLines(descriptor, rank)
+        setattr(sys, name, lines)
+        atexit.register(lines.end)
+
+
+def run(argv: list[str]) -> None:
+    """Run a file, or `-m` a module, as Python would. A traceback shows the program's frames alone."""
+    try:
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = argv, str(Path(argv[0]).resolve().parent)
+            runpy.run_path(argv[0], run_name="__main__")
+    except Exception as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            frames = frames.tb_next
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    mark_output()
+    run(sys.argv[1:])

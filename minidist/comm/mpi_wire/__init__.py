@@ -1,0 +1,4 @@
+"""The `mpi` wire: ranks are processes that `mpirun` started.
+
+Read `mpi.py`; `window.py` is memory that processes of one machine share, `native.py` MPI's own collectives.
+"""

@@ -1,0 +1,291 @@
+"""The `mpi` wire: ranks are processes that `mpirun` started.
+
+Only point-to-point messages are used, as plain bytes: what MPI can do beyond that (its own collectives, to compare
+with) is behind `native`. Ranks of one node also share memory, see `window.py`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from minidist.comm.answers import gather_answers
+from minidist.comm.buffers import as_bytes, device_name
+from minidist.comm.communicator import Communicator
+from minidist.comm.errors import LaunchError, MismatchError
+from minidist.comm.job.watchdog import Watchdog
+from minidist.comm.mpi_wire.window import AVAILABLE, open_window
+from minidist.comm.pool import Group, parts_of
+from minidist.comm.report import label
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+
+SPINS = 1000  # looks at a flag before the core is offered to somebody else
+NAP = 50e-6  # seconds between two looks of a stream's thread: its rank is computing on the same core
+
+# A flag polled in shared memory tells that data is there only where stores become visible in order.
+ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
+
+
+class MpiRequest:
+    """A message under way; a receive checks that the message filled its buffer."""
+
+    def __init__(self, request: MPI.Request, array: Array, patient: bool):
+        self.request, self.array, self.patient = request, array, patient
+        self.status = MPI.Status()
+
+    def wait(self) -> None:
+        """Block: in MPI, which spins, or on a stream's thread in naps."""
+        try:
+            while self.patient and not self.request.Test(self.status):
+                time.sleep(NAP)
+            if not self.patient:
+                self.request.Wait(self.status)
+        except MPI.Exception as error:
+            raise _explain(error, self.array) from None
+        self._check()
+
+    def test(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        try:
+            done = bool(self.request.Test(self.status))
+        except MPI.Exception as error:
+            raise _explain(error, self.array) from None
+        if done:
+            self._check()
+        return done
+
+    def _check(self) -> None: ...
+
+
+class MpiReceive(MpiRequest):
+    """A receive: MPI would accept a message that is too short."""
+
+    def _check(self) -> None:
+        _check_count(self.status, self.array)
+
+
+class MpiCommunicator(Communicator):
+    """Ranks as MPI processes, over an mpi4py communicator."""
+
+    wire = "mpi"
+
+    def __init__(self, group: Group, members: tuple[int, ...], name: str = "world", origin: Communicator | None = None):
+        super().__init__(group.handle.Get_rank(), members, name, origin)
+        self.group, self.mpi = group, group.handle
+        self.patient = False
+        self._status = MPI.Status()
+        self._node: tuple[int, ...] | None = None
+
+    def _isend(self, array: Array, to: int, tag: int) -> MpiRequest:
+        return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, self.patient)
+
+    def _irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
+        return MpiReceive(self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, self.patient)
+
+    def _exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
+        if self.patient:
+            super()._exchange(leaving, to, arriving, source, tag)
+            return
+        out, into = [_memory(leaving), MPI.BYTE], [_memory(arriving), MPI.BYTE]
+        try:
+            self.mpi.Sendrecv(out, to, tag, into, source, tag, self._status)
+        except MPI.Exception as error:
+            raise _explain(error, arriving) from None
+        _check_count(self._status, arriving)
+
+    def _split(self, color: int, key: int, name: str) -> Communicator:
+        return self._derive(*parts_of(self, color, key), name)
+
+    def _fork(self, name: str) -> Communicator:
+        ranks = list(range(self.size))
+        twin = self._derive([ranks], ranks, name)
+        twin.patient = True
+        return twin
+
+    def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> MpiCommunicator:
+        group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
+        return MpiCommunicator(group, tuple(self.members[rank] for rank in mine), name, self)
+
+    @property
+    def node(self) -> tuple[int, ...]:
+        if not AVAILABLE:
+            return (self.rank,)
+        if self._node is None:  # no cached_property: before Python 3.12 two streams would wait for its one lock
+            with self.status.meeting("the question who shares a node", self):
+                here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+                self._node = tuple(here.allgather(self.rank))
+                here.Free()
+        return self._node
+
+    def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
+        if len(self.node) < self.size:
+            return np.zeros(bytes, np.uint8), []
+        memories = open_window(self, bytes)
+        return memories[self.rank], memories
+
+    def fence(self) -> None:
+        if "fence" not in self.kept:
+            in_order = ORDERED_STORES and len(self.node) == self.size
+            self.kept["fence"] = Fence(self._allocate(64)[1]) if in_order else None
+        if self.kept["fence"] is None:
+            self.barrier()  # whoever receives a message also sees what its sender stored before
+        else:
+            self.kept["fence"].pass_through(self)
+
+    @property
+    def native(self) -> Any:
+        from minidist.comm.mpi_wire.native import NativeMpi
+
+        return NativeMpi(self)
+
+    def roll_call(self, answer: Any) -> list[Any]:
+        with self.status.meeting("a roll call", self):
+            return gather_answers(self.size, self.rank, answer, self._all_gather)
+
+    def _all_gather(self, mine: Any, everyones: Any) -> None:
+        MpiRequest(self.mpi.Iallgather(mine, everyones), mine, self.patient).wait()
+
+    def fail(self, error: BaseException) -> None:
+        end_job(type(error), error, error.__traceback__)
+
+
+class Fence:
+    """One counter a rank, in shared memory: rank r has come to the fence for the n-th time."""
+
+    def __init__(self, memories: list[Any]):
+        self.flags, self.epoch = [memoryview(memory).cast("q") for memory in memories], 0
+
+    def pass_through(self, comm: MpiCommunicator) -> None:
+        """Say that this rank is here, and spin until all are."""
+        self.epoch += 1
+        self.flags[comm.rank][0] = self.epoch
+        for rank, flag in enumerate(self.flags):
+            if flag[0] < self.epoch:
+                self._await(flag, rank, comm)
+
+    def _await(self, flag: memoryview, rank: int, comm: MpiCommunicator) -> None:
+        epoch, spins, status = self.epoch, 0, comm.status
+        status.since, status.waiting = comm.clock(), ("meet at a fence with", comm.members[rank], 0, 0)
+        while flag[0] < epoch:
+            spins += 1
+            if comm.patient:
+                time.sleep(NAP)
+            elif spins > SPINS:
+                os.sched_yield()  # more ranks than cores: the one we wait for may need this one
+        status.waiting = None
+
+
+def _memory(array: Array) -> Any:
+    if device_name(array) != "cpu":
+        raise ValueError(
+            f"the mpi wire carries CPU buffers, not {device_name(array)}: move it with .cpu(), or start with torchrun"
+        )
+    return as_bytes(array)
+
+
+def _check_count(status: MPI.Status, array: Array) -> None:
+    got = status.Get_count(MPI.BYTE)
+    if got not in (array.nbytes, MPI.UNDEFINED):
+        raise MismatchError(
+            f"rank {status.Get_source()} sent {got} bytes, but the receive has a buffer of {array.nbytes} "
+            f"({label(status.Get_tag())}): give both the same shape and dtype"
+        )
+
+
+def _explain(error: MPI.Exception, array: Array) -> Exception:
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        return MismatchError(
+            f"a message is larger than the {array.nbytes} bytes of the buffer that receives it: "
+            "give both the same shape and dtype"
+        )
+    return error
+
+
+def end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Print a traceback, each line marked with the rank, and end every rank of the job with status 1."""
+    from minidist.comm.report import marked_traceback
+
+    if kind is not KeyboardInterrupt:
+        sys.stderr.write(marked_traceback(MPI.COMM_WORLD.Get_rank(), error))
+        sys.stderr.flush()
+    abort()
+
+
+def abort() -> None:
+    """End every rank of the job with status 1."""
+    time.sleep(0.2)  # the launcher drops what it has not yet read of this rank's output
+    MPI.COMM_WORLD.Abort(1)
+
+
+def world(limit: float) -> MpiCommunicator:
+    """Return the communicator of all ranks that `mpirun` started, armed against hanging.
+
+    Raises
+    ------
+    LaunchError
+        If the launcher started several processes but each sees only itself: it belongs to another MPI.
+    """
+    started = int(next((os.environ[name] for name in SIZES if name in os.environ), "1"))
+    if started > 1 and MPI.COMM_WORLD.Get_size() == 1:
+        library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+        raise LaunchError(
+            f"mpirun started {started} processes, but this Python speaks {library} and sees only itself: that mpirun "
+            f"belongs to another MPI. Start with `python -m minidist launch -n {started} ...`, which finds the right "
+            "one, or see `python -m minidist doctor`"
+        )
+    return wrap(MPI.COMM_WORLD, limit)
+
+
+def wrap(mpi: MPI.Intracomm, limit: float) -> MpiCommunicator:
+    """Return a communicator over an existing one of mpi4py, armed against hanging.
+
+    An uncaught error in one rank would leave the others waiting for ever, so it ends the job.
+    """
+    comm = MpiCommunicator(
+        Group(mpi.Dup()), tuple(range(mpi.Get_size()))
+    )  # the caller's own messages stay the caller's
+    if comm.size > 1:
+        sys.excepthook = end_job
+        mailbox = MpiMailbox(mpi.Dup())
+        watchdog = Watchdog(mailbox, comm.rank, comm.size, comm.statuses, limit, abort)
+        atexit.register(_leave_together, watchdog, mailbox.mpi)
+    return comm
+
+
+def _leave_together(watchdog: Watchdog, mpi: MPI.Intracomm) -> None:
+    """Stay, answering that this rank has finished, until all have: MPI_Finalize would wait too, but in silence."""
+    watchdog.finished = True
+    everyone = mpi.Ibarrier()
+    while not everyone.Test():
+        time.sleep(0.002)
+    watchdog.stop()
+
+
+class MpiMailbox:
+    """Texts between watchdogs, on a communicator of their own."""
+
+    def __init__(self, mpi: MPI.Intracomm):
+        self.mpi = mpi
+        self.sending: list[Any] = []
+
+    def send(self, to: int, text: str) -> None:
+        """Send, never blocking."""
+        self.sending.append(self.mpi.isend(text, to))
+
+    def receive(self) -> tuple[int, str] | None:
+        """Return (sender, text) of a text that has come, or None."""
+        status = MPI.Status()
+        message = self.mpi.improbe(status=status)
+        return None if message is None else (status.Get_source(), message.recv())
+
+
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")

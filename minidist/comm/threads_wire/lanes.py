@@ -1,0 +1,113 @@
+"""One thread of one simulated rank, and one message it posted; the virtual clock is here.
+
+Posting costs nothing. A message leaves when the sender's outgoing port is free, occupies it for bytes/bandwidth, and
+occupies the receiver's incoming port as long; it has arrived `latency` later. The incoming port is charged in the order
+in which the receiver *waits*, which its program alone decides: which thread was faster on this machine never matters,
+and a receive that is posted early delays no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minidist.comm.report import describe
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+    from minidist.comm.threads_wire.world import World
+
+PATIENCE = 10_000  # fruitless polls in a row after which polling counts as waiting
+ROUNDS = 1_000  # times that a poller on the virtual clock hears "not yet" while nobody posts anything
+
+
+@dataclass(eq=False)
+class Lane:
+    """One thread of one rank: what it waits for, its clock and its two ports."""
+
+    rank: int
+    name: str
+    wakeup: threading.Condition
+    time: float = 0.0
+    outgoing_free: float = 0.0
+    incoming_free: float = 0.0
+    ready: Callable[[], bool] | None = None  # while it waits: may it go on?
+    waits_for: tuple[str, int | None] = ("", None)  # in words, and the rank
+    idle: bool = False  # a stream without work keeps nobody waiting
+    polls: int = 0
+    polling: bool = False  # while it waits: may it go on with "not yet" once nobody else can move?
+    released: bool = False  # it may, now
+    seen: int = -1  # what the world had posted when it was last released
+    vain: int = 0  # how often it was released since
+    finished: bool = False
+    thread: threading.Thread | None = None  # that used it last; None if it was forked and nobody has yet
+
+
+@dataclass(eq=False)
+class Operation:
+    """One posted send or receive."""
+
+    world: World
+    lane: Lane
+    kind: str
+    array: Array
+    key: tuple[str, int, int, int]  # communicator, sender, receiver, tag
+    posted: float
+    departs: float = 0.0
+    met: float = 0.0  # when the other end was ready: a receive posted, a send departing
+    done: bool = False
+    completed: float | None = None
+
+    def wait(self) -> None:
+        """Block until this end is complete."""
+        if not self.done:
+            self.world.wait(self.lane, lambda: self.done, self.waits_for)
+        self.lane.polls = 0
+        self.lane.time = max(self.lane.time, self.arrival())
+
+    def test(self) -> bool:
+        """Tell whether this end is complete by now.
+
+        On the virtual clock "not yet" must not depend on this machine's threads: the answer waits until the other end
+        is posted, or until nobody else can move.
+        """
+        if not self.done and not self.world.poll(self):
+            return False
+        if self.arrival() > self.lane.time and self.lane.polls < PATIENCE:
+            self.lane.polls += 1
+            self.lane.vain = 0  # something is on its way
+            return False
+        self.lane.time = max(self.lane.time, self.arrival())  # who spins without computing, waits
+        return True
+
+    @property
+    def waits_for(self) -> tuple[str, int]:
+        """What its waiter waits for, in words, and the rank."""
+        _, sender, receiver, tag = self.key
+        peer, what = (receiver, "send to") if self.kind == "send" else (sender, "receive from")
+        return describe(what, peer, tag, self.array.nbytes), peer
+
+    @property
+    def eager(self) -> bool:
+        """Whether the message goes ahead of its receive."""
+        return bool(0 < self.world.eager_limit >= self.array.nbytes)
+
+    def arrival(self) -> float:
+        """Return when this end is complete, in virtual time, charging the incoming port on the first call."""
+        if self.completed is None:
+            cluster = self.world.cluster
+            if cluster is None or (self.kind == "send" and self.eager):
+                self.completed = self.posted
+            else:
+                assert self.done, "a message completes only when both ends are there"
+                link = cluster.link(self.key[1], self.key[2])
+                seconds = link.seconds(self.array.nbytes)
+                if self.kind == "send":
+                    self.completed = max(self.departs, self.met) + seconds
+                else:
+                    starts = max(self.met, 0.0 if self.eager else self.posted, self.lane.incoming_free)
+                    self.lane.incoming_free = starts + seconds
+                    self.completed = starts + seconds + link.latency
+        return self.completed

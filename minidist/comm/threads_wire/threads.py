@@ -1,0 +1,217 @@
+"""The `threads` wire: ranks are threads of this process, and nothing but Python is needed.
+
+    minidist.run(program, ranks=4)                                      on this machine's clock
+    minidist.run(program, ranks=64, cluster=Cluster.h100(nodes=8))      on the virtual clock of 64 modelled GPUs
+
+Sends wait for their receive, however small (`eager_limit` raises that): a program that works here does not work by
+luck.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from minidist.comm.agree import debug_mode
+from minidist.comm.buffers import device_name
+from minidist.comm.communicator import Communicator
+from minidist.comm.errors import RankFailed
+from minidist.comm.job.background import BackgroundThread
+from minidist.comm.pool import parts_of
+from minidist.comm.threads_wire.cluster import Cluster
+from minidist.comm.threads_wire.lanes import Lane, Operation
+from minidist.comm.threads_wire.world import World
+from minidist.trace.events import Trace
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+
+Result = TypeVar("Result")
+
+
+class ThreadCommunicator(Communicator):
+    """Ranks as threads of one process."""
+
+    wire = "threads"
+
+    def __init__(
+        self,
+        world: World,
+        lane: Lane,
+        rank: int,
+        members: tuple[int, ...],
+        name: str,
+        origin: Communicator | None = None,
+    ):
+        super().__init__(rank, members, name, origin)
+        self.world, self.lane = world, lane
+        self._roll_calls = itertools.count()
+
+    def _isend(self, array: Array, to: int, tag: int) -> Operation:
+        return self._post("send", array, (self.name, self.members[self.rank], self.members[to], tag))
+
+    def _irecv(self, array: Array, source: int, tag: int) -> Operation:
+        return self._post("recv", array, (self.name, self.members[source], self.members[self.rank], tag))
+
+    def _post(self, kind: str, array: Array, key: tuple[str, int, int, int]) -> Operation:
+        if device_name(array) == "cuda":
+            raise ValueError("simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun")
+        return self.world.post(self.lane, kind, array, key)
+
+    def _split(self, color: int, key: int, name: str) -> Communicator:
+        _, ranks = parts_of(self, color, key)
+        members = tuple(self.members[rank] for rank in ranks)
+        return ThreadCommunicator(self.world, self.lane, ranks.index(self.rank), members, name, self)
+
+    def _fork(self, name: str) -> Communicator:
+        lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
+        return ThreadCommunicator(self.world, lane, self.rank, self.members, name, self)
+
+    def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
+        mine = np.zeros(bytes, np.uint8)
+        everyones = self.roll_call(mine)
+        return mine, everyones if len(self.node) == self.size else []
+
+    def roll_call(self, answer: Any) -> list[Any]:
+        place = (self.name, next(self._roll_calls))
+        with self.world.lock:
+            table = self.world.shared[place]
+            table[self.rank] = answer
+            if len(table) == self.size:  # nobody waits for less
+                self.world.wake_all()
+        missing = next((self.members[r] for r in range(self.size) if r not in table), None)
+        self.world.wait(self.lane, lambda: len(table) == self.size, ("all ranks to come to a roll call", missing))
+        self.world.shared.pop(place, None)  # all ranks hold the table by now
+        return [table[rank] for rank in range(self.size)]
+
+    @property
+    def node(self) -> tuple[int, ...]:
+        return self.nodes[self.rank]
+
+    @property
+    def nodes(self) -> list[tuple[int, ...]]:
+        if "nodes" not in self.kept:
+            cluster, residents = self.world.cluster, defaultdict(list)
+            homes = [0 if cluster is None else cluster.node_of(member) for member in self.members]
+            for rank, home in enumerate(homes):
+                residents[home].append(rank)
+            self.kept["nodes"] = [tuple(residents[home]) for home in homes]
+        return self.kept["nodes"]  # type: ignore[no-any-return]
+
+    def reach(self, bytes: int, peer: int) -> None:
+        super().reach(bytes, peer)
+        if self.world.cluster is not None:
+            link = self.world.cluster.link(self.members[peer], self.members[self.rank])
+            self.advance(link.latency + link.seconds(bytes))
+
+    def clock(self) -> float:
+        return time.perf_counter() if self.world.cluster is None else self.lane.time
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        if self.world.cluster is not None:
+            self.lane.polls = 0
+            self.lane.time += seconds
+
+    def fail(self, error: BaseException) -> None:
+        self.world.abort(self.members[self.rank], error)
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        self.world.wait(self.lane, ready, (what, self.members[self.rank]), idle=what == "work")
+
+    def wake(self, blocking: bool = True) -> None:
+        self.world.wake_all(blocking)
+
+
+def run(
+    fn: Callable[[Communicator], Result],
+    ranks: int,
+    *,
+    cluster: Cluster | None = None,
+    eager_limit: int = 0,
+    debug: bool | None = None,
+    trace: Trace | None = None,
+) -> list[Result]:
+    """Call `fn(comm)` on each of `ranks` simulated ranks and return their results, by rank.
+
+    Parameters
+    ----------
+    cluster : Cluster, optional
+        Model this machine: `comm.clock()` is then virtual time, the same in every run.
+    eager_limit : int
+        Sends of up to so many bytes do not wait for their receive.
+    debug : bool, optional
+        Have every collective compare what the ranks call before it starts. Default: whether MINIDIST_DEBUG is set.
+    trace : Trace, optional
+        Record events there.
+
+    Raises
+    ------
+    DeadlockError
+        When every rank waits for what cannot come.
+    Exception
+        Whatever a rank raised first, with a note that names the rank. The other ranks are stopped.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks}: start at least 1")
+    if cluster is not None:
+        cluster.check(ranks)
+    world = World(ranks, cluster, eager_limit)
+    results: list[Any] = [None] * ranks
+    comms = [ThreadCommunicator(world, world.add_lane(r, ""), r, tuple(range(ranks)), "world") for r in range(ranks)]
+    for comm in comms:
+        comm.trace, comm.debug = trace, debug_mode(debug)
+        comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
+    threads = [_RankThread(_run_rank, comm, fn, results, name=f"rank {comm.rank}") for comm in comms]
+    try:
+        for thread in threads:
+            thread.start()
+        _join(threads, world)
+    except BaseException as error:  # Ctrl-C, most likely
+        world.abort(-1, error)
+        raise
+    _close(world)
+    return results
+
+
+class _RankThread(BackgroundThread):
+    def run(self) -> None:
+        with self.working():
+            super().run()  # which also lets go of what it was called with
+
+
+def _run_rank(comm: ThreadCommunicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
+    comm.lane.thread = threading.current_thread()
+    try:
+        results[comm.rank] = fn(comm)
+    except BaseException as error:
+        comm.world.abort(comm.rank, error)
+    finally:
+        comm.world.finish(comm.lane)
+
+
+def _close(world: World) -> None:
+    """End what is left of the run, and raise what made it fail."""
+    with world.lock:
+        world.closed = True
+        world.wake_all()
+    if world.failure is not None:
+        rank, cause = world.failure
+        if not isinstance(cause, RankFailed):
+            cause.add_note(f"[rank {rank}] raised this")
+        raise cause
+
+
+def _join(threads: list[_RankThread], world: World) -> None:
+    for thread in threads:
+        while thread.is_alive() and world.failure is None:
+            thread.join(0.2)  # in slices: an untimed join would not notice Ctrl-C everywhere
+    deadline = time.monotonic() + 1.0  # ranks that compute get a second to come to their next message
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

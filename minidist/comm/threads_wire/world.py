@@ -1,0 +1,231 @@
+"""What simulated ranks share: unmatched messages, clocks, and the proof that nobody can go on.
+
+Each *lane* is a thread of a rank: its main thread, or one that runs a stream. A send and a receive meet in `post`; the
+second to arrive copies. A lane that has to wait says with a predicate what for. When every lane that has not finished
+waits, and no predicate holds, then none ever will: nobody is left to change one. That is the proof of a deadlock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from minidist.comm.buffers import copy
+from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
+from minidist.comm.report import label, user_line
+from minidist.comm.threads_wire.cluster import Cluster
+from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+
+PERIOD = 0.5  # seconds after which a waiting lane looks again: a thread may have ended without a word
+
+
+class World:
+    """The meeting place of simulated ranks."""
+
+    def __init__(self, ranks: int, cluster: Cluster | None = None, eager_limit: int = 0) -> None:
+        self.size, self.cluster, self.eager_limit = ranks, cluster, eager_limit
+        self.lock = threading.RLock()
+        self._lanes: list[weakref.ref[Lane]] = []  # a fork that nobody holds any more takes its lane with it
+        self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)
+        self.shared: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
+        self.failure: tuple[int, BaseException] | None = None
+        self.progress = 0
+        self.closed = False
+        self.blocked: set[threading.Thread | None] = set()  # threads that wait; all lanes that they use stand still
+        self.bystanders = set(threading.enumerate())  # threads that were there before the ranks
+
+    def add_lane(self, rank: int, name: str) -> Lane:
+        """Register another thread of `rank`. Its clock starts at zero; who launches work on it moves it."""
+        with self.lock:
+            lane = Lane(rank, name, threading.Condition(self.lock))
+            self._lanes = [*(known for known in self._lanes if known() is not None), weakref.ref(lane)]
+            return lane
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that somebody can still use."""
+        return [lane for known in self._lanes if (lane := known()) is not None]
+
+    # ---------------------------------------------------------------- messages
+
+    def post(self, lane: Lane, kind: str, array: Array, key: tuple[str, int, int, int]) -> Operation:
+        """Post one end of a message; if the other is there, copy and complete both."""
+        operation = Operation(self, lane, kind, array, key, lane.time)
+        if kind == "send":
+            self._depart(operation)
+        with self.lock:
+            self.raise_failure()
+            self.progress += 1
+            lane.polls, lane.thread = 0, threading.current_thread()
+            queue = self.unmatched[key]
+            if not queue or queue[0].kind == kind:
+                if kind == "send" and operation.eager:
+                    operation.array = _snapshot(array)
+                    operation.done = True
+                queue.append(operation)
+                return operation
+            partner = queue.popleft()
+            if not queue:
+                del self.unmatched[key]
+        send, receive = (operation, partner) if kind == "send" else (partner, operation)
+        self._check(send, receive)
+        copy(receive.array, send.array)  # outside the lock: two pairs copy at once
+        with self.lock:
+            send.met, receive.met = receive.posted, send.departs
+            send.done = receive.done = True
+            if self.cluster is None:
+                partner.lane.polls, partner.lane.released = 0, True  # it may be polling this message among others
+            partner.lane.wakeup.notify_all()
+        return operation
+
+    def _depart(self, send: Operation) -> None:
+        """Charge the outgoing port, in the order of posting."""
+        send.departs = max(send.lane.time, send.lane.outgoing_free)
+        if self.cluster is not None:
+            seconds = self.cluster.link(send.key[1], send.key[2]).seconds(send.array.nbytes)
+            send.lane.outgoing_free = send.departs + seconds
+
+    def _check(self, send: Operation, receive: Operation) -> None:
+        if send.array.nbytes != receive.array.nbytes:
+            _, sender, receiver, tag = send.key
+            raise MismatchError(
+                f"rank {sender} sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of "
+                f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
+            )
+
+    # ---------------------------------------------------------------- waiting, and the proof
+
+    def wait(
+        self, lane: Lane, ready: Callable[[], bool], waits_for: tuple[str, int | None], idle: bool = False
+    ) -> None:
+        """Block `lane` until `ready()`; raise if that can never be."""
+        with self.lock:
+            if lane.ready is not None:
+                raise CommunicationError(
+                    f"two threads of rank {lane.rank} wait on one communicator at once: give each its own, by fork(); "
+                    "what a stream runs communicates on stream.comm"
+                )
+            lane.thread = threading.current_thread()
+            if ready():
+                return
+            lane.ready, lane.waits_for, lane.idle = ready, waits_for, idle
+            self.blocked.add(lane.thread)
+            try:
+                while not ready():
+                    self.raise_failure()
+                    self._prove_progress()
+                    if not ready():
+                        lane.wakeup.wait(PERIOD)
+            finally:
+                lane.ready, lane.idle = None, False
+                self.blocked.discard(lane.thread)
+
+    def poll(self, operation: Operation) -> bool:
+        """Tell whether the other end of `operation` is posted; polling in vain for long counts as waiting."""
+        lane = operation.lane
+        if self.cluster is None and lane.polls < PATIENCE:
+            lane.polls += 1
+            self.raise_failure()
+            return operation.done
+        with self.lock:
+            lane.polling, lane.released = True, False
+            try:
+                self.wait(lane, lambda: operation.done or lane.released, operation.waits_for)
+            finally:
+                lane.polling = False
+            return operation.done if self.cluster is None else not lane.released
+
+    def finish(self, lane: Lane) -> None:
+        """Note that a lane has come to its end; those who wait for it may now wait in vain."""
+        with self.lock:
+            lane.finished = True
+            if self.failure is None:
+                try:
+                    self._prove_progress()
+                except DeadlockError as error:
+                    self.abort(lane.rank, error)
+
+    def abort(self, rank: int, error: BaseException) -> None:
+        """Make every lane raise. The first failure is the one that counts."""
+        with self.lock:
+            if self.failure is None:
+                self.failure = (rank, error)
+            self.wake_all()
+
+    def wake_all(self, blocking: bool = True) -> None:
+        """Have every waiting lane look again: at once, unless the lock may not be waited for."""
+        if self.lock.acquire(blocking):
+            for lane in self.lanes:
+                lane.wakeup.notify_all()
+            self.lock.release()
+
+    def raise_failure(self) -> None:
+        """Raise if the job has failed or is over."""
+        if self.failure is not None:
+            rank, error = self.failure
+            if isinstance(error, DeadlockError):
+                raise DeadlockError(*error.args)
+            raise RankFailed(f"rank {rank} failed: {type(error).__name__}: {error}")
+        if self.closed:
+            raise CommunicationError("this run is over: its communicators cannot be used any more")
+
+    def _prove_progress(self) -> None:
+        """Raise DeadlockError if no lane can go on. Call with the lock held."""
+        if any(not lane.finished and self._may_move(lane) for lane in self.lanes):
+            return
+        waiting = [lane for lane in self.lanes if not lane.finished and lane.ready is not None and not lane.idle]
+        released = [lane for lane in waiting if lane.polling and self._release(lane)]
+        if waiting and not released:
+            error = DeadlockError(self._report(waiting))
+            self.abort(waiting[0].rank, error)
+            raise error
+
+    def _may_move(self, lane: Lane) -> bool:
+        """Tell whether a lane runs, or is about to."""
+        if lane.ready is not None:
+            return lane.ready()
+        if lane.thread is None:  # a thread that we have not met yet may be about to use it
+            known = self.bystanders.union(other.thread for other in self.lanes if other.thread is not None)
+            return not known.issuperset(threading.enumerate())
+        return lane.thread not in self.blocked and lane.thread.is_alive()
+
+    def _release(self, lane: Lane) -> bool:
+        """Let a poller go on with "not yet", unless it has heard that often enough since anything was posted."""
+        if lane.seen != self.progress:
+            lane.seen, lane.vain = self.progress, 0
+        lane.vain += 1
+        lane.released = lane.vain < (2 if self.cluster is None else ROUNDS + len(self.unmatched))
+        if self.cluster is None:
+            lane.polls = 0
+        lane.wakeup.notify_all()
+        return lane.released
+
+    def _report(self, waiting: list[Lane]) -> str:
+        """Say who waits for whom, and close the cycle or the chain."""
+        frames: dict[int, FrameType] = sys._current_frames()
+        lines = ["no rank can go on."]
+        for lane in waiting:
+            where = user_line(frames.get(lane.thread.ident or 0) if lane.thread else None)
+            lines.append(f"  rank {lane.rank}{lane.name} waits: {lane.waits_for[0]}{where}")
+        edges = {lane.rank: lane.waits_for[1] for lane in waiting if lane.waits_for[1] is not None}
+        chain = [waiting[0].rank]
+        while (peer := edges.get(chain[-1])) is not None and peer not in chain:
+            chain.append(peer)
+        if peer is not None:
+            chain = [*chain[chain.index(peer) :], peer]
+            lines.append("  each waits for the next: " + " -> ".join(map(str, chain)))
+        elif chain[-1] not in {lane.rank for lane in waiting}:
+            lines.append("  rank " + " waits for rank ".join(map(str, chain)) + ", which has finished")
+        return "\n".join(lines)
+
+
+def _snapshot(array: Array) -> Array:
+    return array.copy() if hasattr(array, "copy") else array.clone()

@@ -1,0 +1,164 @@
+"""The collectives of gloo and NCCL, behind the same methods as MPI's in `native.py`.
+
+These two want equal shards. Where shards are unequal (7 elements on 2 ranks) there is one broadcast, or one reduction,
+per shard, which is what NCCL itself does; gather and scatter pad to the largest shard.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from minidist.comm.engines import known_operation
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+    from minidist.comm.torch_wire.torch_wire import TorchCommunicator
+
+OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+}
+UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
+
+# torch 2.13 renamed the two
+gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class NativeTorch:
+    """torch.distributed's collectives on flat arrays. `counts` are the elements of each rank's shard.
+
+    Attributes
+    ----------
+    device : str
+        `cuda` if the ranks have GPUs, whose tensors NCCL reduces; else `cpu`.
+    """
+
+    def __init__(self, comm: TorchCommunicator):
+        self.comm = comm
+        self.device = "cpu" if comm.cuda is None else "cuda"
+
+    def all_reduce(self, array: Array, op: str) -> None:
+        """dist.all_reduce."""
+        tensor, operation = _tensor(array), _operation(op, array)
+        dist.all_reduce(tensor, operation, self._group(tensor))
+
+    def reduce(self, array: Array, root: int, op: str) -> None:
+        """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own: they give a copy."""
+        tensor, operation = _tensor(array), _operation(op, array)
+        if self.comm.rank != root:
+            tensor = tensor.clone()
+        dist.reduce(tensor, self.comm.addresses[root], operation, self._group(tensor))
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """dist.broadcast."""
+        tensor = self.comm.byte_tensor(array)
+        dist.broadcast(tensor, self.comm.addresses[root], self._group(tensor))
+
+    def reduce_scatter(self, array: Array, shard: Array, counts: list[int], op: str) -> None:
+        """dist.reduce_scatter_single; with unequal counts one dist.reduce per shard."""
+        full, out, operation = _tensor(array), _tensor(shard), _operation(op, array)
+        group = self._group(full)
+        if self._in_order(group) and len(set(counts)) == 1:
+            scatter_whole(out, full, operation, group)
+            return
+        for rank, piece in enumerate(_cut(full, counts)):
+            copy = piece.clone()
+            dist.reduce(copy, self.comm.addresses[rank], operation, group)
+            if rank == self.comm.rank:
+                out.copy_(copy)
+
+    def all_gather(self, shard: Array, out: Array, counts: list[int]) -> None:
+        """dist.all_gather_single; with unequal counts one dist.broadcast per shard."""
+        full, mine = self.comm.byte_tensor(out), self.comm.byte_tensor(shard)
+        group = self._group(mine)
+        if self._in_order(group) and len(set(counts)) == 1:
+            gather_whole(full, mine, group)
+            return
+        pieces = _cut(full, _in_bytes(counts, out))
+        pieces[self.comm.rank].copy_(mine)
+        for rank, piece in enumerate(pieces):
+            dist.broadcast(piece, self.comm.addresses[rank], group)
+
+    def gather(self, shard: Array, out: Array | None, counts: list[int], root: int) -> None:
+        """dist.gather of shards padded to the largest."""
+        mine, sizes = self.comm.byte_tensor(shard), _in_bytes(counts, shard)
+        group, padded = self._group(mine), _padded(mine, max(sizes))
+        boxes = [torch.empty_like(padded) for _ in counts] if self.comm.rank == root else None
+        dist.gather(padded, boxes, self.comm.addresses[root], group)
+        if boxes is not None:
+            pieces = _cut(self.comm.byte_tensor(out), sizes)
+            for rank, box in zip(self._order(group), boxes, strict=True):
+                pieces[rank].copy_(box[: sizes[rank]])
+
+    def scatter(self, full: Array | None, shard: Array, counts: list[int], root: int) -> None:
+        """dist.scatter of shards padded to the largest."""
+        mine, sizes = self.comm.byte_tensor(shard), _in_bytes(counts, shard)
+        group, box = self._group(mine), mine.new_empty(max(sizes))
+        boxes = None
+        if self.comm.rank == root:
+            pieces = _cut(self.comm.byte_tensor(full), sizes)
+            boxes = [_padded(pieces[rank], max(sizes)) for rank in self._order(group)]
+        dist.scatter(box, boxes, self.comm.addresses[root], group)
+        mine.copy_(box[: len(mine)])
+
+    def all_to_all(self, leaving: Array, send_counts: list[int], arriving: Array, receive_counts: list[int]) -> None:
+        """dist.all_to_all_single."""
+        out, into = self.comm.byte_tensor(leaving), self.comm.byte_tensor(arriving)
+        sizes, arriving_sizes = _in_bytes(send_counts, leaving), _in_bytes(receive_counts, arriving)
+        group = self._group(out)
+        if self._in_order(group):
+            dist.all_to_all_single(into, out, arriving_sizes, sizes, group)
+            return
+        order = self._order(group)
+        pieces, arrived = _cut(out, sizes), torch.empty_like(into)
+        ordered = [arriving_sizes[rank] for rank in order]
+        dist.all_to_all_single(
+            arrived, torch.cat([pieces[r] for r in order]), ordered, [sizes[r] for r in order], group
+        )
+        targets = _cut(into, arriving_sizes)
+        for rank, piece in zip(order, _cut(arrived, ordered), strict=True):
+            targets[rank].copy_(piece)
+
+    def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        if tensor.is_cuda and self.comm.cuda is not None:
+            return self.comm.cuda
+        return self.comm.cpu
+
+    def _order(self, group: dist.ProcessGroup) -> list[int]:
+        """Return our number of each of torch's ranks: torch sorts the ranks of a group, `split` obeys its key."""
+        return [self.comm.addresses.index(address) for address in dist.get_process_group_ranks(group)]
+
+    def _in_order(self, group: dist.ProcessGroup) -> bool:
+        return self._order(group) == list(range(self.comm.size))
+
+
+def _operation(op: str, array: Array) -> dist.ReduceOp.RedOpType:
+    return known_operation("torch's gloo and NCCL", op, array, OPERATIONS, UNKNOWN)
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    if isinstance(array, np.ndarray):
+        array = torch.from_numpy(array if array.flags.writeable else array.copy())  # torch knows no read-only
+    tensor: torch.Tensor = array
+    return tensor
+
+
+def _in_bytes(counts: list[int], array: Any) -> list[int]:
+    return [count * int(array.itemsize) for count in counts]
+
+
+def _cut(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+    ends = list(accumulate(counts))
+    return [tensor[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _padded(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    return tensor if len(tensor) == length else torch.cat([tensor, tensor.new_zeros(length - len(tensor))])

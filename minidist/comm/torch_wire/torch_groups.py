@@ -1,0 +1,113 @@
+"""Starting torch.distributed, and making groups of it in which only the members take part."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from minidist.comm import answers
+from minidist.comm.errors import LaunchError
+from minidist.comm.torch_wire.torch_request import explained
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+def gloo_group(addresses: tuple[int, ...], timeout: timedelta) -> dist.ProcessGroup:
+    """Return a gloo group of these ranks. Collective over them alone."""
+    group: dist.ProcessGroup = dist.new_group(list(addresses), timeout, "gloo", use_local_synchronization=True)
+    return group
+
+
+def nccl_group(
+    parent: dist.ProcessGroup, everyones: list[list[int]], addresses: tuple[int, ...], timeout: timedelta
+) -> dist.ProcessGroup:
+    """Return this rank's part of `parent`. If torch is bound to a device, all ranks split the parent at once."""
+    group: dist.ProcessGroup | None
+    if everyone().bound_device_id is None:
+        group = dist.new_group(list(addresses), timeout, "nccl", use_local_synchronization=True)
+    else:
+        parts = [sorted(dist.get_group_rank(parent, address) for address in part) for part in everyones]
+        group = dist.split_group(parent, parts, timeout)
+    assert group is not None, "each rank is in one part"
+    return group
+
+
+def everyone() -> dist.ProcessGroup:
+    """Return torch.distributed's group of all ranks."""
+    assert dist.group.WORLD is not None, "torch.distributed is initialised by now"
+    return dist.group.WORLD
+
+
+def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any]:
+    """Return every rank's answer in the order of `rank`, which may differ from torch's."""
+    try:
+        return answers.gather_answers(
+            group.size(),
+            rank,
+            answer,
+            lambda mine, everyones: dist.all_gather(list(torch.from_numpy(everyones)), torch.from_numpy(mine), group),
+        )
+    except RuntimeError as error:
+        raise explained(error, "another rank") from None
+
+
+def host() -> str:
+    """Return what only processes of one machine have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # two containers may bear one name
+    return socket.gethostname() + (boot.read_text() if boot.exists() else "")
+
+
+def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
+    """Return (a place in the job's store for one wrapping of `group`, over a connection of its own; torch's own)."""
+    store = dist.distributed_c10d._get_default_store()
+    connection = store.clone()  # type: ignore[attr-defined]
+    place = f"minidist/{group.group_name}"
+    wrapping = connection.add(f"{place}/rank {rank}", 1)  # the same number on all ranks, if all wrap equally often
+    return dist.PrefixStore(f"{place}/{wrapping}", connection), store  # type: ignore[attr-defined]
+
+
+def initialize(timeout: timedelta) -> None:
+    """Start torch.distributed as the launcher's variables say."""
+    rank, size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
+    os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
+    gpu = _own_gpu()
+    if gpu is None:
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timeout)
+    else:
+        torch.cuda.set_device(gpu)
+        device = torch.device("cuda", gpu)
+        dist.init_process_group("nccl", rank=rank, world_size=size, timeout=timeout, device_id=device)
+    atexit.register(_close)
+
+
+def _close() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _own_gpu() -> int | None:
+    """Return the number of the GPU that belongs to this rank alone, or None: NCCL wants one for each."""
+    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    if gpus == 1 and "SLURM_GPUS_PER_TASK" in os.environ:  # srun lets each rank see its own only
+        return 0
+    local = _number("LOCAL_RANK", "SLURM_LOCALID", default=0)
+    neighbours = _number("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", default=local + 1)
+    return local if neighbours <= gpus else None
+
+
+def _number(*names: str, default: int | None = None) -> int:
+    """Return the first number in the first of these variables that is set: SLURM writes `4(x2)` for 4 on 2 nodes."""
+    text = next((os.environ[name] for name in names if name in os.environ), None)
+    found = re.match(r"\d+", text or "")
+    if found is None and default is None:
+        raise LaunchError(f"none of {', '.join(names)} is a number: start with torchrun, or with srun and MASTER_ADDR")
+    return int(found.group()) if found else int(default or 0)

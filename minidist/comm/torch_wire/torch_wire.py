@@ -1,0 +1,247 @@
+"""The `torch` wire: ranks are processes of torch.distributed.
+
+    numpy arrays, CPU tensors  ──▶ gloo group: TCP, with tags        waiting blocks the host
+    CUDA tensors               ──▶ NCCL group: NVLink, InfiniBand    waiting makes the current CUDA stream wait
+
+A communicator holds one group of each kind (no NCCL where there is no GPU a rank), so that small CPU messages and
+barriers also work on a cluster. Everything travels as bytes; how single messages do is in `torch_request.py`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from minidist.comm.buffers import as_bytes, device_name, numpy_dtype
+from minidist.comm.communicator import Communicator
+from minidist.comm.errors import LaunchError
+from minidist.comm.job.watchdog import Watchdog
+from minidist.comm.pool import Group, parts_of
+from minidist.comm.torch_wire.store import StoreMailbox
+from minidist.comm.torch_wire.torch_groups import (
+    everyone,
+    gather_answers,
+    gloo_group,
+    host,
+    initialize,
+    nccl_group,
+    own_store,
+)
+from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, explained, slot
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array, Buffer
+    from minidist.comm.request import Request
+    from minidist.comm.stream import Stream
+
+PATIENCE = 60.0  # seconds by which torch's own limit lies above ours, so that our report comes first
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all communicators of one job share."""
+
+    mailbox: StoreMailbox
+    hosts: tuple[str, ...]  # of each rank of the world
+    timeout: timedelta
+
+
+class TorchCommunicator(Communicator):
+    """Ranks as processes of torch.distributed.
+
+    Attributes
+    ----------
+    cpu : ProcessGroup
+        The gloo group.
+    cuda : ProcessGroup or None
+        The NCCL group.
+    addresses : tuple[int, ...]
+        torch.distributed's number of each rank.
+    """
+
+    wire = "torch"
+
+    def __init__(
+        self,
+        group: Group,
+        addresses: tuple[int, ...],
+        members: tuple[int, ...],
+        job: Job,
+        name: str = "world",
+        origin: Communicator | None = None,
+    ):
+        super().__init__(addresses.index(dist.get_rank()), members, name, origin)
+        self.group = group
+        self.cpu: dist.ProcessGroup = group.handle[0]
+        self.cuda: dist.ProcessGroup | None = group.handle[1]
+        self.addresses, self.job = addresses, job
+        if self.cuda is not None:  # NCCL connects at the first operation, in which all ranks must take part
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=self.cuda)
+
+    # ---------------------------------------------------------------- messages
+
+    def _isend(self, array: Array, to: int, tag: int) -> Request:
+        header = self._header(array, to, tag).send() if self.debug else None
+        return self._post(dist.isend, array, to, tag, header)
+
+    def _irecv(self, array: Array, source: int, tag: int) -> Request:
+        header = self._header(array, source, tag).receive() if self.debug else None
+        return self._post(dist.irecv, array, source, tag, header)
+
+    def _post(self, verb: Any, array: Array, peer: int, tag: int, header: Header | None) -> Request:
+        tensor, member = self.byte_tensor(array), self.members[peer]
+        if device_name(array) == "cuda":
+            return self._post_together([(verb, tensor, peer)], [header] if header else [])
+        try:
+            work = verb(tensor, self.addresses[peer], self.cpu, slot(tag, len(tensor)))
+        except RuntimeError as error:
+            raise explained(error, f"rank {member}") from None
+        return GlooRequest(work, member, header)
+
+    def _post_together(self, messages: list[tuple[Any, torch.Tensor, int]], headers: list[Header]) -> StreamRequest:
+        """Post CUDA messages as one group: what is posted one by one, NCCL runs one after the other."""
+        operations = [
+            dist.P2POp(verb, tensor, self.addresses[peer], self.cuda) for verb, tensor, peer in messages if len(tensor)
+        ]
+        member = self.members[messages[-1][2]]
+        try:
+            works = dist.batch_isend_irecv(operations) if operations else []  # NCCL sends nothing where nothing is sent
+        except RuntimeError as error:
+            raise explained(error, f"rank {member}") from None
+        return StreamRequest(works, headers, member)
+
+    def _exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
+        if device_name(leaving) != "cuda" or device_name(arriving) != "cuda":
+            super()._exchange(leaving, to, arriving, source, tag)
+            return
+        headers = []
+        if self.debug:
+            headers = [self._header(arriving, source, tag).receive(), self._header(leaving, to, tag).send()]
+        out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
+        self._post_together([(dist.isend, out, to), (dist.irecv, into, source)], headers).wait()
+
+    def _header(self, array: Array, peer: int, tag: int) -> Header:
+        ordered = device_name(array) == "cuda"
+        return Header(self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered)
+
+    def byte_tensor(self, array: Array) -> torch.Tensor:
+        """Return the array as a tensor of bytes, on a device that a group of this communicator serves."""
+        device = device_name(array)
+        if device == "cpu":
+            memory = as_bytes(array)
+            return torch.from_numpy(memory if memory.flags.writeable else memory.copy())  # torch knows no read-only
+        if device != "cuda":
+            raise ValueError(f"{device} tensors hold no data to send: simulate ranks with minidist.run, or use the CPU")
+        if self.cuda is None:
+            raise ValueError("these ranks speak gloo, for CPU buffers: use .cpu(), or start one rank per GPU for NCCL")
+        if array.get_device() != torch.cuda.current_device():
+            raise ValueError(
+                f"this rank's GPU is cuda:{torch.cuda.current_device()}, but the tensor is on {array.device}: move it"
+            )
+        tensor: torch.Tensor = array.view(torch.uint8)
+        return tensor
+
+    # ---------------------------------------------------------------- groups, streams and memory
+
+    def _split(self, color: int, key: int, name: str) -> Communicator:
+        return self._derive(*parts_of(self, color, key), name)
+
+    def _fork(self, name: str) -> Communicator:
+        ranks = list(range(self.size))
+        return self._derive([ranks], ranks, name)
+
+    def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> Communicator:
+        """Return a communicator with groups of its own over the ranks `mine`, one of the `parts` of this one."""
+        addresses = tuple(self.addresses[rank] for rank in mine)
+
+        def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+            cpu = gloo_group(addresses, self.job.timeout)
+            everyones = [[self.addresses[rank] for rank in part] for part in parts]
+            return cpu, None if self.cuda is None else nccl_group(self.cuda, everyones, addresses, self.job.timeout)
+
+        group = self.group.derive(self, parts, make)
+        members = tuple(self.members[rank] for rank in mine)
+        return TorchCommunicator(group, addresses, members, self.job, name, self)
+
+    def stream(self) -> Stream:
+        if self.cuda is None:
+            return super().stream()
+        from minidist.comm.torch_wire.cuda_stream import CudaStream
+
+        return CudaStream(self)
+
+    @property
+    def node(self) -> tuple[int, ...]:
+        hosts = self.job.hosts
+        here = hosts[self.members[self.rank]]
+        return tuple(rank for rank, member in enumerate(self.members) if hosts[member] == here)
+
+    def allocate(self, shape: int | tuple[int, ...], dtype: object) -> Buffer:
+        """Return zeros: for a torch dtype on this rank's GPU, if it has one, else on the CPU."""
+        if self.cuda is not None and numpy_dtype(dtype)[1] is not None:
+            return torch.zeros(shape, dtype=numpy_dtype(dtype)[1], device="cuda")
+        return super().allocate(shape, dtype)
+
+    def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
+        return np.zeros(bytes, np.uint8), []
+
+    @property
+    def native(self) -> Any:
+        from minidist.comm.torch_wire.native_torch import NativeTorch
+
+        return NativeTorch(self)
+
+    def roll_call(self, answer: Any) -> list[Any]:
+        with self.status.meeting("a roll call", self):
+            return gather_answers(self.cpu, self.rank, answer)
+
+    def fail(self, error: BaseException) -> None:
+        self.job.mailbox.end_job(type(error), error, error.__traceback__)
+
+
+def world(limit: float) -> TorchCommunicator:
+    """Return the communicator of all ranks that torchrun or srun started, armed against hanging.
+
+    CPU buffers travel over gloo. CUDA tensors travel over NCCL if every rank of the machine has a GPU of its own; hide
+    the GPUs (`CUDA_VISIBLE_DEVICES=`) to work on the CPU.
+
+    Raises
+    ------
+    LaunchError
+        If this torch was built without torch.distributed.
+    """
+    if not dist.is_available():
+        raise LaunchError("this torch was built without torch.distributed: install another, or use mpirun")
+    if not dist.is_initialized():
+        initialize(timedelta(seconds=limit + PATIENCE))
+    return wrap(everyone(), limit)
+
+
+def wrap(group: dist.ProcessGroup, limit: float) -> TorchCommunicator:
+    """Return a communicator over an existing group, armed against hanging. Collective over the group.
+
+    Its ranks are numbered as in the group, which torch orders by its own ranks.
+    """
+    backends = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+    cuda = group if backends.get("cuda") == "nccl" else None
+    if cuda is None and backends.get("cpu") != "gloo":
+        raise ValueError(f"init() wraps groups of gloo or NCCL, not of {backends}: init_process_group('gloo')")
+    timeout = timedelta(seconds=limit + PATIENCE)
+    addresses = tuple(dist.get_process_group_ranks(group))
+    cpu = group if backends.get("cpu") == "gloo" else gloo_group(addresses, timeout)
+    rank, size = dist.get_rank(group), len(addresses)
+    hosts = tuple(gather_answers(cpu, rank, host()))
+    job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout)
+    comm = TorchCommunicator(Group((cpu, cuda)), addresses, tuple(range(size)), job)
+    if size > 1:
+        sys.excepthook = job.mailbox.end_job
+        watchdog = Watchdog(job.mailbox, rank, size, comm.statuses, limit, job.mailbox.exit)
+        atexit.register(job.mailbox.leave_together, watchdog)
+    return comm

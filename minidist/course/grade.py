@@ -1,0 +1,145 @@
+"""`python -m minidist grade 02`: grade an exercise.
+
+    1.1    4.0 of  4.0  passed       ring reduce-scatter: adds up every chunk (2 ranks, 6 elements)
+    2.1    0.0 of  3.0  failed       ring all-gather: passes every chunk on (3 ranks, 10 elements)
+           rank 1: chunk 2[0] is 0.0, expected 35.0
+
+    python -m minidist grade --package 02 --seed 7     the zip for Gradescope, in place of a grade
+
+Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. With `--format gradescope` a results file is
+written in any case; until the grade is known it says 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from minidist.comm.errors import LaunchError
+from minidist.comm.job.number import NOT_NEGATIVE, SECONDS, flag_of
+from minidist.course.grader import report
+from minidist.course.grader.grading import AT_ONCE, LIMIT, Graded, grade
+from minidist.course.grader.runner import warm_processes
+from minidist.course.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
+from minidist.course.package import package
+
+PACKAGE = Path(__file__).parents[1]
+INSTALLED = PACKAGE / "lessons"
+FORMATS = {"table": report.table, "json": report.as_json, "junit": report.junit, "gradescope": report.gradescope}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Grade; return the exit status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if bool(options.lesson) == options.all:
+        parser.error("name one lesson, as in minidist grade 02, or say --all")
+    results = Path(options.out) if options.out else None
+    if options.package:
+        if options.all:
+            parser.error("a zip grades one lesson: minidist grade --package 02")
+        return build_zip(options, results)
+    if options.format == "gradescope":
+        results = results or Path("results.json")
+    try:
+        if results is not None and options.format == "gradescope":
+            write(results, report.gradescope([], "the grader was ended before it had finished: submit again"))
+        tests = graded(options)
+        write(results, FORMATS[options.format](tests))
+    except (GradeError, LaunchError, OSError) as error:
+        print(f"minidist grade: {error}", file=sys.stderr)
+        if results is not None and options.format == "gradescope" and results.parent.is_dir():
+            write(results, report.gradescope([], str(error)))
+        return 2
+    score, most = report.totals(tests)
+    return 0 if tests and score == most else 1
+
+
+def build_zip(options: argparse.Namespace, out: Path | None) -> int:
+    """Write the autograder's zip; return the exit status."""
+    try:
+        lesson = find_lesson(Path(options.lessons) if options.lessons else default_lessons(), options.lesson)
+        path = package(lesson, out or Path(f"minidist-{lesson.name}.zip"), options.seed)
+    except (GradeError, OSError) as error:
+        print(f"minidist grade: {error}", file=sys.stderr)
+        return 2
+    print(f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder")
+    return 0
+
+
+def graded(options: argparse.Namespace) -> list[Graded]:
+    """Return the tests of the lessons that the options name."""
+    folder = Path(options.lessons) if options.lessons else default_lessons()
+    student = Path(options.student) if options.student else folder
+    if student == INSTALLED and not options.solution:
+        raise GradeError("say where your answers are: --student OUT, which minidist course build --student OUT makes")
+    names = [lesson.name for lesson in lessons_in(folder)] if options.all else [options.lesson]
+    tests: list[Graded] = []
+    for name in names:
+        lesson = find_lesson(folder, name)
+        answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
+        with warm_processes(lesson, AT_ONCE, options.user) as warm:
+            tests += grade(
+                lesson,
+                answer,
+                seed=options.seed,
+                limit=options.limit,
+                only=lambda check: options.task in (None, check.task.number),
+                warm=warm,
+            )
+    if not tests and names:
+        raise GradeError(f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them")
+    if not tests:
+        raise GradeError(f"there are no lessons in {folder}: name their folder with --lessons")
+    return tests
+
+
+def default_lessons() -> Path:
+    """Return the lessons that we stand in or above, else those beside the package or, if it was installed, in it."""
+    here = Path.cwd()
+    beside = PACKAGE.parent / "lessons"
+    places = (here / "lessons", here, here.parent, beside)
+    return next((place for place in places if lessons_in(place)), INSTALLED)
+
+
+def write(path: Path | None, text: str) -> None:
+    """Print, or write a file."""
+    if path is None:
+        print(text)
+    else:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minidist grade", description="Grade an exercise of the course.")
+    number = flag_of(int, NOT_NEGATIVE)
+    parser.add_argument("lesson", nargs="?", help="its number: 02")
+    parser.add_argument("--all", action="store_true", help="grade every lesson")
+    parser.add_argument("--task", type=number, metavar="N", help="grade this task only, while you work on it")
+    parser.add_argument("--student", metavar="DIR", help="where the exercise.py is, or a handout with it (lessons)")
+    parser.add_argument("--lessons", metavar="DIR", help="where the lessons and their checks are (here, or our own)")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
+    parser.add_argument("--out", metavar="FILE", help="write it there (printed; gradescope: results.json)")
+    parser.add_argument("--seed", type=number, default=0, help="what the cases are drawn from (0)")
+    parser.add_argument(
+        "--limit", type=flag_of(float, SECONDS), default=LIMIT, help=f"seconds for one case ({LIMIT:g})"
+    )
+    parser.add_argument("--user", type=_user, help="run the student's code as this user (needs root)")
+    parser.add_argument("--package", action="store_true", help="build the autograder's zip for Gradescope instead")
+    parser.add_argument("--solution", action="store_true", help="grade the lessons' own solutions, to try the checks")
+    return parser
+
+
+def _user(text: str) -> str:
+    import pwd
+
+    try:
+        pwd.getpwnam(text)
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"there is no user {text!r}: create it first, or leave --user out") from None
+    if os.geteuid() != 0:
+        raise argparse.ArgumentTypeError(f"only root can run code as {text!r}: leave --user out")
+    return text

@@ -1,0 +1,52 @@
+"""Which collectives an answer's forward and backward call: for the lessons that cut layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidist.comm.communicator import Communicator
+from minidist.course.grader.contract import Array, Note, Wrong
+from minidist.trace.events import Trace
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
+
+
+def forward_backward(
+    comm: Communicator, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], gradient: Tensor | None
+) -> dict[str, Any]:
+    """Return what forward gives, the leaves' gradients, and which collectives were called in forward and backward."""
+    comm.trace = trace = Trace()
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    out = forward()
+    before = calls(trace)
+    torch.autograd.backward(out, gradient)
+    found = {"out": out.detach().numpy(), "forward": before, "backward": calls(trace)[len(before) :]}
+    for name, leaf in leaves.items():
+        if leaf.grad is None:
+            raise Wrong(f"backward left no gradient of {name} here: nothing that this rank returned depends on it")
+        found[f"the gradient of {name}"] = leaf.grad.numpy()
+    return found
+
+
+def calls(trace: Trace) -> list[list[int]]:
+    """Return the collectives so far: which, and the bytes of its whole buffer."""
+    found = [(event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"]
+    return [[OPERATIONS.index(name), bytes] for name, bytes in found]
+
+
+def spelled(rows: Array) -> str:
+    """Return calls in words."""
+    return ", ".join(f"{OPERATIONS[int(row[0])]} of {int(row[1])} bytes" for row in rows) or "no collective"
+
+
+def expect_collectives(notes: Sequence[Note]) -> None:
+    """Raise `Wrong` if something was sent otherwise than by a collective, where the trace would not see it."""
+    for note in notes:
+        plain = note.kind in ("send", "roll_call", "allocate")
+        if plain and not any(name.startswith("minidist.collectives") for name in note.through):
+            raise Wrong(f"rank {note.rank} uses {note.kind} at {note.line}: use the collectives only")

@@ -1,0 +1,193 @@
+"""The process that runs a student's code: all simulated ranks of one case, or one rank of an `mpirun`.
+
+    1  join the other ranks; read what each rank here is given, and its nonce; delete those files
+    2  load the lesson's checks, then the student's file
+    3  run the check's program through a witness; see that nothing of the package was replaced; one record per rank
+
+Whoever loads the student's code first has lost: the nonces would lie open. So the order above is the point.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+import minidist
+from minidist.comm.communicator import Communicator
+from minidist.comm.job.imports import quick_imports
+from minidist.course.grader import record
+from minidist.course.grader.contract import Array, Note, Wrong
+from minidist.course.grader.watch import Handed, Watch
+from minidist.course.grader.witness import Witness
+from minidist.course.lesson import load_checks, load_module, place_of
+
+Parts: TypeAlias = dict[tuple[str, str], tuple[object, object]]
+FOR_EVER = 1e6  # seconds: the job's own limit comes first
+MEMORY = 4 << 30  # bytes that one process may hold
+
+
+@dataclass
+class Share:
+    """What one rank is given, and what has become of it."""
+
+    rank: int
+    nonce: str
+    given: dict[str, Array]
+    notes: list[Note] = field(default_factory=list)
+    results: dict[str, Array] | None = None
+    error: dict[str, str] | None = None
+
+
+def main(folder: Path) -> None:
+    """Run the case that the grader has laid into `folder`."""
+    job: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    world = minidist.init(limit=FOR_EVER) if job["wire"] == "mpi" else None
+    ranks = range(job["ranks"]) if world is None else [world.rank]
+    shares = {rank: take_share(folder, rank) for rank in ranks}
+    if world is not None:
+        world.barrier()  # until here every rank has taken its nonce away
+    hang = open(folder / f"hang-{ranks[0]}.txt", "w", buffering=1)  # noqa: SIM115  # faulthandler keeps it
+    faulthandler.dump_traceback_later(job["limit"], exit=world is None, file=hang)
+    with quiet(folder / f"said-{ranks[0]}.txt"):
+        try:
+            run_shares(job, shares, world, hang)
+        except BaseException as error:
+            if not any(share.error for share in shares.values()):  # it came before any rank had started
+                for share in shares.values():
+                    share.error = describe(error, job["exercise"], str(Path(job["checks"]).parent))
+        finally:
+            for share in shares.values():
+                facts = {"error": share.error, "done": share.results is not None}
+                notes = [asdict(note) for note in list(share.notes)]
+                place = folder / f"record-{share.rank}"
+                record.write(place, {**facts, "notes": notes}, share.results or {}, share.nonce)
+    if world is None:
+        os._exit(0)  # no thread and no exit handler of the student's is waited for
+    elif shares[world.rank].error is not None:
+        world.fail(RuntimeError(f"rank {world.rank} failed"))
+
+
+def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicator | None, hang: TextIO) -> None:
+    """Load the student's code and run the check's program on the ranks of this process."""
+    limit_resources()
+    with quick_imports():
+        check, lesson = load_checks(Path(job["checks"]))[job["index"]], Path(job["checks"]).parent
+        for name in check.task.imports:
+            importlib.import_module(name)
+    sys.path[:0] = job["beside"]
+    for name in ("checks", "judges"):  # what they compare with is not beside the answer
+        sys.modules.pop(name, None)
+    before = seal()
+    hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
+    watch = Watch(check.task, job["exercise"], str(lesson), shares[min(shares)].notes.append)
+    watch.begin()
+    with quick_imports():  # one for each rank, so that simulated ranks share no variable
+        exercises = {rank: load_module("exercise", Path(job["exercise"])) for rank in shares}
+
+    def one_rank(comm: Communicator) -> None:
+        share = shares[comm.rank]
+        hang.write(f"{threading.get_ident():#018x} = rank {comm.rank}\n")
+        try:
+            sent = comm.traffic.messages_sent  # a barrier, so far
+            witness = Witness(comm, share.notes.append, watch)
+            share.results = record.plain(check.program(Handed(exercises[comm.rank], watch), witness, share.given))
+            if sys.getprofile() is not watch.calls:
+                raise Wrong("the answer replaces sys.setprofile's function, by which calls are watched")
+            watch.switch(None)
+            check_untouched(before)
+            check_seen(share, comm.traffic.messages_sent - sent)
+        except BaseException as error:
+            share.results, share.error = None, describe(error, job["exercise"], str(Path(job["checks"]).parent))
+            raise
+
+    if world is None:
+        minidist.run(one_rank, job["ranks"])
+    else:
+        one_rank(world)
+
+
+def take_share(folder: Path, rank: int) -> Share:
+    """Read what a rank is given, and leave no trace of it."""
+    path = folder / f"given-{rank}"
+    facts, arrays = record.read(path)
+    path.unlink()
+    return Share(rank, facts["nonce"], {name: array.copy() for name, array in arrays.items()})
+
+
+def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]:
+    """Return an error as plain text: its type, what it says, and where it came from.
+
+    `line` is that of the student's file if the error came out of it, or out of a library or a function of the checks
+    that it called; else the checks' own. What is not started is told by a `NotImplementedError` of the student's.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [place_of(frame) for file in (lesson, exercise) for frame in frames if frame.filename.startswith(file)]
+    if isinstance(error, SyntaxError) and error.filename == exercise:
+        places.append(f"{Path(exercise).name}:{error.lineno}")
+    foreign = isinstance(error, NotImplementedError) and frames[-1].filename != exercise
+    kind = type(error).__name__ + " of a library" * foreign
+    return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
+
+
+def seal() -> Parts:
+    """Return what the package's modules and their classes consist of by now: each function or class, with its code."""
+    found: Parts = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "minidist":
+            spaces = {name: dict(vars(module))}
+            spaces |= {f"{name}.{key}": dict(vars(one)) for key, one in vars(module).items() if isinstance(one, type)}
+            for space, members in spaces.items():
+                for key, value in members.items():
+                    if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
+                        found[space, key] = value, getattr(value, "__code__", None)
+    return found
+
+
+def check_untouched(before: Parts) -> None:
+    """Raise if the student's code replaced a part of the package."""
+    now = seal()
+    for place, (value, code) in before.items():
+        found, its_code = now.get(place, (None, None))
+        if found is not value or its_code is not code:
+            raise Wrong(f"the answer replaces {'.'.join(place)}, which belongs to minidist")
+
+
+def check_seen(share: Share, sent: int) -> None:
+    """Raise if messages went past the witness: the wire below it counts as well."""
+    seen = sum(note.kind in ("send", "barrier") for note in share.notes)
+    if sent != seen:
+        raise Wrong(f"{sent} messages were sent, but {seen} through the communicator that was given")
+
+
+def limit_resources() -> None:
+    """Bound memory and file sizes, where the system can: the student's process ends, not the machine."""
+    with suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (record.LARGEST, record.LARGEST))
+
+
+@contextmanager
+def quiet(path: Path) -> Iterator[None]:
+    """Send what is printed into a file, while the body runs."""
+    sys.stdout.flush()
+    before = os.dup(1), os.dup(2)
+    with open(path, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        for number, kept in zip((1, 2), before, strict=True):
+            os.dup2(kept, number)

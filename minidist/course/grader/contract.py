@@ -1,0 +1,194 @@
+"""What a lesson's `checks.py` is made of.
+
+    CHECKS = [Check(task, "adds up every chunk", points=15, draw=..., program=..., judge=...), ...]
+
+    parent   draw(rng) ─▶ cases ─┐                               ┌─▶ judge(case, results, notes): silence, or Wrong
+    child                        └─▶ program(exercise, comm, given) on every rank ─┘
+
+`program` is the only part that runs beside the student's code. It gets what *its* rank is given and returns arrays
+or numbers by name. `judge` runs in the grader's own process, computes the right answer with numpy, and raises `Wrong`
+with one sentence for the student; `compare.py` finds the words for a wrong value. So may a program. Counts decide
+(messages and bytes, from the notes), never the clock. A judge may return figures of its own, the smaller the better
+({"bubble": 0.2}): the leaderboard shows the largest of all cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from minidist.comm.communicator import Communicator
+from minidist.course.grader.compare import Array, Arrays, Wrong, expect_close, expect_equal, expect_ranks
+from minidist.trace import Trace
+
+__all__ = [
+    "Array",
+    "Arrays",
+    "Wrong",
+    "expect_close",
+    "expect_equal",
+    "expect_ranks",
+]  # for checks, which import all from here
+SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
+NEVER = ("checks", "judges", "solution", "minidist.course")  # where the answers are
+GIVEN = (
+    "minidist.course.grader.witness",
+    "minidist.course.grader.watch",
+)  # of the communicator that an answer is given
+BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a process
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of an exercise, and what an answer may not lean on.
+
+    `not_from` lists modules that the student's code may not call into, nor send through (`minidist.collectives`: all
+    modules of that folder as well). `may_use` lists which of the communicator's shortcuts it may use: those in
+    `SHORTCUTS` tell each rank what the others hold without a message that counts, so a task whose text does not offer
+    one does not have it. (`all_gather` and other collectives may call them for their own ends, but for `comm.native`.)
+    `imports` are what an answer makes torch import when it runs, which takes seconds where its calls are watched.
+    """
+
+    number: int
+    title: str
+    not_from: tuple[str, ...] = ()
+    may_use: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.not_from, str) or not set(self.may_use) <= set(SHORTCUTS):
+            raise ValueError(f"task {self.number}: {self.not_from!r} is to be a tuple, {self.may_use!r} of {SHORTCUTS}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: what each rank is given, by rank, and in a few words what is special about it."""
+
+    given: tuple[Arrays, ...]
+    label: str
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.given)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the witness saw: a message of one rank, the use of a shortcut, or a call that the task bars.
+
+    Attributes
+    ----------
+    rank : int
+        Who sent it, as numbered in the world; -1 of what is no message.
+    kind : str
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, or `hides` (a
+        call of what hides calls).
+    to, bytes : int
+        The receiver, as numbered in the world, and the size, of a `send`.
+    through : tuple[str, ...]
+        The package's modules between the student's file and the message, innermost first; of a `call`, the module
+        called.
+    line : str
+        The innermost line of the student's file, as `exercise.py:14 in ring_all_gather`.
+    """
+
+    rank: int
+    kind: str
+    to: int = -1
+    bytes: int = 0
+    through: tuple[str, ...] = ()
+    line: str = ""
+
+
+Draw: TypeAlias = Callable[[np.random.Generator], Sequence[Case]]
+Program: TypeAlias = Callable[[ModuleType, Communicator, Arrays], Mapping[str, Any]]
+Figures: TypeAlias = Mapping[str, float]
+Judge: TypeAlias = Callable[[Case, Sequence[Arrays], Sequence[Note]], Figures | None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Some points of one task: `draw` makes the cases from the seed, and each is worth an equal part."""
+
+    task: Task
+    title: str
+    points: float
+    draw: Draw
+    program: Program
+    judge: Judge
+    hidden: bool = False
+    wire: str = "threads"
+
+    def __post_init__(self) -> None:
+        if self.wire not in ("threads", "mpi") or self.points <= 0:
+            raise ValueError(
+                f"check {self.title!r}: wire={self.wire!r} must be threads or mpi, points={self.points} positive"
+            )
+
+
+def sent_by(rank: int, notes: Sequence[Note]) -> list[Note]:
+    """Return the messages that a rank sent, in order, those of barriers left out."""
+    return [note for note in notes if note.rank == rank and note.kind == "send"]
+
+
+def expect_dtype(rank: int, name: str, found: Array, expected: Array) -> None:
+    """Raise `Wrong` unless an array has the dtype of what was given."""
+    if found.dtype != expected.dtype:
+        raise Wrong(f"rank {rank}: {name} is of {found.dtype}, expected {expected.dtype}, as what was given")
+
+
+def awaited(trace: Trace | None) -> list[int]:
+    """Return how many sends, and how many receives, a rank has waited for: what `expect_orderly` is told."""
+    events = trace.events if trace else []
+    return [sum(event.kind == kind for event in events) for kind in ("send", "recv")]
+
+
+def expect_orderly(ranks: int, found: Sequence[Array], notes: Sequence[Note]) -> None:
+    """Raise `Wrong` unless each rank waited for every message that it sent or was sent, and none called a barrier.
+
+    Parameters
+    ----------
+    found : sequence of arrays
+        By rank what `awaited` says of a trace that was begun before the first message.
+    """
+    for rank in range(ranks):
+        coming = [note for note in notes if note.kind == "send" and note.to == rank]
+        for number, (verb, posted) in enumerate((("sent", sent_by(rank, notes)), ("was sent", coming))):
+            if found[rank][number] < len(posted):
+                raise Wrong(
+                    f"rank {rank} {verb} {len(posted)} messages and waited for {found[rank][number]} of them: isend "
+                    "and irecv end with request.wait(), and until then the buffer must not be used"
+                )
+    for note in notes:
+        if note.kind == "barrier":
+            raise Wrong(
+                f"rank {note.rank} calls comm.barrier ({note.line}), which sends messages that nobody needs here"
+            )
+
+
+def barred(task: Task, name: str) -> bool:
+    """Tell whether a task bars a module, or a shortcut as `comm.native`."""
+    if name in SHORTCUTS:
+        return name not in task.may_use
+    return name not in GIVEN and any(name == each or name.startswith(each + ".") for each in (*NEVER, *task.not_from))
+
+
+def leaning(task: Task, notes: Sequence[Note]) -> str:
+    """Return the sentence that costs the task, if it was not built by hand; else nothing."""
+    verbs = {"send": "sends through", "barrier": "sends through", "call": "calls", "hides": "calls"}
+    for note in notes:
+        where = note.line or f"rank {note.rank}"
+        if note.kind == "hides":
+            return f"task {task.number} cannot be graded: {where} calls {note.through[0]}, which hides calls"
+        within = note.kind != "native" and not all(name.startswith("minidist.comm") for name in note.through)
+        names = note.through if note.kind in verbs else () if within else (f"comm.{note.kind}",)
+        for name in names:
+            if barred(task, name):
+                said = f"task {task.number} is to be built by hand, but {where} {verbs.get(note.kind, 'uses')} {name}"
+                return said + (", which tells ranks more than their messages do" if name in SHORTCUTS else "")
+    return ""

@@ -1,0 +1,139 @@
+"""From runs to points. Everything here happens in the grader's own process."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from minidist.course.grader.contract import Case, Check, Wrong, leaning
+from minidist.course.grader.runner import UNREADABLE, Ran, run_case, warm_processes
+from minidist.course.grader.warm import Warm
+from minidist.course.lesson import Answer, Lesson, place_of
+
+PASSED, FAILED, NOT_STARTED, LEANS = "passed", "failed", "not started", "leans"
+LIMIT = 10.0  # seconds for a case on simulated ranks
+MORE_FOR_MPI = 3.0  # times as long under mpirun, which first has to start them
+AT_ONCE = 2  # cases that run beside each other
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One case of one check, graded."""
+
+    lesson: str
+    check: Check
+    number: str
+    label: str
+    score: float
+    max_score: float
+    status: str
+    output: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the case is about: `task 1, ring reduce-scatter: adds up every chunk (3 ranks, 10 elements)`."""
+        return f"task {self.check.task.number}, {self.check.task.title}: {self.check.title} ({self.label})"
+
+
+def grade(
+    lesson: Lesson,
+    answer: Answer,
+    *,
+    seed: int = 0,
+    limit: float = LIMIT,
+    only: Callable[[Check], bool] = lambda check: True,
+    warm: Warm | None = None,
+) -> list[Graded]:
+    """Grade one file; return every case of every check, in order.
+
+    Parameters
+    ----------
+    seed : int
+        What the cases are drawn from. Another seed draws other values, and where a check says so, other sizes and
+        rank counts.
+    limit : float
+        Seconds that one case may take on simulated ranks.
+    only
+        Says which checks to run; the others are left out of the result.
+    warm : optional
+        What runs simulated cases, to be shared by several gradings of one lesson, and as which user. Default: made and
+        ended here.
+    """
+    plan: list[tuple[int, Case, float]] = []
+    for index, check in enumerate(lesson.checks):
+        if only(check):
+            cases = check.draw(np.random.default_rng([seed, index]))
+            plan += [(index, case, check.points / len(cases)) for case in cases]
+    untouched = is_handout(lesson, answer)
+
+    def one(entry: tuple[int, Case, float]) -> Graded:
+        index, case, points = entry
+        check = lesson.checks[index]
+        seconds = limit * (MORE_FOR_MPI if check.wire == "mpi" else 1)
+        ran = Ran(not_started=NOT_STARTED) if untouched else run_case(lesson, index, case, answer, seconds, ready)
+        status, output, figures = verdict(check, case, ran, answer)
+        score = points if status == PASSED else 0.0
+        return Graded(lesson.name, check, "", case.label, score, points, status, printable(output), figures)
+
+    with nullcontext(warm) if warm else warm_processes(lesson, AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
+        return numbered(without_leaning(list(pool.map(one, plan))))
+
+
+def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, str, Mapping[str, float]]:
+    """Return the status, what to tell the student, and the figures of an answer that passes."""
+    if not answer.may_lean and (sentence := leaning(check.task, ran.notes)):
+        return LEANS, sentence, {}
+    if ran.not_started:
+        return NOT_STARTED, ran.not_started, {}
+    if ran.failure:
+        return FAILED, ran.failure, {}
+    try:
+        figures = check.judge(case, ran.results, ran.notes) or {}
+    except Wrong as wrong:
+        return FAILED, str(wrong), {}
+    except Exception as error:  # whatever a student's data does to a judge must not end the grading of the others
+        where = place_of(traceback.extract_tb(error.__traceback__)[-1])
+        return FAILED, UNREADABLE.format(where, type(error).__name__, error), {}
+    sent = [note.bytes for note in ran.notes if note.kind == "send"]
+    return PASSED, "", {"messages sent": len(sent), "bytes sent": sum(sent), **figures}
+
+
+def without_leaning(tests: list[Graded]) -> list[Graded]:
+    """Take the points of every task of which one case leaned on what it may not."""
+    found = {test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS}
+    return [
+        replace(test, score=0.0, status=FAILED, output=found[test.check.task.number])
+        if test.check.task.number in found
+        else test
+        for test in tests
+    ]
+
+
+def numbered(tests: list[Graded]) -> list[Graded]:
+    """Number the tests by task: 1.1, 1.2, 2.1, ..."""
+    seen: dict[int, int] = {}
+    result = []
+    for test in sorted(tests, key=lambda test: test.check.task.number):
+        task = test.check.task.number
+        seen[task] = seen.get(task, 0) + 1
+        result.append(replace(test, number=f"{task}.{seen[task]}"))
+    return result
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal or an XML file can show: a student's error may hold any control character."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+
+
+def is_handout(lesson: Lesson, answer: Answer) -> bool:
+    """Tell whether the file is still the one that was handed out. One that is edited in its place has to be run."""
+    given = lesson.folder / "exercise.py"
+    if not given.is_file() or answer.path.resolve() == given.resolve():
+        return False
+    return answer.path.read_text(errors="replace").split() == given.read_text().split()

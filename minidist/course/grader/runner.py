@@ -1,0 +1,146 @@
+"""Run one case in a process of its own, and find out what became of it.
+
+    folder/  job.json  exercise.py (the student's, and nothing else of theirs)  given-0  given-1  ...
+             ──▶ child.main(folder) ──▶   record-0  record-1 ...   hang-0.txt   said-0.txt
+
+The process gets an environment without anything of the student's, an empty folder to stand in, a session of its own,
+and a limit of time. Nothing that it prints or exits with is a grade: only records signed with the nonces are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minidist.comm.job.jobs import run_job
+from minidist.comm.job.mpirun import Mpirun, environment, find_mpirun
+from minidist.course.grader import record
+from minidist.course.grader.contract import Arrays, Case, Note
+from minidist.course.grader.hang import hang_report
+from minidist.course.grader.warm import SUPPORTED, Warm
+from minidist.course.lesson import Answer, Lesson
+
+START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
+    "from minidist.course.grader.child import main; main(pathlib.Path(sys.argv[2]))"
+)
+KEPT = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "OMP_NUM_THREADS"}
+KEPT_OF_MPI = ("MPICH_", "OMPI_", "PRTE_", "FI_")
+UNREADABLE = "the check fails at {} ({}: {}): its own fault, unless the answer returns other than its docstring says"
+SECONDARY = ("RankFailed", "CommunicationError")  # raised because another rank failed
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a case: all ranks' results, or why there are none."""
+
+    results: Sequence[Arrays] = ()
+    notes: Sequence[Note] = ()
+    failure: str = ""
+    not_started: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one rank recorded."""
+
+    done: bool
+    error: Mapping[str, str]
+    notes: Sequence[Note]
+    results: Arrays
+
+
+def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: float, warm: Warm) -> Ran:
+    """Run check number `index` of the lesson on one case, for at most `limit` seconds. Leaves no process behind."""
+    check = lesson.checks[index]
+    with tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        exercise, stand = folder / "exercise.py", folder / "here"
+        stand.mkdir()
+        shutil.copyfile(answer.path, exercise)
+        nonces = [secrets.token_hex(16) for _ in case.given]
+        for rank, (nonce, given) in enumerate(zip(nonces, case.given, strict=True)):
+            record.write(folder / f"given-{rank}", {"nonce": nonce}, given)
+        job = {
+            "checks": str((lesson.folder / "checks.py").resolve()),
+            "index": index,
+            "wire": check.wire,
+            "ranks": case.ranks,
+            "limit": limit,
+            "exercise": str(exercise),
+            "beside": [str(beside.resolve()) for beside in answer.beside],
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        if warm.user is not None:
+            for path in (folder, *folder.iterdir()):
+                shutil.chown(path, warm.user)
+        if check.wire == "threads" and SUPPORTED:
+            warm.run(folder, stand, limit)
+        else:
+            start = [sys.executable, "-I", "-c", START, str(Path(__file__).parents[3]), str(folder)]
+            mpirun = _mpirun() if check.wire == "mpi" else None
+            if mpirun is not None:
+                start = [mpirun.path, "-n", str(case.ranks), *start]
+            env, seconds = clean_environment(mpirun), limit + 3
+            run_job(start, env=env, cwd=stand, timeout=seconds, capture=True, grace=0.5, user=warm.user)
+        return collect(folder, nonces, limit)
+
+
+def warm_processes(lesson: Lesson, processes: int, user: str | None = None) -> Warm:
+    """Return what runs the simulated cases of a lesson, up to `processes` at a time."""
+    return Warm((lesson.folder / "checks.py").resolve(), clean_environment(None), processes, user)
+
+
+def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
+    """Return what the ranks recorded, or the reason why one did not."""
+    told = {rank: told_by(folder / f"record-{rank}", nonce) for rank, nonce in enumerate(nonces)}
+    notes = [note for one in told.values() if one is not None for note in one.notes]
+    errors = [(rank, one.error) for rank, one in told.items() if one is not None and one.error]
+    for rank, error in sorted(errors, key=lambda pair: pair[1]["type"] in SECONDARY):
+        if error["type"] == "NotImplementedError":
+            return Ran(notes=notes, not_started=error["text"] or "not started")
+        if error["type"] == "DeadlockError":
+            return Ran(notes=notes, failure=error["text"])
+        if error["type"] == "Wrong":
+            return Ran(notes=notes, failure=f"rank {rank}: {error['text']}")
+        if error["line"] and not error["line"].startswith("exercise.py"):
+            return Ran(notes=notes, failure=UNREADABLE.format(error["line"], error["type"], error["text"]))
+        where = f" at {error['line']}" if error["line"] else ""
+        return Ran(notes=notes, failure=f"rank {rank} raised {error['type']}{where}: {error['text']}")
+    done = [one.results for one in told.values() if one is not None and one.done]
+    if len(done) == len(nonces):
+        return Ran(done, notes)
+    missing = ", ".join(str(rank) for rank, one in told.items() if one is None or not one.done)
+    early = f"rank {missing} left no record of this run: a process ended before the check did"
+    return Ran(notes=notes, failure=hang_report(folder, len(nonces), limit) or early)
+
+
+def told_by(path: Path, nonce: str) -> Told | None:
+    """Return what a rank recorded, if it is a record signed with the nonce of this run."""
+    try:
+        facts, results = record.read(path, nonce)
+        notes = [Note(**{**note, "through": tuple(note["through"])}) for note in facts["notes"]]
+        error = {name: str(facts["error"][name]) for name in ("type", "text", "line")} if facts["error"] else {}
+        return Told(bool(facts["done"]), error, notes, results)
+    except (record.BadRecord, KeyError, TypeError):
+        return None
+
+
+def clean_environment(mpirun: Mpirun | None) -> dict[str, str]:
+    """Return what a child may know of this process's environment."""
+    return {
+        name: value
+        for name, value in environment(mpirun).items()
+        if name in KEPT or (mpirun is not None and name.startswith(KEPT_OF_MPI))
+    }
+
+
+@functools.cache
+def _mpirun() -> Mpirun:
+    return find_mpirun()

@@ -1,0 +1,170 @@
+"""Processes that have imported what a lesson needs and fork for each case: to import torch takes longer than a case.
+
+    grader ── "folder" ─▶ warm process ── fork ─▶ child.main(folder): the student's code, from a clean state
+           ◀── "done" ──  (never runs it)  ── ends the child and all that it started, wherever that has hidden
+
+The warm process adopts its descendants' orphans, so it can find and end them. A student's code that ends *it* loses
+that case, and the next case gets a fresh one. Linux only: elsewhere every case imports for itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import itertools
+import json
+import os
+import queue
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from minidist.comm.job.imports import quick_imports
+from minidist.comm.job.jobs import MARK, become, end_job
+from minidist.course.grader import child
+from minidist.course.lesson import load_checks
+
+SUPPORTED = sys.platform == "linux"
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
+PACKAGES = str(Path(__file__).parents[3])
+START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
+    "from minidist.course.grader.warm import serve; serve(pathlib.Path(sys.argv[2]), int(sys.argv[3]))"
+)
+NEEDED = ("minidist.collectives",)  # by most answers, besides what the checks import
+NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
+GRACE = 5.0  # seconds beyond a case's limit before the warm process itself counts as stuck
+
+
+class Warm:
+    """Up to `processes` warm processes for one lesson's checks, run as `user`. A context manager: none outlives it."""
+
+    def __init__(self, checks: Path, environment: dict[str, str], processes: int, user: str | None = None) -> None:
+        self.checks, self.environment, self.user = checks, environment, user
+        self.free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        self.started = itertools.count(os.getpid())  # numbers; graders beside each other begin at different ones
+        for _ in range(processes):
+            self.free.put(None)
+
+    def __enter__(self) -> Warm:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while not self.free.empty():
+            if (process := self.free.get()) is not None:
+                process.end()
+
+    def run(self, folder: Path, stand: Path, limit: float) -> None:
+        """Run the case that lies in `folder`, standing in `stand`; its processes have ended when this returns."""
+        process = self.free.get()
+        try:
+            process = process or _Process(self.checks, self.environment, self.user, next(self.started))
+            if not process.run(folder, stand, limit):
+                process.end()
+                process = None
+        finally:
+            self.free.put(process)
+
+
+class _Process:
+    """One warm process, seen from the grader."""
+
+    def __init__(self, checks: Path, environment: dict[str, str], user: str | None, number: int) -> None:
+        self.mark = secrets.token_hex(8)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", START, PACKAGES, str(checks), str(number)],
+            env={**environment, MARK: self.mark},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            **become(user),
+        )
+        self.await_word(timeout=60)
+
+    def run(self, folder: Path, stand: Path, limit: float) -> bool:
+        """Run a case; tell whether this process is still fit for another."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps([str(folder), str(stand), limit]).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:  # it has ended since
+            return False
+        return self.await_word(limit + GRACE)
+
+    def await_word(self, timeout: float) -> bool:
+        """Tell whether the process said that it is ready, before `timeout` seconds were over."""
+        out = self.process.stdout
+        assert out is not None
+        return bool(select.select([out], [], [], timeout)[0]) and os.read(out.fileno(), 1) == b"."
+
+    def end(self) -> None:
+        """End it and whatever bears its mark."""
+        end_job(self.process.pid, self.mark, grace=0.2)
+        self.process.communicate()
+
+
+# ---------------------------------------------------------------- in the warm process
+
+
+def serve(checks: Path, number: int) -> None:
+    """Import what the checks and the answers need; then fork for each case that is named on standard input.
+
+    Simulated ranks take turns, and on one core in half the time: processes of consecutive numbers have one each.
+    """
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
+    with quick_imports():  # or the first collection of each child would write to, and so copy, all pages with objects
+        imports = {name for check in load_checks(checks) for name in check.task.imports}
+        for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ()), *imports):
+            importlib.import_module(name)
+    os.write(1, b".")
+    for line in sys.stdin:
+        folder, stand, limit = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            run_forked(Path(folder), stand)
+        select.select([os.pidfd_open(pid)], [], [], limit + GRACE / 2)
+        end_descendants()
+        os.write(1, b".")
+
+
+def run_forked(folder: Path, stand: str) -> None:
+    """Become the process that runs one case: in a session of its own, without a way to the grader."""
+    try:
+        os.setsid()
+        os.chdir(stand)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        child.main(folder)
+    finally:
+        os._exit(1)
+
+
+def end_descendants() -> None:
+    """End and reap every process that descends from this one."""
+    while left := descendants(os.getpid()):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def descendants(root: int) -> list[int]:
+    """Return the processes that descend from `root`, as /proc tells."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {root}
+    while new := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= new
+    return sorted(found - {root})

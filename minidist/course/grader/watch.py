@@ -1,0 +1,224 @@
+"""What sees the calls of an answer, and whether it is the answer that led to them.
+
+    exercise.py ─▶ functools.partial, map, a thread ─▶ minidist.parallel...     the answer's doing
+    exercise.py ─▶ optimizer.step ─▶ torch's hooks ──▶ minidist.parallel...     its doing only if it handed that over
+
+A call counts if the frames from it outwards, those of the package and of Python's own library left out, come to the
+student's file, or to the end of a thread that the student's code started. A frame of the checks, or of another library
+such as torch, ends the search: that library calls back whoever registered there, which was the package or the checks,
+unless the answer itself handed a barred function to it. So what an answer hands over is looked at, too.
+
+`sys.setprofile` shows every Python call of a thread; an audit hook (PEP 578), which cannot be removed, what would turn
+that off. Threads are started by a function of ours, in this process only, which remembers on whose behalf.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import itertools
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from minidist.comm.communicator import Communicator
+from minidist.course.grader.contract import Note, Task, Wrong, barred
+
+PACKAGE = Path(__file__).parents[2]
+STDLIB = sysconfig.get_path("stdlib")
+STUDENT, CHECKS, LIBRARY, PYTHON = "exercise", "checks", "library", "python"
+NOBODY = ("<module>", "__del__", "__torch_dispatch__", "__torch_function__")  # what nobody calls by name
+STARTS = ("start_new_thread", "start_new", "_start_new_thread", "start_joinable_thread", "_start_joinable_thread")
+HIDING = ("sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitoring.register_callback", "gc.get_objects")
+
+
+class Watch:
+    """What the answer to one task calls, as notes handed to `note`.
+
+    Parameters
+    ----------
+    exercise, lesson : str
+        The student's file; the folder of the checks. Of these an answer may call what programs hand it: methods and
+        functions within functions. Those of a whole module are the checks' own, and may be what a task asks for.
+    """
+
+    def __init__(self, task: Task, exercise: str, lesson: str, note: Callable[[Note], None]) -> None:
+        self.task, self.exercise, self.lesson, self.note = task, exercise, lesson, note
+        self.calls = self.profile  # one and the same object, to be recognized
+        self.dull: dict[str, bool] = {}  # files without anything that is barred
+        self.shortcuts: dict[int, str] = {}  # code of the witness that carries data past the messages
+        self.below: dict[int, str] = {}  # the same, of the wire
+        self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
+        self.owners: dict[str, str] = {}
+        self.noted: set[tuple[str, str]] = set()
+        self.switching = threading.Lock()
+
+    def begin(self) -> None:
+        """Watch this thread and all that are started from now on."""
+        sys.addaudithook(self.audit)
+        for module, name in itertools.product((threading, _thread), STARTS):
+            if hasattr(module, name):
+                setattr(module, name, self.starting(getattr(module, name)))
+        self.switch(self.calls)
+
+    def switch(self, calls: Callable[..., None] | None) -> None:
+        """Have `calls` look at this thread's calls from now on, or nobody. Python refuses two threads at a time."""
+        with self.switching:
+            sys.setprofile(calls)
+
+    def look_at(self, code: CodeType, kind: str, among: dict[int, str]) -> None:
+        """Note whoever calls this code, one of the communicator's shortcuts."""
+        among[id(code)] = kind
+        self.dull[code.co_filename] = False
+
+    def profile(self, frame: FrameType, event: str, what: Any) -> None:
+        """Look at a call: the function for `sys.setprofile`."""
+        if event == "c_call" and frame.f_code.co_filename == self.exercise:
+            self.called(library_of(what), frame)
+        if event != "call":
+            return
+        code, caller = frame.f_code, frame.f_back
+        file, by = code.co_filename, caller.f_code.co_filename if caller is not None else ""
+        if self.dull.get(file) and by != self.exercise:  # most calls, so this has to be quick
+            return
+        owner = self.owner(frame)
+        if file not in self.dull:
+            known = file != "<string>" and owner not in (STUDENT, CHECKS)
+            self.dull[file] = known and not barred(self.task, module_of(frame) if owner == LIBRARY else owner)
+        by_package = caller is not None and self.owner(caller).startswith("minidist")
+        if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
+            return
+        if id(code) in self.shortcuts or (id(code) in self.below and not by_package):
+            through, line, *_ = self.stack(caller)
+            if line:
+                self.note(Note(-1, self.shortcuts.get(id(code)) or self.below[id(code)], through=through, line=line))
+        elif owner == CHECKS:
+            self.called("" if "." in code.co_qualname else CHECKS, caller)
+        elif owner == LIBRARY:
+            self.called(module_of(frame), caller)
+            for name in self.handed(frame.f_locals.values()) if by == self.exercise else ():
+                self.called(name, caller)
+        elif not (owner.startswith("minidist.course") and by_package):  # the witness's own business
+            self.called(owner, frame)
+
+    def starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function to start threads by, whose calls are seen; it remembers the student's line that does."""
+
+        def watched(function: Callable[..., Any], *rest: Any, **named: Any) -> Any:
+            def begin(*arguments: Any, **options: Any) -> None:
+                self.switch(self.calls)
+                function(*arguments, **options)
+
+            thread = getattr(function, "__self__", None)
+            if line := self.stack(sys._getframe(1))[1]:
+                if not isinstance(thread, threading.Thread) or threading.getprofile() is not None:
+                    self.forbid("_thread.start_new_thread", line)
+                else:
+                    self.starters[thread] = line
+            return start(begin, *rest, **named)
+
+        return watched
+
+    def audit(self, event: str, _: tuple[object, ...]) -> None:
+        """Look at what would make calls unseen: the audit hook."""
+        if event in HIDING:
+            frame = sys._getframe(1)
+            ours = frame.f_code is Watch.switch.__code__ and self.owner(frame.f_back or frame) == __name__
+            if (line := self.stack(frame)[1]) and not ours:
+                self.forbid(event, line)
+
+    def forbid(self, what: str, line: str) -> None:
+        """Note it, and have it not done."""
+        self.note(Note(-1, "hides", through=(what,), line=line))
+        raise PermissionError(f"{what} is not for answers: it hides from the grader what they call")
+
+    def called(self, name: str, frame: FrameType | None) -> None:
+        """Note a call of module `name` if the task bars it and the answer led to `frame`."""
+        if barred(self.task, name):
+            _, line, _, led = self.stack(frame)
+            if led and line and (name, line) not in self.noted:
+                self.noted.add((name, line))
+                self.note(Note(-1, "call", through=(name,), line=line))
+
+    def owner(self, frame: FrameType) -> str:
+        """Return whose code a frame runs: a module of the package by name, or the student's, the checks', ..."""
+        file = frame.f_code.co_filename
+        if file == "<string>" and module_of(frame).startswith("minidist"):  # as dataclasses write
+            return module_of(frame)
+        if file not in self.owners:
+            package = ".".join(Path(file).with_suffix("").parts[len(PACKAGE.parts) - 1 :])
+            library = PYTHON if "-packages" not in file else LIBRARY
+            places = {self.exercise: STUDENT, self.lesson: CHECKS, str(PACKAGE): package, STDLIB: library, "<": PYTHON}
+            found = (owner for place, owner in places.items() if file.startswith(place))
+            self.owners[file] = next(found, LIBRARY)
+        return self.owners[file]
+
+    def stack(self, frame: FrameType | None) -> tuple[tuple[str, ...], str, bool, bool]:
+        """Return how the student's file came to a frame.
+
+        The package's modules between them; the file's line, or nothing; whether that is by a barrier; and whether it
+        led there, and no hook of a library, nor the checks, nor an import.
+        """
+        through: dict[str, None] = {}
+        barrier, led = False, True
+        while frame is not None and (owner := self.owner(frame)) != STUDENT:
+            barrier |= frame.f_code is Communicator.barrier.__code__
+            led &= owner == PYTHON or (owner not in (CHECKS, LIBRARY) and frame.f_code.co_name not in NOBODY)
+            if owner.startswith("minidist") and not owner.startswith("minidist.course"):
+                through.setdefault(owner)
+            frame = frame.f_back
+        if frame is None:
+            return tuple(through), self.starters.get(threading.current_thread(), ""), barrier, led
+        return tuple(through), f"exercise.py:{frame.f_lineno} in {frame.f_code.co_name}", barrier, led
+
+    def handed(self, values: Iterable[Any], depth: int = 3) -> Iterator[str]:
+        """Yield the modules of the functions and classes among `values`, and in what is the student's among them."""
+        for value in values if depth else ():
+            kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
+            own: list[Iterable[Any]] = [vars(kind).values() for kind in kinds if kind.__module__ == STUDENT]
+            if isinstance(value, functools.partial):
+                own.append([value.func])
+            elif isinstance(value, MethodType | staticmethod | classmethod):
+                own.append([value.__func__])
+            elif isinstance(value, FunctionType):
+                yield str(value.__globals__.get("__name__", ""))
+            elif isinstance(value, type):
+                yield from (kind.__module__ for kind in kinds)
+            elif own:
+                own.append(vars(value).values())
+            yield from self.handed(itertools.chain(*own), depth - 1)
+
+
+def module_of(frame: FrameType) -> str:
+    """Return the name of the module whose globals a frame uses."""
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def library_of(function: Any) -> str:
+    """Return the name of the module that a function in C, or the type it is a method of, belongs to."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, ModuleType):
+        return str(function.__module__)
+    return (owner if isinstance(owner, type) else type(owner)).__module__
+
+
+class Handed(ModuleType):
+    """The exercise as the checks' programs see it: what they take out of it may be the package's own under its name."""
+
+    def __init__(self, exercise: ModuleType, watch: Watch) -> None:
+        super().__init__(exercise.__name__)
+        self._exercise, self._watch = exercise, watch
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._exercise, name):
+            raise Wrong(f"exercise.py has no {name}: the handout does, and the checks call it")
+        value = getattr(self._exercise, name)
+        for module in self._watch.handed([value]):
+            if barred(self._watch.task, module):
+                self._watch.note(Note(-1, "call", through=(module,), line=f"{name} of exercise.py"))
+        return value

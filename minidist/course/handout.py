@@ -1,0 +1,53 @@
+"""The course as it is handed out: no solution, no mistake, no hidden check.
+
+    OUT/lessons/    README.md and what else lies there, and of each lesson its text, exercise, twin, visible checks
+    OUT/notebooks/  the executed notebooks
+
+A lesson's `checks.py` has its hidden checks at the end, below the line `HIDDEN`; the handout's ends there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from minidist.course.lesson import GradeError, lessons_in, load_checks
+
+HIDDEN = "# ---- hidden: the handout ends here"
+HANDED_OUT = ("README.md", "exercise.py", "judges.py", "cluster.py")
+
+
+def build(lessons: Path, out: Path) -> list[Path]:
+    """Write every lesson's handout into `out/lessons`, which must not exist yet; return the lessons' folders.
+
+    Raises
+    ------
+    GradeError
+        If there are no lessons, or something is there already.
+    """
+    found, target = lessons_in(lessons), out / "lessons"
+    if not found:
+        raise GradeError(f"there are no lessons in {lessons}: name their folder with --lessons")
+    if target.exists():
+        raise GradeError(f"{target} exists already: name another folder, or remove it first")
+    target.mkdir(parents=True)
+    copy([*lessons.glob("*.md"), *lessons.glob("*.sbatch")], target)
+    copy((lessons.parent / "notebooks").glob("*.ipynb"), out / "notebooks")
+    written = []
+    for lesson in found:
+        folder = target / lesson.name
+        copy([lesson / name for name in HANDED_OUT if (lesson / name).is_file()], folder)
+        visible = (lesson / "checks.py").read_text(encoding="utf-8").partition(HIDDEN)[0]
+        (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
+        if any(check.hidden for check in load_checks(folder / "checks.py")):
+            raise GradeError(f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it below")
+        written.append(folder)
+    return written
+
+
+def copy(files: Iterable[Path], folder: Path) -> None:
+    """Copy files into a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(files):
+        shutil.copyfile(file, folder / file.name)

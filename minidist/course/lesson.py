@@ -1,0 +1,92 @@
+"""A lesson's folder, and the file to be graded."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from minidist.course.grader.contract import Check
+
+
+class GradeError(ValueError):
+    """Something cannot be graded; the text is one sentence that says what to mend."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A lesson: `lessons/02_ring_all_reduce`, with its checks."""
+
+    folder: Path
+    checks: tuple[Check, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A file to be graded.
+
+    `beside` are folders that it may import from, and `may_lean` lets it use the package's own answer: for the lesson's
+    solution, which is nothing but that, and for the mistakes, which change one function of it.
+    """
+
+    path: Path
+    may_lean: bool = False
+    beside: tuple[Path, ...] = ()
+
+
+def lessons_in(folder: Path) -> list[Path]:
+    """Return the folders of the lessons that can be graded, in order."""
+    return sorted(checks.parent for checks in folder.glob("[0-9][0-9]_*/checks.py"))
+
+
+def find_lesson(folder: Path, number: str) -> Lesson:
+    """Return lesson `02`, `2` or `02_ring_all_reduce`. Raises GradeError if there is none."""
+    there = lessons_in(folder)
+    for lesson in there:
+        if number == lesson.name or (number.isdecimal() and int(number) == int(lesson.name[:2])):
+            return Lesson(lesson, tuple(load_checks(lesson / "checks.py")))
+    names = ", ".join(lesson.name for lesson in there) or "none"
+    raise GradeError(f"there is no lesson {number!r} in {folder}: there are {names}")
+
+
+def students_answer(lesson: Lesson, folder: Path) -> Answer:
+    """Return the exercise of a student: in a handout at `folder`, in its folder of the lesson's name, or in itself."""
+    for place in (folder / "lessons" / lesson.name, folder / lesson.name, folder):
+        if (place / "exercise.py").is_file():
+            return Answer(place / "exercise.py")
+    raise GradeError(f"there is no exercise.py of lesson {lesson.name} in {folder}: name its folder with --student")
+
+
+def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
+    """Return the lesson's solution, or one of its mistakes."""
+    return Answer(lesson.folder / file, may_lean=True, beside=(lesson.folder,))
+
+
+def load_checks(path: Path) -> list[Check]:
+    """Return the checks of a lesson. A `judges.py` beside them is what they may import, if they are too long alone."""
+    judges = path.with_name("judges.py")
+    if judges.is_file():
+        load_module("judges", judges)
+    checks: list[Check] = load_module("checks", path).CHECKS
+    return checks
+
+
+def place_of(frame: traceback.FrameSummary) -> str:
+    """Return `exercise.py:14 in ring_all_gather`."""
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+
+
+def load_module(name: str, path: Path) -> ModuleType:
+    """Import one file from its source, whatever is called so elsewhere, and leave no compiled copy beside it."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return module

@@ -1,0 +1,79 @@
+"""The zip that Gradescope's autograder is made of.
+
+    setup.sh           run once, as root: Python's packages, and a user without rights
+    run_autograder     run for each submission: python -m minidist grade ... ──▶ results/results.json
+    minidist/          this package
+    lessons/02_.../    the exercise and its checks, hidden ones too; no solution, no mistake
+
+There they lie in `/autograder/source`, the submission in `/autograder/submission`, and the results are expected in
+`/autograder/results`: https://gradescope-autograders.readthedocs.io/en/latest/specs/
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from minidist.course.lesson import GradeError, Lesson
+
+PACKAGE = Path(__file__).parents[1]
+NEEDED = ("numpy", "torch", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt
+PARTS = ("exercise.py", "checks.py", "judges.py")
+
+SETUP = """#!/usr/bin/env bash
+# Run once, as root, when the image is built.
+set -euo pipefail
+cd "$(dirname "$0")"
+apt-get update && apt-get install -y python3 python3-venv
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{
+    echo "Python $(python3 --version) is too old for minidist: choose an image with 3.11 or later" >&2; exit 1; }}
+python3 -m venv .venv
+# EDIT: where wheels of torch for the CPU are to be had, name that index with --index-url: they are far smaller.
+.venv/bin/pip install {requirements}
+id student 2>/dev/null || useradd --create-home student
+"""
+
+RUN = """#!/usr/bin/env bash
+# Run for each submission. The grader writes the results; a student's processes run as somebody who cannot.
+here="$(cd "$(dirname "$0")" && pwd)"
+export PYTHONPATH="$here/source" OMP_NUM_THREADS=1
+python="$here/source/.venv/bin/python"
+[ -x "$python" ] || python=python3
+[ "$(id -u)" = 0 ] && user="--user student"
+mkdir -p "$here/results"
+"$python" -m minidist grade {lesson} --lessons "$here/source/lessons" --student "$here/submission" --seed {seed} \\
+    --format gradescope --out "$here/results/results.json" $user
+[ -s "$here/results/results.json" ]  # a low score is no failure of the autograder
+"""
+
+
+def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
+    """Write the zip for one lesson to `out`, graded there with `seed`; return its path.
+
+    Raises
+    ------
+    GradeError
+        If there is something at `out` already, or `requirements.txt` is not beside the package.
+    """
+    requirements = PACKAGE.parent / "requirements.txt"
+    if out.exists():
+        raise GradeError(f"{out} exists already: name another file with --out, or remove it first")
+    if not requirements.is_file():
+        raise GradeError(f"there is no {requirements}: build the zip from a checkout of minidist")
+    lines = [line.partition("#")[0].strip() for line in requirements.read_text(encoding="utf-8").splitlines()]
+    needed = " ".join(f"'{line}'" for line in lines if line.startswith(NEEDED))
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, text in (
+            ("setup.sh", SETUP.format(requirements=needed)),
+            ("run_autograder", RUN.format(lesson=lesson.name, seed=seed)),
+        ):
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o100755 << 16  # a file that may be executed
+            file.writestr(entry, text)
+        for path in sorted(PACKAGE.rglob("*")):
+            if path.suffix in (".py", ".html"):
+                file.write(path, path.relative_to(PACKAGE.parent))
+        for path in (lesson.folder / name for name in PARTS):
+            if path.is_file():
+                file.write(path, Path("lessons", lesson.name, path.name))
+    return out

@@ -1,0 +1,241 @@
+"""Will it fit? The bytes of one GPU, from the sizes of a model and the layout alone.
+
+    estimate(7e9, layers=32, hidden=4096, batch=1, sequence=4096, heads=32, vocabulary=32000, dp=8, zero=1)
+
+The formulas are those of `equation.py`; the GPU is one of the first pipeline stage, which holds the most: 1F1B has a
+microbatch under way there for each stage behind it. It leaves out what a framework and its libraries take for
+themselves (one to two GB a GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from minidist.memory.account.equation import (
+    MIXED_PRECISION_ADAM,
+    ModelStates,
+    embedding_and_loss,
+    layer_activations,
+    layer_input,
+    layers_in_flight,
+    model_states,
+)
+
+GB = 1e9
+
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of one GPU, by category; `fragmentation` is the factor for what the allocator holds beyond them."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    communication: float
+    fragmentation: float = 1.05
+
+    @property
+    def total(self) -> float:
+        """All categories together, with fragmentation."""
+        held = self.parameters + self.gradients + self.optimizer + self.activations + self.communication
+        return held * self.fragmentation
+
+    def __str__(self) -> str:
+        """Show a line per category, in GB of 10^9 bytes."""
+        rows = {name: value for name, value in asdict(self).items() if name != "fragmentation"}
+        rows[f"total (x {self.fragmentation:g} fragmentation)"] = self.total
+        return "\n".join(f"{name:<30}{value / GB:>8.1f} GB" for name, value in rows.items())
+
+
+def estimate(
+    parameters: float,
+    layers: int,
+    hidden: int,
+    batch: int,
+    sequence: int,
+    heads: int,
+    vocabulary: int,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    zero: int = 0,
+    microbatches: int | None = None,
+    recompute: Recompute = "none",
+    sequence_parallel: bool = False,
+    flash: bool = True,
+    tied: bool = False,
+    each: ModelStates = MIXED_PRECISION_ADAM,
+    fragmentation: float = 1.05,
+) -> Estimate:
+    """Return what a GPU of the first stage holds at its peak, in bytes.
+
+    Parameters
+    ----------
+    parameters : float
+        Of the whole model.
+    layers, hidden, heads, vocabulary, sequence : int
+        Its sizes, and tokens of a sequence.
+    batch : int
+        Sequences of one microbatch.
+    tp, pp, dp, zero : int
+        Ranks on the tensor, pipeline and data axis; stage of ZeRO on the data axis.
+    microbatches : int, optional
+        Of one step; by default enough to fill the pipeline.
+    recompute : {"none", "selective", "full"}
+        Nothing; the attention weights; all of a layer but its input. What is recomputed is there a layer at a time.
+    sequence_parallel, flash, tied : bool
+        Split also what tp leaves whole; never hold attention weights; the head is the embedding's matrix.
+    each : ModelStates
+        Bytes of one parameter, its gradient and its optimizer state.
+    fragmentation : float
+        Factor on everything for what the allocator cannot use; 1.05 is a guess, to be replaced by a measurement.
+
+    Communication is one of the gathered input (sequence parallel), two boundary activations (pipeline), the gradients
+    of the layer that is being reduced (ZeRO 2 and 3) and two gathered layers, one at work and the next (ZeRO 3). DDP's
+    buckets are the gradients. In a pipeline it is all the same of what a stage has, P parameters:
+
+        ZeRO 2   2 P + (2 + 12)/N P + 2 layer            in each microbatch the gradients of a layer are reduced as
+        ZeRO 3   (2 + 2 + 12)/N P + (2 + 2 * 2) layer    soon as they are there, so no stage ever holds all of them
+
+    which costs messages, not memory: with m microbatches ZeRO 2 and 3 send m times what they send with one.
+
+    Raises
+    ------
+    ValueError
+        If the sizes and the layout do not fit together.
+    """
+    _check_whole(layers=layers, hidden=hidden, batch=batch, sequence=sequence, heads=heads, tp=tp, pp=pp, dp=dp)
+    _check_whole(microbatches=1 if microbatches is None else microbatches)
+    _check_layout(layers, hidden, heads, tp, pp, recompute)
+    under_way = pp if microbatches is None else min(pp, microbatches)
+    ends = vocabulary * hidden
+    layer_parameters = (parameters - ends * (1 if tied else 2)) / layers / tp
+    own = parameters / tp if pp == 1 else layer_parameters * -(-layers // pp) + ends / tp
+    states = model_states(own, dp, zero, each)
+
+    whole = layer_activations(sequence, batch, hidden, heads, tp, sequence_parallel, attention_weights=not flash)
+    boundary = layer_input(sequence, batch, hidden) / (tp if sequence_parallel else 1)
+    a_layer = {
+        "none": whole,
+        "selective": layer_activations(sequence, batch, hidden, heads, tp, sequence_parallel, attention_weights=False),
+        "full": boundary,
+    }[recompute]
+    at_work = whole if recompute == "full" else whole - a_layer
+    activations = layers_in_flight(layers, pp, under_way) * a_layer + at_work
+    activations += embedding_and_loss(sequence, batch, hidden, vocabulary, tp, pp, under_way)
+
+    communication = boundary * tp if tp > 1 and sequence_parallel else 0
+    communication += 2 * boundary if pp > 1 else 0
+    communication += layer_parameters * each.gradients if zero >= 2 else 0
+    communication += 2 * layer_parameters * each.parameters if zero == 3 else 0
+    return Estimate(states.parameters, states.gradients, states.optimizer, activations, communication, fragmentation)
+
+
+def _check_whole(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size != int(size) or size < 1:
+            raise ValueError(f"{name}={size} is not a whole number of at least 1: give one")
+
+
+def _check_layout(layers: int, hidden: int, heads: int, tp: int, pp: int, recompute: str) -> None:
+    """Refuse a layout that cannot be."""
+    if recompute not in ("none", "selective", "full"):
+        raise ValueError(f"recompute={recompute!r} is not known: use 'none', 'selective' or 'full'")
+    if layers < pp:
+        raise ValueError(f"layers={layers} are fewer than pp={pp} stages, and some would be empty: use pp <= {layers}")
+    if hidden % heads:
+        raise ValueError(f"hidden={hidden} does not divide by heads={heads}: each head takes hidden/heads channels")
+    if heads % tp:
+        raise ValueError(f"heads={heads} does not divide by tp={tp}: each rank computes whole heads")
+
+
+# ---------------------------------------------------------------- published models at usual layouts
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a published model. Of key-value heads and MLP only the number of parameters tells."""
+
+    name: str
+    parameters: float
+    layers: int
+    hidden: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    sequence: int
+    tied: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Usual:
+    """A model at a layout, for one microbatch of one sequence."""
+
+    model: Model
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    zero: int = 1
+    recompute: Recompute = "none"
+
+    def estimate(self) -> Estimate:
+        """Estimate it; with tensor parallelism also sequence parallelism, as usual."""
+        model = self.model
+        return estimate(
+            model.parameters, model.layers, model.hidden, 1, model.sequence, model.heads, model.vocabulary,
+            tp=self.tp, pp=self.pp, dp=self.dp, zero=self.zero, recompute=self.recompute,
+            sequence_parallel=self.tp > 1, tied=model.tied,
+        )  # fmt: skip
+
+
+LLAMA_2 = "Touvron et al. 2023, Llama 2"
+LLAMA_2_7B = Model("Llama-2 7B", 6.738e9, 32, 4096, 32, 32, 32_000, 4096, False, LLAMA_2)
+LLAMA_2_13B = Model("Llama-2 13B", 13.016e9, 40, 5120, 40, 40, 32_000, 4096, False, LLAMA_2)
+LLAMA_2_70B = Model("Llama-2 70B", 68.977e9, 80, 8192, 64, 8, 32_000, 4096, False, LLAMA_2)
+GPT_3 = Model("GPT-3 175B", 174.6e9, 96, 12_288, 96, 96, 50_257, 2048, True, "Brown et al. 2020, table 2.1")
+LLAMA_3 = Model(
+    "Llama-3.1 405B", 405.9e9, 126, 16_384, 128, 8, 128_256, 8192, False, "Grattafiori et al. 2024, table 3"
+)
+PALM = Model("PaLM 540B", 540.35e9, 118, 18_432, 48, 1, 256_000, 2048, True, "Chowdhery et al. 2022, table 1")
+
+
+def usual_layouts() -> list[Usual]:
+    """Return published models at layouts that people use on GPUs of 80 GB, and a few that do not fit."""
+    return [
+        Usual(LLAMA_2_7B, dp=8, zero=0),
+        Usual(LLAMA_2_7B, dp=8),
+        Usual(LLAMA_2_13B, dp=8),
+        Usual(LLAMA_2_13B, dp=8, zero=3),
+        Usual(LLAMA_2_70B, dp=64, zero=3),
+        Usual(LLAMA_2_70B, dp=64, zero=3, recompute="full"),
+        Usual(LLAMA_2_70B, tp=8, pp=4, dp=4),
+        Usual(GPT_3, tp=8, pp=8, dp=16),
+        Usual(LLAMA_3, tp=8, pp=16, dp=64),
+        Usual(LLAMA_3, tp=8, pp=16, dp=64, recompute="full"),
+        Usual(PALM, tp=8, pp=16, dp=16),
+    ]
+
+
+def markdown_table(rows: Sequence[Usual] | None = None, capacity: float = 80 * GB) -> str:
+    """Return the estimates as a table, in GB a GPU; by default of the usual layouts."""
+    lines = [
+        "| model | GPUs | layout | recompute | parameters | gradients | optimizer | activations | communication "
+        f"| total | fits {capacity / GB:.0f} GB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in usual_layouts() if rows is None else rows:
+        held = row.estimate()
+        axes = [f"{axis}={ranks}" for axis, ranks in (("tp", row.tp), ("pp", row.pp), ("dp", row.dp)) if ranks > 1]
+        parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.communication, held.total)
+        lines.append(
+            f"| {row.model.name} | {row.tp * row.pp * row.dp} | {' '.join(axes)} zero={row.zero} | {row.recompute} | "
+            f"{' | '.join(f'{part / GB:.1f}' for part in parts)} | {'yes' if held.total <= capacity else '**no**'} |"
+        )
+    return "\n".join(lines)

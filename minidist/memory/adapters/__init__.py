@@ -1,0 +1,19 @@
+"""Adapters: two thin matrices are trained beside a weight that stays, in 16 or 4 bits.
+
+Read `lora.py`, then `nf4.py`.
+"""
+
+from minidist.memory.adapters.lora import EVERY_MATRIX, LoRALinear, add_lora, add_qlora, merge
+from minidist.memory.adapters.nf4 import NF4Tensor, dequantize, levels, quantize
+
+__all__ = [
+    "EVERY_MATRIX",
+    "LoRALinear",
+    "NF4Tensor",
+    "add_lora",
+    "add_qlora",
+    "dequantize",
+    "levels",
+    "merge",
+    "quantize",
+]

@@ -1,0 +1,22 @@
+"""Fewer bits: compute in 16 or 8, remember in 32.
+
+Read `mixed.py` (what fails, and loss scaling), `masters.py`, `rounding.py`, then `fp8.py`. `blocks.py` packs numbers
+for the wire; `adamw.py` is an optimizer in one pass over flat memory.
+"""
+
+from minidist.memory.precision.fp8 import E4M3, E5M2, dequantize, quantize, scale_for, to_fp8
+from minidist.memory.precision.masters import MasterWeights
+from minidist.memory.precision.mixed import LossScaler
+from minidist.memory.precision.rounding import stochastic_round
+
+__all__ = [
+    "E4M3",
+    "E5M2",
+    "LossScaler",
+    "MasterWeights",
+    "dequantize",
+    "quantize",
+    "scale_for",
+    "stochastic_round",
+    "to_fp8",
+]

@@ -1,0 +1,223 @@
+"""Float8 matrix products: 8 bits to multiply and to keep, one scale a tensor to make the numbers fit.
+
+    format   bits (sign exponent mantissa)   largest   smallest     for
+    E4M3     1 4 3                           448       2^-9         inputs and weights: precise
+    E5M2     1 5 2                           57344     2^-16        gradients of outputs: they spread wider
+
+    forward    output = input · weightᵀ           E4M3 · E4M3     every operand is x8 = cast(x * scale), and the product
+    backward   d_input = d_output · weight        E5M2 · E4M3     is divided by both scales; sums are float32
+               d_weight = d_outputᵀ · input       E5M2 · E4M3
+
+A scale moves the largest magnitude of a tensor (its *amax*) to the upper end of the format. To know that before the
+cast would take a second look at the tensor, and with the tensor spread over ranks a message. So scaling is *delayed*:
+it goes by the largest amax of the last steps, and `update_scales` reduces those of the whole model in one message a
+step. What outgrows the past saturates at the largest number, until the next step has seen it. Scales are powers of
+two: multiplying by them rounds nothing, so an element within range is off by half a step of the format at most.
+
+The input is kept for backward in 8 bits, a quarter of float32's. A GPU of Hopper's generation multiplies twice as fast
+as in 16 bits; elsewhere the product is emulated in float32, for the same numbers and no speed.
+(Micikevicius et al. 2022, "FP8 formats for deep learning"; delayed scaling as in NVIDIA's Transformer Engine.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.memory.precision.mixed import supports
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str, ...] = ("head",)) -> list[str]:
+    """Replace the linear layers of a model by `Float8Linear`, which share their parameters; return their names.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On its device. Its parameters keep their names and dtype, and remain what the optimizer updates.
+    history : int
+        Steps whose amax a scale goes by.
+    margin : int
+        Powers of two left free above the amax, for tensors that grow: gradients double when a loss scale does.
+    skip : tuple of str
+        Parts of names to leave alone: `head`, whose errors go straight into the loss, or `layers.0` and all inside.
+
+    Raises
+    ------
+    ValueError
+        If `history` or `margin` cannot be, or there is no linear layer to replace.
+    """
+    if history < 1 or margin < 0:
+        raise ValueError(f"{history=}, {margin=}: scales go by at least 1 step, and leave 0 or more powers of two free")
+    replaced: dict[nn.Module, Float8Linear] = {}
+    names = []
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if type(module) is nn.Linear and name and not any(f".{part}." in f".{name}." for part in skip):
+            if module not in replaced:
+                replaced[module] = Float8Linear(module, history, margin)
+            model.set_submodule(name, replaced[module])
+            names.append(name)
+    if not names:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear inside but those in {skip=}: nothing to do in float8"
+        )
+    return names
+
+
+def update_scales(model: nn.Module, *comms: Communicator) -> None:
+    """Let the scales of the next step know the amaxes of this one. Collective; call it once a step, after backward.
+
+    Parameters
+    ----------
+    model : nn.Module
+        What `to_fp8` was applied to.
+    comms : Communicator
+        The axes whose ranks hold parts of the same tensors: of the batch, the sequence, or the layer itself. One
+        all-reduce of 12 bytes a layer along each.
+    """
+    scales = scales_of(model)
+    if not scales:
+        return
+    amaxes = torch.stack([scale.amax for scale in scales])
+    amaxes = torch.where(amaxes.isfinite(), amaxes, 0)  # an overflow says nothing of the sizes to come
+    for comm in comms:
+        all_reduce(amaxes, comm, op="max")
+    for scale, amax in zip(scales, amaxes, strict=True):
+        scale.remember(amax)
+
+
+def histories(model: nn.Module) -> Tensor:
+    """Return what the scales go by, for a checkpoint: the amaxes of the last steps, [3 * layers, history]."""
+    return torch.stack([scale.history for scale in scales_of(model)])
+
+
+def load_histories(model: nn.Module, saved: Tensor) -> None:
+    """Let the scales go by what another run has seen, so that it continues bit for bit."""
+    for scale, history in zip(scales_of(model), saved, strict=True):
+        scale.history.copy_(history)
+
+
+def scales_of(model: nn.Module) -> list[DelayedScale]:
+    """Return the scales of all float8 layers: of input, weight, and the output's gradient, layer by layer."""
+    return [scale for module in model.modules() if isinstance(module, Float8Linear) for scale in module.scales]
+
+
+class Float8Linear(nn.Linear):
+    """A linear layer that multiplies in float8. Its parameters are those of `linear`, in their own dtype."""
+
+    def __init__(self, linear: nn.Linear, history: int = 16, margin: int = 0) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.train(linear.training)
+        device = linear.weight.device
+        self.scales = tuple(DelayedScale(dtype, history, margin, device) for dtype in (E4M3, E4M3, E5M2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x weightᵀ + bias, of the dtype of `x` [..., D]. Only in training does a scale learn of its amax."""
+        product: Tensor = Float8Product.apply(x, self.weight, self.scales, self.training)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias
+
+
+class DelayedScale:
+    """The scale of one tensor, by the largest magnitudes of its last steps.
+
+    Attributes
+    ----------
+    amax : Tensor
+        The largest magnitude on this rank since the last `update_scales`; a scalar.
+    history : Tensor
+        Those of the last steps, over all ranks, the newest first; 0 where nothing is known.
+    """
+
+    def __init__(self, dtype: torch.dtype, history: int, margin: int, device: torch.device) -> None:
+        self.dtype, self.margin = dtype, margin
+        self.amax = torch.zeros((), device=device)
+        self.history = torch.zeros(history, device=device)
+
+    def cast(self, x: Tensor, learn: bool) -> tuple[Tensor, Tensor]:
+        """Return `x` in float8, and its scale.
+
+        One element that is not finite makes all of them not a number: saturated, nobody would see the overflow.
+        """
+        amax = torch.linalg.vector_norm(x, torch.inf).float() if x.numel() else torch.zeros_like(self.amax)
+        if learn:
+            self.amax = torch.maximum(self.amax, amax)
+        past = self.history.max()
+        scale = scale_for(torch.where(past > 0, past, amax), self.dtype, self.margin)  # the first step has no past
+        scale = torch.where(amax.isfinite(), scale, torch.nan)
+        return quantize(x, self.dtype, scale), scale
+
+    def remember(self, amax: Tensor) -> None:
+        """Enter the amax of a step, over all ranks, into the history."""
+        self.history = torch.cat((amax.view(1), self.history[:-1]))
+        self.amax = torch.zeros_like(self.amax)
+
+
+class Float8Product(torch.autograd.Function):
+    """x weightᵀ, and its two gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: tuple[DelayedScale, ...], learn: bool) -> Tensor:
+        """Multiply [..., D] by [N, D]ᵀ, keeping both in float8."""
+        ctx.gradient_scale, ctx.learn, ctx.dtype = scales[2], learn, weight.dtype
+        x8, x_scale = scales[0].cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
+        weight8, weight_scale = scales[1].cast(weight, learn)  # [N, D]
+        ctx.save_for_backward(x8, x_scale, weight8, weight_scale)
+        product = scaled_matmul(x8, weight8.t(), x_scale, weight_scale, x.dtype)  # [M, N]
+        return product.view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Multiply the gradient of the output, in float8 too, by what was kept."""
+        x8, x_scale, weight8, weight_scale = ctx.saved_tensors
+        g8, g_scale = ctx.gradient_scale.cast(gradient.reshape(-1, len(weight8)), ctx.learn)  # [M, N]
+        d_x = d_weight = None
+        if ctx.needs_input_grad[0]:
+            flat = scaled_matmul(g8, weight8, g_scale, weight_scale, gradient.dtype)  # [M, D]
+            d_x = flat.view(*gradient.shape[:-1], flat.shape[-1])
+        if ctx.needs_input_grad[1]:
+            d_weight = scaled_matmul(g8.t(), x8, g_scale, x_scale, ctx.dtype)  # [N, D]
+        return d_x, d_weight, None, None
+
+
+def scaled_matmul(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a b / (a_scale * b_scale) of float8 `a` [M, K] and `b` [K, N], summed in float32 and rounded to `dtype`.
+
+    Hopper's tensor cores read `a` along its rows, `b` along its columns, and both in pieces of 16; other sizes, and
+    other devices, go through float32.
+    """
+    in_pieces = all(size and size % 16 == 0 for size in (*a.shape, b.shape[1]))
+    if a.device.type == "cuda" and in_pieces and supports(a.dtype, a.device):
+        return multiply_on_tensor_cores(a, b, a_scale, b_scale, dtype)
+    return (dequantize(a, a_scale) @ dequantize(b, b_scale)).to(dtype)
+
+
+def multiply_on_tensor_cores(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Have torch call the hardware, which multiplies by the reciprocals of the scales."""
+    rows, columns = a.contiguous(), b.t().contiguous().t()
+    product: Tensor = torch._scaled_mm(rows, columns, a_scale.reciprocal(), b_scale.reciprocal(), out_dtype=dtype)
+    return product
+
+
+def scale_for(amax: Tensor, dtype: torch.dtype, margin: int = 0) -> Tensor:
+    """Return the largest power of two that keeps `amax * 2^margin` within the format; a scalar, float32."""
+    ratio = (torch.finfo(dtype).max / 2.0**margin / amax).clamp(max=2.0**126)  # 1 / 2^126 is float32's smallest normal
+    return (ratio.view(torch.int32) & 0x7F800000).view(torch.float32)  # the exponent alone, its mantissa cleared
+
+
+def quantize(x: Tensor, dtype: torch.dtype, scale: Tensor | float = 1.0) -> Tensor:
+    """Return `x * scale` rounded to the nearest of a float8 format; beyond its largest, the largest."""
+    largest = torch.finfo(dtype).max
+    return (x.float() * scale).clamp(-largest, largest).to(dtype)
+
+
+def dequantize(x8: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    """Return what `quantize` has left of its `x`, in float32."""
+    return x8.float() / scale

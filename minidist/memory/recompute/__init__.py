@@ -1,0 +1,19 @@
+"""Recomputation: backward runs parts of forward again instead of keeping what they saved.
+
+Read `segments.py`; `chain.py` finds the best plan under a budget of bytes.
+"""
+
+from minidist.memory.recompute.chain import Chain, Stage, best_plan, operations, tradeoff
+from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute
+
+__all__ = [
+    "Chain",
+    "Stage",
+    "best_interval",
+    "best_plan",
+    "checkpoint",
+    "measure_block",
+    "operations",
+    "recompute",
+    "tradeoff",
+]

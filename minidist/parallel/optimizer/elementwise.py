@@ -1,0 +1,66 @@
+"""Which optimizers may be given slices: those that treat each element of a parameter for itself.
+
+A slice is some neighbouring elements of a parameter. AdamW does to them what it would do to them in the whole. Others
+look at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS), and would do something else, without a word.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from torch import optim
+
+from minidist.parallel.optimizer.muon import SlicedMuon
+from minidist.parallel.optimizer.state import share_out
+
+KNOWN = frozenset(
+    (
+        *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
+        *(optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop),
+    )
+)
+
+
+@runtime_checkable
+class Around(Protocol):
+    """An optimizer that has one of another class, `inner`, do the updates."""
+
+    inner: type
+
+
+def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool, options: dict[str, Any]) -> Any:
+    """Return an optimizer of a `kind` over slices, with the state of an unsharded one.
+
+    Raises
+    ------
+    ValueError
+        If it is not known to treat each element for itself, and `elementwise` does not say so.
+    """
+    if isinstance(kind, partial) and kind.func is optim.Muon:
+        return SlicedMuon(groups, *kind.args, **kind.keywords | options)
+    if kind is optim.Muon:
+        return SlicedMuon(groups, **options)
+    if isinstance(kind, type):
+        _check(kind, elementwise)  # before it complains about the shapes of slices
+    optimizer = kind(groups, **options)
+    check_elementwise(optimizer, elementwise)
+    share_out(optimizer)
+    return optimizer
+
+
+def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
+    """Raise ValueError unless an optimizer may be given parts of parameters, or it was `said` that it may."""
+    _check(type(optimizer), said)
+    if isinstance(optimizer, Around):
+        _check(optimizer.inner, said)
+
+
+def _check(kind: type, said: bool) -> None:
+    if not said and kind not in KNOWN and not vars(kind).get("elementwise"):
+        raise ValueError(
+            f"{kind.__name__} is not known to treat each element for itself, and a rank has parts of parameters: an "
+            "optimizer that looks at rows or whole matrices would compute something else. Use one of "
+            f"{', '.join(sorted(one.__name__ for one in KNOWN))}, or Muon (with ZeRO, without tensor parallelism), or "
+            "pass elementwise=True if it does so"
+        )

@@ -1,0 +1,152 @@
+"""Muon over slices: the gradient of each matrix is gathered on one rank, its owner, which does the matrix's update.
+
+    rank 0   ▐ part of A, B, C     ── all-to-all ─▶   A whole ─▶ its change    ── all-to-all ─▶   slices change
+    rank 1   ▐ part of A, B, C                        B, C whole
+
+Muon moves a matrix by its momentum made orthogonal, for which the whole of it is needed: half a dozen products of
+matrices, done once and not on every rank. What it moves by does not depend on the parameter, which therefore stays
+where it is; decay is one factor for all elements. (Jordan et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM
+training, section 2.3.)
+
+Of a matrix of n bytes, of which its owner's slice has m, n - m are sent to the owner and n - m back: over all ranks and
+matrices at most 2 n, and 2 (P - 1)/P n where slices are alike. The owner holds the momentum, n, and nobody else any
+state. Owners are given the largest matrix first, always to the rank that has least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+from minidist.collectives import all_to_all, broadcast
+from minidist.parallel.optimizer.state import check_state
+from minidist.parallel.placement import Placement, placement_of, tensor_placement_of
+
+
+class SlicedMuon(torch.optim.Optimizer):
+    """`torch.optim.Muon` over slices of matrices. Building it is collective, and so are its steps and its state.
+
+    Parameters
+    ----------
+    params
+        Groups of slices, the same on every rank.
+    **options
+        Those of `torch.optim.Muon`.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is no matrix, or tensor parallelism has cut it.
+    """
+
+    def __init__(self, params: ParamsT, *args: Any, **options: Any) -> None:
+        super().__init__(params, torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options).defaults)
+        self.pieces: list[nn.Parameter] = [piece for group in self.param_groups for piece in group["params"]]
+        self.placements = [_matrix(piece) for piece in self.pieces]
+        self.owners: list[int] = []
+        if self.pieces:
+            self.comm = self.placements[0].comm
+            self.lengths = self.comm.roll_call([len(piece) for piece in self.pieces])  # of each rank's slices
+            self.owners = balance([placement.shape.numel() for placement in self.placements], self.comm.size)
+        self.register_state_dict_post_hook(_whole)  # type: ignore[arg-type]
+        self.register_load_state_dict_pre_hook(_owned)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every matrix that has a gradient; return what `closure`, called first, returned. Collective."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        groups = [group for group in self.param_groups for _ in group["params"]]
+        present = [number for number, piece in enumerate(self.pieces) if piece.grad is not None]
+        present.sort(key=self.owners.__getitem__)
+        for dtype in dict.fromkeys(self.pieces[number].dtype for number in present):
+            alike = [number for number in present if self.pieces[number].dtype == dtype]
+            for number, change in zip(alike, self._changes(alike, groups), strict=True):
+                decay = float(groups[number]["lr"]) * groups[number]["weight_decay"]
+                self.pieces[number].mul_(1 - decay).add_(change)
+        return loss
+
+    def _changes(self, numbers: list[int], groups: list[dict[str, Any]]) -> Sequence[Tensor]:
+        """Return what is to be added to this rank's slices of matrices, which come in the order of their owners."""
+        ranks = range(self.comm.size)
+        mine = [number for number in numbers if self.owners[number] == self.comm.rank]
+        own = self.lengths[self.comm.rank]
+        leaving = [sum(own[number] for number in numbers if self.owners[number] == rank) for rank in ranks]
+        arriving = [sum(self.lengths[rank][number] for number in mine) for rank in ranks]
+        gradients = torch.cat([grad for number in numbers if (grad := self.pieces[number].grad) is not None])
+        came: Any = all_to_all(gradients, self.comm, send_counts=leaving, receive_counts=arriving)
+        parts = torch.split(came, [self.lengths[rank][number] for rank in ranks for number in mine])
+        wholes = [torch.cat(parts[at :: len(mine)]) for at in range(len(mine))]
+        changes = [self._change(number, whole, groups[number]) for number, whole in zip(mine, wholes, strict=True)]
+        cut = [
+            torch.split(change, [self.lengths[rank][number] for rank in ranks])
+            for number, change in zip(mine, changes, strict=True)
+        ]
+        back = torch.cat([gradients[:0], *(pieces[rank] for rank in ranks for pieces in cut)])
+        change: Any = all_to_all(back, self.comm, send_counts=arriving, receive_counts=leaving)
+        return torch.split(change, [own[number] for number in numbers])
+
+    def _change(self, number: int, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return what torch's Muon does to a matrix of zeros, flat."""
+        shape = self.placements[number].shape
+        twin = nn.Parameter(torch.zeros_like(gradient).view(shape))
+        twin.grad = gradient.view(shape)
+        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        muon = torch.optim.Muon([options | {"params": [twin]}])
+        muon.state[twin] = self.state[self.pieces[number]]
+        muon.step()  # type: ignore[no-untyped-call]
+        return twin.detach().flatten()
+
+
+def balance(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return an owner for each size: the largest first, always to the rank that has least."""
+    given, owners = [0] * ranks, [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        owners[number] = given.index(min(given))
+        given[owners[number]] += sizes[number]
+    return owners
+
+
+def _matrix(piece: nn.Parameter) -> Placement:
+    """Return which elements of a matrix a slice has."""
+    placement, block = placement_of(piece), tensor_placement_of(piece)
+    assert placement is not None
+    if len(placement.shape) != 2:
+        raise ValueError(
+            f"Muon is for matrices, and {placement.name} has the shape {list(placement.shape)}: give it to another "
+            "optimizer, such as AdamW"
+        )
+    if block is not None and block.dim is not None:
+        raise ValueError(
+            f"Muon needs the whole of {placement.name}, of which tensor parallelism gives each rank a block: use tp=1, "
+            "or AdamW"
+        )
+    return placement
+
+
+def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of an unsharded Muon: each owner broadcasts its momenta. Collective."""
+    state = {}
+    for number in sorted(set().union(*muon.comm.roll_call(list(saved["state"])))) if muon.pieces else []:
+        momentum = saved["state"].get(number, {}).get("momentum_buffer")
+        if momentum is None:
+            momentum = muon.pieces[number].new_empty(muon.placements[number].shape)
+        broadcast(momentum, muon.comm, root=muon.owners[number])
+        state[number] = {"momentum_buffer": momentum}
+    return saved | {"state": state}
+
+
+def _owned(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return of an unsharded Muon's state what this rank owns."""
+    check_state(saved, muon.placements, ())
+    return saved | {
+        "state": {
+            number: {name: value.clone() for name, value in held.items()}
+            for number, held in saved["state"].items()
+            if muon.owners[number] == muon.comm.rank
+        }
+    }

@@ -1,0 +1,272 @@
+"""A pipeline: every rank carries out its part of a plan, one action after the other.
+
+    2F0        forward of microbatch 0 through stage 2; its output goes to stage 3, and is freed
+    2B0        backward, from the gradient that stage 3 sends; the gradient of the input goes to stage 1
+    2I0, 2W0   the same in two: for the input now, for the weights when there is time (Qi et al. 2023)
+
+The plan says everything else: this file knows no schedule. Each tensor that crosses a cut is sent once forward, and its
+gradient once backward: 2 m messages a cut for m microbatches. Several may cross: a stage then returns a tuple, and the
+next is called with all of them. Integers, such as a mask, have no gradient, and none is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.parallel.data.data_parallel import DataParallel
+from minidist.parallel.data.replicas import copy_from_root
+from minidist.parallel.pipeline.actions import Action, Plan
+from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
+from minidist.parallel.placement import Tie, tied_across
+from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.shard import Sharded
+from minidist.parallel.sharded.zero import ZeRO2
+
+Tensors: TypeAlias = tuple[Tensor, ...]
+
+
+class Pipeline:
+    """One rank's stages of a model, and how they take a step together with the other ranks'.
+
+    Parameters
+    ----------
+    stages : mapping of int to nn.Module
+        This rank's, by number; see `take_stages`.
+    comm : Communicator
+        The ranks of the pipeline axis.
+    plan : Plan
+        With its sends and receives.
+    loss : callable
+        `loss(output, target)` of the last stage, a scalar; gradients of all microbatches are summed.
+    carried : callable
+        `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that crosses every cut for a
+        microbatch with these inputs; or a tuple of them.
+    tied : sequence of parameters
+        What the first and the last stage share, of this rank's stages; see `tie_stages`.
+    replica : DataParallel, optional
+        What reduces this rank's gradients over the data axis.
+
+    Raises
+    ------
+    ValueError
+        If these are not the stages that the plan gives this rank.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        comm: Communicator,
+        plan: Plan,
+        loss: Callable[[Tensor, Any], Tensor],
+        carried: Callable[[Any], Tensor | Tensors],
+        tied: Sequence[nn.Parameter] = (),
+        replica: DataParallel | None = None,
+    ) -> None:
+        mine = [stage for stage, rank in enumerate(plan.rank_of) if rank == comm.rank]
+        if sorted(stages) != mine:
+            raise ValueError(f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}")
+        self.stages, self.comm, self.plan = dict(stages), comm, plan
+        self.loss, self.carried = loss, carried
+        # One communicator each way: on NCCL, a receive posted early holds up what is sent after it on the same one.
+        self.wires = {"F": comm, "B": comm.split(0)}
+        self.device = next(p.device for module in self.stages.values() for p in module.parameters())
+        self.weights = WeightGradients()
+        if replica is None or any(action.kind == "W" for actions in plan.actions for action in actions):
+            for module in self.stages.values():
+                self.weights.take_over(module)
+        self.tied, self.replica = tied, replica
+
+    def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run the plan once; return the sum of the losses, on the ranks of the last stage, else zero.
+
+        Parameters
+        ----------
+        inputs, targets : sequences
+            One of each microbatch, on every rank: those that have no use for their content look at their shape.
+        arguments : sequences
+            What every stage's module is called with besides, one of each microbatch.
+
+        Gradients are added to `parameter.grad`, summed over the data axis and over the copies of tied parameters.
+        """
+        count = self.plan.microbatches
+        if not len(inputs) == len(targets) == count:
+            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets, but the plan has {count} microbatches")
+        run = Run(self, inputs, targets, arguments)
+        actions = self.plan.actions[self.comm.rank]
+        last = max(at for at, action in enumerate(actions) if action.kind in ("B", "I", "W"))
+        for at, action in enumerate(actions):
+            with self._synchronising(at == last):
+                run.do(action)
+        run.finish()
+        if self.replica is not None:
+            self.replica.synchronize()
+        for parameter in self.tied:
+            sum_tied(self.replica.slice_of(parameter) if isinstance(self.replica, Sharded) else parameter)
+        return run.total
+
+    def _synchronising(self, last: bool) -> AbstractContextManager[None]:
+        """Have gradients reduced over the data axis in the last backward; in each, if they are not kept whole."""
+        if self.replica is None or last or isinstance(self.replica, ZeRO2 | FSDP):
+            return nullcontext()
+        return self.replica.no_sync()
+
+
+def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
+    """Return the trained parameters with one of these `names` that other ranks of the pipeline have, too. Collective.
+
+    Parameters
+    ----------
+    model : nn.Module
+        What this rank has of the serial model.
+    names : sequence of sequences of str
+        See `tied_names`: those of one parameter each.
+
+    Their values become those of the first stage, their gradients will be summed, and whatever counts parameters counts
+    each once. Call this before data parallelism is applied.
+    """
+    tied = []
+    mine = dict(model.named_parameters(remove_duplicate=False))
+    for several in names:
+        parameter = next((mine[name] for name in several if name in mine), None)
+        sharing = comm.split(int(parameter is not None))
+        if parameter is not None and sharing.size > 1:
+            parameter.tie = Tie(several[0], sharing)  # type: ignore[attr-defined]
+            copy_from_root(parameter, sharing)
+            if parameter.requires_grad:  # zeros for a frozen one would have weight decay move it
+                tied.append(parameter)
+    return tied
+
+
+def sum_tied(parameter: nn.Parameter) -> None:
+    """Sum the gradients of the copies of a parameter, or of the same slice of them. Collective."""
+    tie = tied_across(parameter)
+    assert tie is not None
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    all_reduce(gradient, tie.comm)
+    parameter.grad = gradient
+
+
+class Run:
+    """One step: what has arrived, what waits for its backward, what is on its way."""
+
+    def __init__(
+        self, pipeline: Pipeline, inputs: Sequence[Any], targets: Sequence[Any], arguments: tuple[Sequence[Any], ...]
+    ) -> None:
+        self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
+        self.total = torch.zeros((), device=pipeline.device)
+        self.receiving: dict[tuple[str, int, int], list[tuple[Any, Tensor]]] = {}
+        self.ready: dict[tuple[str, int, int], Tensors] = {}  # to be sent, or handed to a stage on this rank
+        self.entered: dict[tuple[int, int], Tensors] = {}  # the inputs of a stage, for their gradients
+        self.left: dict[tuple[int, int], list[Any]] = {}  # where backward begins: the outputs themselves may be freed
+        self.put_off: dict[tuple[int, int], list[Product]] = {}
+        self.sending: list[tuple[Any, Tensor]] = []
+
+    def do(self, action: Action) -> None:
+        """Carry out one action."""
+        stage, microbatch = action.stage, action.microbatch
+        with self.pipeline.comm.span(f"{stage}{action.kind}{microbatch}"):
+            if action.kind == "F":
+                self.forward(stage, microbatch)
+            elif action.kind in ("B", "I"):
+                self.backward(stage, microbatch, put_off=action.kind == "I")
+            elif action.kind == "W":
+                compute(self.put_off.pop((stage, microbatch)))
+            elif action.kind.startswith("SEND"):
+                self.send(action)
+            else:
+                self.receive(action)
+
+    def forward(self, stage: int, microbatch: int) -> None:
+        """Run a stage on what came for it."""
+        pipeline, key = self.pipeline, (stage, microbatch)
+        entering = self.take("F", *key) if stage > 0 else (self.inputs[microbatch],)
+        if stage > 0:
+            self.entered[key] = tuple(x.requires_grad_() for x in differentiable(entering))
+        y = pipeline.stages[stage](*entering, *(several[microbatch] for several in self.arguments))
+        if stage + 1 < pipeline.plan.stages:
+            leaving = y if isinstance(y, tuple) else (y,)
+            self.ready["F", stage + 1, microbatch] = tuple(tensor.detach() for tensor in leaving)
+        else:
+            leaving = (pipeline.loss(y, self.targets[microbatch]),)
+            self.total = self.total + leaving[0].detach()
+            self.ready["B", stage, microbatch] = (torch.ones_like(leaving[0]),)
+        self.left[key] = [get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)]
+
+    def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
+        """Run backward through a stage, from the gradients that came for it; `put_off` those of weights."""
+        key, weights = (stage, microbatch), self.pipeline.weights
+        weights.put_off = put_off
+        pairs = zip(self.left.pop(key), self.take("B", *key), strict=True)
+        roots = [(edge, gradient) for edge, gradient in pairs if edge is not None]
+        self.free_sent()  # this microbatch's output at least: its gradient is here
+        if roots:  # else all is frozen up to here
+            torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
+        if put_off:
+            self.put_off[key] = weights.take()
+        if stage > 0:
+            inputs = self.entered.pop(key)
+            self.ready["B", stage - 1, microbatch] = tuple(
+                torch.zeros_like(x) if x.grad is None else x.grad for x in inputs
+            )
+
+    def take(self, way: str, stage: int, microbatch: int) -> Tensors:
+        """Return what a stage waits for, once it is there."""
+        key = (way, stage, microbatch)
+        if key in self.ready:  # it comes from a stage on this rank
+            return self.ready.pop(key)
+        coming = self.receiving.pop(key)
+        for request, _ in coming:
+            request.wait()
+        return tuple(tensor for _, tensor in coming)
+
+    def send(self, action: Action) -> None:
+        """Begin to send what a stage made to the one that waits for it."""
+        way = action.kind[-1]
+        to = action.stage + (1 if way == "F" else -1)
+        self.free_sent()
+        for number, tensor in enumerate(self.ready.pop((way, to, action.microbatch))):
+            tensor = tensor.contiguous()
+            request = self.pipeline.wires[way].isend(tensor, self.peer(action), self.tag(to, number))
+            self.sending.append((request, tensor))
+
+    def free_sent(self) -> None:
+        """Let go of what has arrived at the other end."""
+        self.sending = [(request, tensor) for request, tensor in self.sending if not request.test()]
+
+    def receive(self, action: Action) -> None:
+        """Begin to receive what a stage will wait for."""
+        way, wire = action.kind[-1], self.pipeline.wires[action.kind[-1]]
+        carried = self.pipeline.carried(self.inputs[action.microbatch])
+        likes = carried if isinstance(carried, tuple) else (carried,)
+        coming = []
+        for number, like in enumerate(likes if way == "F" else differentiable(likes)):
+            tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
+            coming.append((wire.irecv(tensor, self.peer(action), self.tag(action.stage, number)), tensor))
+        self.receiving[way, action.stage, action.microbatch] = coming
+
+    def tag(self, stage: int, number: int) -> int:
+        """Return what tells the tensors for a stage from others between the same ranks."""
+        return stage + number * self.pipeline.plan.stages
+
+    def peer(self, action: Action) -> int:
+        """Return the rank at the other end of a message."""
+        assert action.peer is not None
+        return action.peer
+
+    def finish(self) -> None:
+        """Wait until all that was sent has left."""
+        for request, _ in self.sending:
+            request.wait()
+
+
+def differentiable(tensors: Sequence[Tensor]) -> Tensors:
+    """Return those that can have a gradient."""
+    return tuple(tensor for tensor in tensors if tensor.is_floating_point())

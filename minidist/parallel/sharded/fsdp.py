@@ -1,0 +1,296 @@
+"""ZeRO 3, which PyTorch calls fully sharded data parallelism: a rank holds a part of the parameters, too.
+
+    forward    gather 1 │ use 1, gather 2 │ use 2, gather 3 │ use 3
+                                free 1 ─┘         free 2 ─┘
+    backward            use 3, gather 2 │ use 2, gather 1 │ use 1        gather: all-gather from every rank's shard
+                                 free 3 ┘, reduce-scatter its gradients
+
+The model is cut into *units*, such as its blocks; what is in none belongs to the root unit, which stays from the start
+of forward to the end of backward. Of the others at most two are whole at a time: one in use, and the next.
+
+Sent are, of n bytes of parameters on P ranks, (P - 1)/P of 3 n: gathered twice, and their gradients reduce-scattered;
+of 2 n for the root, and for all if they are not resharded after forward. Held are n/P of parameters, gradients and each
+moment, and what is whole. (Rajbhandari et al. 2020, section 5.3; Zhao et al. 2023, PyTorch FSDP.)
+
+Hybrid sharding shares parameters out inside groups of ranks, such as a node, and keeps copies across: gathers stay
+inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from minidist.collectives import all_reduce, reduce_scatter
+from minidist.comm import Communicator
+from minidist.parallel.data.backward import BackwardEnd, Hook
+from minidist.parallel.sharded.policy import Policy
+from minidist.parallel.sharded.sharded_model import ShardedModel
+from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, WholeFlat
+
+
+class FSDP(ShardedModel):
+    """Sharded parameters, gradients and optimizer state.
+
+    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`. Parameters
+    are NaN except inside the units that own them: look at them in `gathered`, or at `full_state_dict`. All ranks call
+    the same units in the same order, or a `MismatchError` says which did not.
+
+    Parameters
+    ----------
+    model, comm, op, unused
+        As for `DataParallel`. A model on the device `meta` costs no memory.
+    policy : optional
+        Tells of each module whether it is a unit. By default elements of `ModuleList`s are, or else the children.
+    reshard_after_forward : bool
+        Free units after forward and gather them again in backward. Without it they are whole from one to the other.
+    precision : MixedPrecision or callable
+        For all units, or what returns the one of a unit's module.
+    shard_ranks : int, optional
+        For hybrid sharding: the size of a group of neighbouring ranks that share the parameters out among them.
+    device : optional
+        Of the shards of a model on `meta`; they are zeros until `load` fills them.
+    allocate : optional
+        `allocate(count, dtype)` returns the memory of a shard; it may lie on the CPU, or be a file (`offload.mapped`).
+    replicated : collection of nn.Parameter
+        Every rank has these whole all the time, and their gradients are all-reduced: small ones, such as norms.
+    ignored : collection of nn.Parameter
+        These are left as they are, different on every rank if they were, and their gradients to the caller.
+
+    Slices have no names of their own: `slice_of(parameter)` is that of a parameter, `slices` has them in the order of
+    the trained ones of `named_parameters()`, and `slice.placement` says name, shape, and which elements it holds.
+
+    Raises
+    ------
+    ValueError
+        If the policy chooses nothing or a parameter twice, or if `shard_ranks` does not divide the ranks; and when an
+        optimizer steps that is over the parameters themselves.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str = "sum",
+        unused: bool = False,
+        policy: Policy | None = None,
+        reshard_after_forward: bool = True,
+        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None = None,
+        shard_ranks: int | None = None,
+        device: torch.device | str | None = None,
+        allocate: Allocate | None = None,
+        replicated: Collection[nn.Parameter] = (),
+        ignored: Collection[nn.Parameter] = (),
+    ) -> None:
+        super().__init__(model, comm, op, unused, policy, precision, shard_ranks, device, allocate, replicated, ignored)
+        self.reshard_after_forward = reshard_after_forward
+        if not reshard_after_forward:
+            self.most_whole = len(self.units)
+        self.order: list[Unit] = []  # in which the last forward called them
+        self.next: dict[Unit, Unit] = {}  # what to gather next in forward
+        self.previous: dict[Unit, Unit] = {}  # and in backward
+        self.in_forward: Unit | None = None
+        self.in_backward: Unit | None = None
+        self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
+        self.reducing: Any = None
+        self.end = BackwardEnd(self._backward_ended, comm)
+        for unit in self.units:
+            before, after = Hook(self._before_forward, unit), Hook(self._after_forward, unit)
+            # First of all: hooks that were there before, such as those of weight_norm, use the parameters
+            self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+            self.hooks.append(unit.module.register_forward_hook(after))
+        for parameter in self.parameters_to_reduce:
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        """Nothing is left to do: `backward()` returns with all gradients reduced."""
+
+    # ---------------------------------------------------------------- forward
+
+    def _before_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        if unit.precision.parameters is not None:
+            args, kwargs = cast((args, kwargs), unit.precision.parameters)
+        if recomputing():  # a part of forward again, in backward
+            self._bring(unit, None, self.in_backward)
+        else:
+            self._enter(unit)
+        if unit is self.root or not torch.is_grad_enabled():
+            return args, kwargs
+        return followed((args, kwargs), Hook(self._after_backward, unit))
+
+    def _enter(self, unit: Unit) -> None:
+        if unit is self.root:
+            self.order, self.in_backward = [], None
+        elif self.in_forward is not None:
+            raise RuntimeError(
+                f"{self.in_forward.name} calls {unit.name}: let a policy choose only one of them as unit"
+            )
+        self.in_forward = unit if unit is not self.root else None
+        self.order.append(unit)
+        self.called[unit] = None
+        self._bring(unit, self.next.get(unit))
+
+    def _after_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
+        self.in_forward = None
+        output = unit.apart(output)
+        tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        if not tensors and torch.is_grad_enabled():
+            raise TypeError(
+                f"{unit.name or 'the model'} returns a {type(output).__name__} in which no tensors can be seen, so "
+                "FSDP cannot know when its backward begins: return tensors, or tuples, lists or dictionaries of them"
+            )
+        if unit is self.root:
+            self._pass_ended("forward")
+            self.next = dict(pairwise(self.order))
+            self.previous = {after: before for before, after in pairwise([*self.order, self.root])}
+        if unit.precision.output is not None:
+            output = cast(output, unit.precision.output)
+        differentiable = [tensor for tensor in tensors if tensor.requires_grad]
+        for tensor in differentiable:
+            tensor.register_hook(Hook(self._before_backward, unit))  # type: ignore[no-untyped-call]
+        if not differentiable or (self.reshard_after_forward and unit not in (self.root, self.in_backward)):
+            self._release(unit)
+        return output
+
+    # ---------------------------------------------------------------- backward
+
+    def _before_backward(self, unit: Unit, _: Tensor) -> None:
+        """The gradient of a unit's output is there: its parameters are needed now."""
+        self._backward_runs()
+        if unit not in (self.root, self.in_backward):
+            self.in_backward = unit
+            self._bring(unit, None if unit.parameters else self.previous.get(unit))
+
+    def _after_backward(self, unit: Unit) -> None:
+        """The gradients of a unit's inputs are there: its parameters are needed no more."""
+        self._release(unit)
+        if self.in_backward is unit:
+            self.in_backward = None
+
+    def _gradient_arrived(self, parameter: Tensor) -> None:
+        """Autograd has added to `parameter.grad`."""
+        assert isinstance(parameter, nn.Parameter)
+        self._backward_runs()
+        unit = self.unit_of[parameter]
+        if unit not in (self.root, self.in_backward):
+            raise RuntimeError(
+                f"{self.names[parameter]} was used outside the forward of its unit {unit.name}, or for what that does "
+                "not return: return all that the loss needs, or pass a policy that does not choose this unit"
+            )
+        if self.synchronising and parameter in unit.arrived:
+            raise RuntimeError(
+                f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
+                "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
+            )
+        if not self.synchronising or unit.gradients:
+            unit.add(parameter)
+        unit.arrived.add(parameter)
+        self.used.add(parameter)
+        if unit in self.previous and unit is self.in_backward and 2 * len(unit.arrived) >= len(unit.parameters):
+            self._start(self.previous[unit], unit)  # not before about half its activations are free
+        if self.synchronising:
+            self._reduce_line()
+
+    def _backward_runs(self) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError("FSDP reduces numbers, not graphs: call backward() without create_graph=True")
+        if not self.end.expect():
+            return
+        self._bring(self.root, self.previous.get(self.root))
+        called = [unit for unit in dict.fromkeys([*reversed(self.order), *self.called]) if unit is not self.root]
+        self.line = [unit for unit in [*called, self.root] if unit.parameters]
+        for unit in self.units:
+            unit.arrived.clear()
+
+    def _reduce_line(self, all_of_them: bool = False) -> None:
+        """Launch the reduction of complete units at the head of the line; two may have gradients to be reduced."""
+        while self.line and (all_of_them or len(self.line[0].arrived) == len(self.line[0].parameters)):
+            unit = self.line.pop(0)
+            if self.reducing is not None:
+                self.reducing.wait()
+            gradients = list(unit.take_gradients().items())
+            self.reducing = self.stream.launch(self._reduce, unit.name, gradients)
+
+    def _reduce(self, name: str, gradients: list[tuple[Flat, Tensor]]) -> None:
+        """Add this rank's shard of the sum of all ranks' gradients to what is there. Runs on the stream."""
+        for same in (self.same, *self.same_across):
+            same.step(f"reduce the gradients of {name or 'the root unit'}")
+        for flat, gradient in gradients:
+            flat.add_gradient(self._scattered(flat, gradient))
+
+    def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
+        """Return this rank's shard of the sum of all ranks' gradients."""
+        if isinstance(flat, WholeFlat):
+            shard = gradient
+            all_reduce(shard, self.stream.comm, self.op)
+        else:
+            scattered = reduce_scatter(gradient, self.stream.comm, self.op)
+            assert isinstance(scattered, Tensor)
+            shard = scattered
+        if self.across is not None:
+            all_reduce(shard, self.across, self.op)
+        return shard
+
+    def _backward_ended(self) -> None:
+        self.in_backward = None
+        if self.synchronising and any(unit.arrived for unit in self.units):
+            self._reduce_line(all_of_them=True)
+            self._pass_ended("backward")
+            self.reducing.wait()
+            self.reducing = None
+            self._drop_unused([parameter in self.used for parameter in self.parameters_to_reduce])
+            for flat in self.flats:
+                flat.give_gradient(self.nowhere_used)
+        else:
+            self._pass_ended("backward")
+        self._release_all()
+
+    def _pass_ended(self, which: str) -> None:
+        """Have the ranks compare how they went through the model. On a GPU this waits for their hosts, not for it."""
+        for same in (self.same, *(self.same_across if which == "backward" else ())):
+            self.stream.launch(same.step, f"the end of {which}", True)
+
+
+def followed(inputs: Any, work: Callable[[], None]) -> Any:
+    """Return nested `inputs`, such that backward calls `work` once it has the gradients of all of them."""
+    leaves, structure = tree_flatten(inputs)
+    where = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if where:
+        tensors = Begin.apply(work, *(leaves[at] for at in where))  # type: ignore[no-untyped-call]
+        for at, tensor in zip(where, tensors, strict=True):
+            leaves[at] = tensor
+    return tree_unflatten(leaves, structure)
+
+
+class Begin(torch.autograd.Function):
+    """Returns a unit's inputs as they are; in backward, calls `work` when the gradients of all of them are there."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Callable[[], None], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return `inputs`."""
+        ctx.work = work
+        ctx.set_materialize_grads(False)
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return `gradients`."""
+        ctx.work()
+        return None, *gradients
+
+
+def recomputing() -> bool:
+    """Tell whether this forward is called by a backward that computes activations again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """Return nested `values` with all floating-point tensors in `dtype`."""
+    return tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, values
+    )

@@ -1,0 +1,94 @@
+"""Which units of ZeRO-3 a model has, and the precision of each.
+
+By default the elements of lists of modules are units, such as a GPT's layers; what is in none is the root's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from minidist.memory.precision.mixed import check_dtype
+from minidist.parallel.sharded.units import MixedPrecision
+
+Policy: TypeAlias = Callable[[nn.Module], bool]
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called themselves
+
+
+def precision_of(
+    module: nn.Module, precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None, root: bool
+) -> MixedPrecision:
+    """Return the precision of a unit; if one is given for all, what it says of the output is said of the model's."""
+    if callable(precision):
+        return precision(module)
+    precision = precision or MixedPrecision()
+    return precision if root else replace(precision, output=None)
+
+
+def check_precisions(precisions: Iterable[MixedPrecision], device: torch.device) -> None:
+    """Raise ValueError, as `check_dtype`, if a device cannot compute in one of these."""
+    for each in precisions:
+        for dtype in (each.parameters, each.reduction, each.output):
+            if dtype is not None:
+                check_dtype(dtype, device)
+
+
+def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
+    """Return the units as (name, module, parameters), in the order of the modules, and last the root's.
+
+    A parameter that several units use is the root's, whose parameters are there all the time.
+
+    Raises
+    ------
+    ValueError
+        If the policy chooses nothing, a module inside another that it chose, or one that is never called.
+    """
+    blocks = set(_blocks(model, isinstance(model, nn.Sequential))) or set(model.children())
+    blocks = {block for block in blocks if not isinstance(block, CONTAINERS)}
+    chosen = [
+        (name, module)
+        for name, module in model.named_modules()
+        if name and (module in blocks if policy is None else policy(module)) and any(True for _ in module.parameters())
+    ]
+    if policy is not None:
+        _check(model, chosen)
+    users = Counter(parameter for _, module in chosen for parameter in set(module.parameters()))
+    units = [(name, module, [p for p in module.parameters() if users[p] == 1]) for name, module in chosen]
+    within = {parameter for _, _, parameters in units for parameter in parameters}
+    return [*units, ("", model, [parameter for parameter in model.parameters() if parameter not in within])]
+
+
+def _blocks(module: nn.Module, in_list: bool) -> Iterator[nn.Module]:
+    """Yield the elements of lists of modules, and of a `Sequential` that is no such element itself."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and not in_list):
+            yield from _blocks(child, in_list=True)
+        elif in_list:
+            yield child
+        else:
+            yield from _blocks(child, in_list=False)
+
+
+def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
+    if not chosen:
+        raise ValueError(
+            f"the policy chooses no module with parameters of this {type(model).__name__}, so all of them would be "
+            "gathered at once: choose its blocks, for instance, or leave the policy out"
+        )
+    for name, module in chosen:
+        if isinstance(module, CONTAINERS):
+            raise ValueError(
+                f"the policy chooses {name}, a {type(module).__name__}, which is never called itself, so nobody would "
+                "gather it: choose its elements"
+            )
+        for outer, around in chosen:
+            if around is not module and any(below is module for below in around.modules()):
+                parameter = next(parameter for parameter, _ in module.named_parameters(prefix=name))
+                raise ValueError(
+                    f"the policy wraps {parameter} twice: in {name}, and in {outer}, which contains it: choose one"
+                )

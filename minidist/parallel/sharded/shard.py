@@ -1,0 +1,191 @@
+"""A rank's part of several parameters laid end to end: neighbouring elements, whatever parameters they belong to.
+
+parameters         embedding │ norm │ query ......│ key │ value
+on three ranks     ─ shard 0 ──────│── shard 1 ──────│─ shard 2 ─
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+from minidist.collectives.fast import cut
+from minidist.comm import Communicator
+from minidist.parallel.optimizer.elementwise import build_over_slices, check_elementwise
+from minidist.parallel.optimizer.groups import chosen, known_groups
+from minidist.parallel.optimizer.guard import GUARDS, Guard
+from minidist.parallel.optimizer.state import share_out
+from minidist.parallel.placement import Placement, make_slice
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+class Shard:
+    """This rank's part of `parameters`.
+
+    Attributes
+    ----------
+    counts : list[int]
+        The elements of each rank's part.
+    start, stop : int
+        This rank's.
+    slices : dict[nn.Parameter, nn.Parameter]
+        The piece of `values` that belongs to each parameter; empty for most. What the optimizer updates.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator) -> None:
+        self.parameters, self.comm = parameters, comm
+        self.gradient: Tensor | None = None  # reduced, of this rank's elements
+        self.placements: dict[nn.Parameter, Placement] = {}
+        self.held: dict[nn.Parameter, slice] = {}  # which of this rank's elements belong to a parameter
+        self.counts = cut(sum(parameter.numel() for parameter in parameters), comm.size)
+        self.start = sum(self.counts[: comm.rank])
+        self.stop = self.start + self.counts[comm.rank]
+        self.slices: dict[nn.Parameter, nn.Parameter] = {}
+        offset = 0  # of the parameter among all elements
+        for parameter in parameters:
+            first, last = (min(max(end - offset, 0), parameter.numel()) for end in (self.start, self.stop))
+            begin = max(offset - self.start, 0)
+            self.held[parameter] = slice(begin, begin + last - first)
+            self.placements[parameter] = Placement(names[parameter], parameter.shape, first, last, comm)
+            offset += parameter.numel()
+
+    def make_slices(self, values: Tensor) -> None:
+        """Let `values`, this rank's elements, be what the optimizer updates."""
+        self.slices = {p: make_slice(values[self.held[p]], self.placements[p], p) for p in self.parameters}
+
+    def give_gradient(self, without: set[nn.Parameter]) -> None:
+        """Give each slice its piece of the gradient, or None where the parameter was not used."""
+        for parameter, piece in self.slices.items():
+            used = self.gradient is not None and parameter not in without
+            piece.grad = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
+
+    def forget_gradients(self, parameters: Collection[nn.Parameter]) -> None:
+        """Have no gradients of these parameters, as far as they are in this shard."""
+        for parameter, piece in self.slices.items():
+            if parameter in parameters:
+                piece.grad = None
+                if self.gradient is not None:
+                    self.gradient[self.held[parameter]].zero_()
+
+
+class Sharded(ABC):
+    """What strategies share that have a rank's optimizer update slices: how it is built, saved and loaded."""
+
+    names: dict[nn.Parameter, str]
+    parameters_to_reduce: list[nn.Parameter]
+    posted: Guard
+    unguard: Callable[[], object]
+
+    @abstractmethod
+    def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the elements of a parameter that this rank updates, flat."""
+
+    @abstractmethod
+    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
+        """Take notice that the slices, or those of the parameters `updated`, have new values."""
+
+    @abstractmethod
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+
+    @abstractmethod
+    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters."""
+
+    @abstractmethod
+    def passed_over(self, parameter: nn.Parameter) -> bool:
+        """Tell whether this parameter has a gradient that its slice does not have."""
+
+    @property
+    def slices(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates: one slice for each trained parameter, in the model's order."""
+        return [self.slice_of(parameter) for parameter in self.parameters_to_reduce]
+
+    def guard(self, parameters: Collection[nn.Parameter]) -> None:
+        """Have optimizers refused that `optimizer` has not built, until `unguard` or the end of this object."""
+        assert isinstance(self, nn.Module)
+        self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
+        self.unguard = GUARDS.post(self.posted, self)
+
+    def optimizer(
+        self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **defaults: Any
+    ) -> Optimizer:
+        """Return an optimizer of this `kind` that holds state for this rank's slices only.
+
+        Parameters
+        ----------
+        kind
+            An optimizer that treats each element for itself, such as torch's AdamW; or torch's Muon, see `SlicedMuon`.
+        groups : optional
+            What torch's optimizers take as their first argument, over the model's own parameters: parameters, pairs of
+            name and parameter, or groups of them. Frozen parameters are left out. By default all that are trained.
+        elementwise : bool
+            Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
+        defaults
+            Arguments of `kind`.
+
+        After its `step` all ranks have the new parameters. Its `zero_grad` forgets the gradients of its parameters, so
+        that several optimizers can share a model. Its `state_dict()`, collective, is that of an unsharded optimizer,
+        and `load_state_dict` takes one, whatever the number of ranks that wrote it.
+
+        Raises
+        ------
+        ValueError
+            If something in `groups` is no parameter of the model, or if nobody says that `kind` can update slices; and
+            when it steps, if a parameter has a gradient that was not reduced.
+        """
+        slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
+        known = known_groups(
+            [{"params": [*slices]}] if groups is None else groups, self.names, f"the model in {type(self).__name__}"
+        )
+        sliced = [chosen(group, slices) for group in known]
+        optimizer: Optimizer = build_over_slices(kind, sliced, elementwise, defaults)
+        self._attach(optimizer, {p for group in known for p in group["params"] if p in slices})
+        return optimizer
+
+    def adopt(self, optimizer: torch.optim.Optimizer, elementwise: bool = False) -> None:
+        """Have an optimizer that was built over the model's parameters update this rank's slices from now on, in place.
+
+        Its groups stay as they are, so a learning rate's schedule that holds it goes on. Of its state, which is equal
+        on all ranks, each keeps its part; from now on it behaves as one that the method `optimizer` has built.
+
+        Raises
+        ------
+        ValueError
+            As `optimizer` does. Nothing has changed then.
+        """
+        check_elementwise(optimizer, elementwise)
+        known = known_groups(optimizer.param_groups, self.names, f"the model in {type(self).__name__}")
+        slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
+        groups = optimizer.param_groups
+        groups[:] = [chosen(group, dict(zip(slices, slices, strict=True))) for group in known]  # the frozen ones go
+        saved = optimizer.state_dict()
+        groups[:] = [chosen(group, slices) for group in groups]
+        optimizer.state.clear()
+        share_out(optimizer)
+        optimizer.load_state_dict(saved)
+        self._attach(optimizer, {p for group in known for p in group["params"] if p in slices})
+
+    def _attach(self, optimizer: torch.optim.Optimizer, mine: Collection[nn.Parameter]) -> None:
+        """Have an optimizer over the slices of the parameters `mine` tell this of its steps."""
+        optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
+        optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
+        optimizer.zero_grad = partial(self.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant
+        self.posted.built.add(optimizer)
+
+    def _check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Raise if a step would pass over a gradient."""
+        for parameter in parameters:
+            if self.passed_over(parameter):
+                raise ValueError(
+                    f"{self.names[parameter]} has a gradient that nobody has reduced, so this step would ignore it: "
+                    "let the last backward() run outside of no_sync(), and clip or set the gradients of model.slices, "
+                    "not of parameters"
+                )

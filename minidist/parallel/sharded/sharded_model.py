@@ -1,0 +1,264 @@
+"""A model whose parameters are spread over ranks: its units, and when these have memory.
+
+`FSDP` decides when a unit is gathered; here is how.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from minidist.comm import Communicator
+from minidist.parallel.data.backward import Hook, remove_all
+from minidist.parallel.data.data_parallel import DataParallel
+from minidist.parallel.meta import on_device
+from minidist.parallel.sharded.policy import Policy, check_precisions, precision_of, split
+from minidist.parallel.sharded.same_steps import SameSteps
+from minidist.parallel.sharded.shard import Sharded
+from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, WholeFlat, of_one_kind
+from minidist.parallel.sharded.whole import Whole
+
+MOST = 2  # units that are whole at a time, the root aside
+
+
+class ShardedModel(Whole, Sharded, DataParallel):
+    """What strategies share that keep a part of the parameters only. Arguments are those of `FSDP`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str,
+        unused: bool,
+        policy: Policy | None,
+        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None,
+        shard_ranks: int | None,
+        device: torch.device | str | None,
+        allocate: Allocate | None,
+        replicated: Collection[nn.Parameter],
+        ignored: Collection[nn.Parameter],
+    ) -> None:
+        chosen = split(model, policy)  # complains before anything is sent
+        if comm.size % (shard_ranks or 1):
+            raise ValueError(f"shard_ranks={shard_ranks} must divide the {comm.size} ranks into groups of one size")
+        self.replicated, self.ignored = frozenset(replicated), frozenset(ignored)
+        if strangers := len((self.replicated | self.ignored) - set(model.parameters())):
+            raise ValueError(f"{strangers} of the parameters in replicated= and ignored= are none of the model's")
+        precisions = [precision_of(module, precision, root=not name) for name, module, _ in chosen]
+        check_precisions(precisions, torch.device(device or next(model.parameters()).device))
+        super().__init__(model, comm, op, unused)
+        if device is not None:
+            on_device(model, torch.device(device))
+            self._find_parameters()
+        self._divide(shard_ranks)
+        self.units = [
+            Unit(name, module, self._flats(parameters, each, allocate), each)
+            for (name, module, parameters), each in zip(split(model, policy), precisions, strict=True)
+        ]
+        self.root = self.units[-1]
+        self.flats = [flat for unit in self.units for flat in unit.flats]
+        self.unit_of = {parameter: unit for unit in self.units for parameter in unit.parameters}
+        self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
+        self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
+        self.called: dict[Unit, None] = {}  # in order, by any forward of this step
+        self.hooks: list[Any] = [
+            model.register_state_dict_pre_hook(Hook(self._refuse_reading)),  # type: ignore[no-untyped-call]
+            model.register_load_state_dict_pre_hook(Hook(self._refuse_writing)),  # type: ignore[no-untyped-call]
+        ]
+        self.guard(self.names)
+        weakref.finalize(self, _leave, self.hooks, model).atexit = False
+        self.readable = False
+        self.most_whole = MOST
+        self.whole: list[Unit] = []  # and those that are being gathered; the root aside
+
+    def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the elements of a parameter that this rank updates, flat."""
+        return self.flat_of[parameter].slices[parameter]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        self.used.clear()
+        for unit in self.units:
+            unit.drop_gradients()
+        for flat in self.flats:
+            flat.forget_gradient()
+
+    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters."""
+        if len(parameters) == len(self.parameters_to_reduce):
+            self.zero_grad(set_to_none)
+            return
+        self.used.difference_update(parameters)
+        for unit in self.units:
+            unit.forget_gradients(parameters)
+        for flat in self.flats:
+            flat.forget_gradients(parameters)
+
+    def passed_over(self, parameter: nn.Parameter) -> bool:
+        """Tell whether this parameter has a gradient that its slice does not have."""
+        unit, given = self.unit_of[parameter], parameter.grad
+        waits = parameter in unit.places and parameter not in unit.empty  # since a backward in no_sync
+        return waits or (given is not None and bool(given.any()))
+
+    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
+        """Have the next gathering bring the new values: what ends an optimizer's step."""
+        self.called.clear()
+        for flat in self.flats:
+            flat.publish()
+        self._release_all()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Have all parameters whole in this context, to look at; changes are lost. Collective."""
+        limit, self.most_whole = self.most_whole, len(self.units)
+        self._gather_all()
+        self.readable = True
+        try:
+            yield
+        finally:
+            self.readable = False
+            self._release_all()
+            self.most_whole = limit
+
+    def unwrap(self) -> nn.Module:
+        """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
+        if self.hooks:  # else that was done before, and the parameters may have changed since
+            self.unguard()
+            remove_all(self.hooks)
+            self.most_whole = len(self.units)
+            self._gather_all()
+        return self.module
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> NoReturn:
+        """Refuse to be moved or converted."""
+        raise TypeError(
+            f"a model that {type(self).__name__} has sharded cannot be moved or converted: do that before, or pass "
+            "precision=MixedPrecision(...)"
+        )
+
+    def _refuse_reading(self, *_: Any) -> None:
+        if not self.readable:
+            raise TypeError(
+                f"a rank has a part of what {type(self).__name__} sharded: use its full_state_dict() instead"
+            )
+
+    def _refuse_writing(self, *_: Any) -> None:
+        raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead")
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """Return the tensors of this rank, by category of the account."""
+        gradients = [flat.gradient for flat in self.flats if flat.gradient is not None]
+        gradients += [whole for unit in self.units for whole in unit.gradients.values()]
+        return {"parameters": [flat.mine for flat in self.flats], "gradients": gradients}
+
+    # ---------------------------------------------------------------- memory of units
+
+    def _divide(self, shard_ranks: int | None) -> None:
+        """Find the ranks that share parameters out, those across that have the same part, and this one alone."""
+        comm = self.comm
+        self.shard_comm, self.across = comm, None
+        if shard_ranks is not None:
+            self.shard_comm = comm.split(comm.rank // shard_ranks)
+            self.across = comm.split(comm.rank % shard_ranks).fork()
+        self.stream = self.shard_comm.stream()
+        self.alone = comm.split(comm.rank) if self.replicated else comm
+        at_once = all(parameter.device.type != "cuda" for parameter in self.names)
+        groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
+        self.same, *self.same_across = [SameSteps(group, at_once) for group in groups]
+
+    def _find_parameters(self) -> None:
+        super()._find_parameters()
+        self.names = {parameter: name for parameter, name in self.names.items() if parameter not in self.ignored}
+        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
+
+    def _flats(
+        self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None
+    ) -> list[Flat]:
+        """Return the flat tensors of a unit: those that are shared out, then those that every rank has whole."""
+        mine = [parameter for parameter in parameters if parameter not in self.ignored]
+        cut = of_one_kind(parameter for parameter in mine if parameter not in self.replicated)
+        kept = of_one_kind(parameter for parameter in mine if parameter in self.replicated)
+        return [
+            *(self._flat(kind, precision, allocate) for kind in cut),
+            *(WholeFlat(kind, self.names, self.alone, precision) for kind in kept),
+        ]
+
+    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
+        return Flat(parameters, self.names, self.shard_comm, precision, allocate)
+
+    def _bring(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
+        """Have a unit whole, and the one that is needed `then` on its way."""
+        self._start(unit, beside)
+        if then is not None:
+            self._start(then, unit)
+        self._finish(unit)
+
+    def _start(self, unit: Unit, *beside: Unit | None) -> None:
+        """Begin to gather a unit, in place of one that is neither of those `beside`, if there are too many."""
+        if unit.whole:
+            return
+        if unit is not self.root:
+            if len(self.whole) == self.most_whole:
+                self._release(next(other for other in self.whole if other not in beside))
+            self.whole.append(unit)
+        unit.whole = True
+        unit.gathering = self.stream.launch(self._fetch, unit, [flat.make_room() for flat in unit.flats])
+
+    def _fetch(self, unit: Unit, wholes: list[Tensor]) -> None:
+        """Gather a unit. Runs on the stream."""
+        self.same.step(f"gather {unit.name or 'the root unit'}")
+        for flat, whole in zip(unit.flats, wholes, strict=True):
+            flat.fetch(whole, self.stream.comm)
+
+    def _finish(self, unit: Unit) -> None:
+        """Wait until a unit is there."""
+        if unit.gathering is not None:
+            unit.gathering.wait()
+            unit.gathering = None
+            for flat in unit.flats:
+                flat.show()
+
+    def _release(self, unit: Unit) -> None:
+        """Free a unit's whole parameters."""
+        if not unit.whole:
+            return
+        if unit.gathering is not None:
+            unit.gathering.wait()
+            unit.gathering = None
+        for flat in unit.flats:
+            flat.release()
+        unit.whole = False
+        if unit is not self.root:
+            self.whole.remove(unit)
+
+    def _gather_all(self) -> None:
+        """Gather every unit anew."""
+        self._release_all()
+        for unit in self.units:
+            self._start(unit)
+            self._finish(unit)
+
+    def _release_all(self) -> None:
+        for unit in self.units:
+            self._release(unit)
+
+
+def _leave(hooks: list[Any], model: nn.Module) -> None:
+    """Take the hooks off a model whose strategy is gone, and with it what the other ranks hold of the parameters."""
+    if hooks:
+        remove_all(hooks)
+        model.register_forward_pre_hook(_refuse, prepend=True)
+        model.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+
+
+def _refuse(model: nn.Module, *_: object) -> NoReturn:
+    raise RuntimeError(
+        f"the parameters of this {type(model).__name__} were shared out by a strategy that is gone: keep what wraps a "
+        "model as long as the model is used, or call its unwrap() first"
+    )

@@ -1,0 +1,123 @@
+"""A sharded optimizer alone: the state is cut, the gradients are somebody else's business.
+
+    DDP, or you                  gradients, the same on every rank
+    ShardedOptimizer.step        rank r updates shard r ─▶ all-gather parameters
+
+It is ZeRO-1 with another's reduction, for a model that is wrapped in ours or in torch's data parallelism, or in none.
+Each step sends (P - 1)/P n bytes a rank, of n bytes of parameters; under DDP, whose all-reduce leaves more on each rank
+than it needs, that comes to half as many bytes again as ZeRO-1. Held is 1/P of the optimizer's state. (Rajbhandari et
+al. 2020, section 5.1; `torch.distributed.optim.ZeroRedundancyOptimizer`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import ParamsT
+
+from minidist.comm import Communicator
+from minidist.parallel.data.replicas import make_equal
+from minidist.parallel.optimizer.elementwise import build_over_slices
+from minidist.parallel.optimizer.groups import chosen, read_groups
+from minidist.parallel.optimizer.guard import GUARDS
+from minidist.parallel.sharded.units import of_one_kind
+from minidist.parallel.sharded.zero import BucketShard
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """An optimizer of any `kind` that holds the state of a part of the parameters on each rank.
+
+    Parameters
+    ----------
+    parameters
+        What torch's optimizers take as their first argument. They are overwritten by rank 0's, and moved into one flat
+        buffer for each dtype.
+    kind
+        As for the method `optimizer` of a model that ZeRO shards, such as torch's AdamW or Muon.
+    comm : Communicator
+        The ranks.
+    elementwise : bool
+        Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
+    **options
+        Arguments of `kind`.
+
+    Before `step` each parameter has the same gradient on every rank, or none on any; afterwards all ranks have the same
+    new parameters. `step`, `state_dict` and building are collective. The state is that of an unsharded optimizer, and
+    one that any number of ranks wrote can be loaded.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if the ranks' parameters differ in shape or dtype.
+    ValueError
+        If nobody says that `kind` can update slices, or another strategy has sharded the parameters.
+    """
+
+    def __init__(
+        self,
+        parameters: ParamsT,
+        kind: Callable[..., torch.optim.Optimizer],
+        comm: Communicator,
+        elementwise: bool = False,
+        **options: Any,
+    ) -> None:
+        groups = read_groups(parameters)
+        names: dict[nn.Parameter, str] = {}
+        for group in groups:
+            given = group.get("param_names") or [f"parameter {len(names) + at}" for at in range(len(group["params"]))]
+            names |= zip(group["params"], given, strict=True)
+        GUARDS.check(self, set(map(id, names)))
+        make_equal(nn.ParameterList(names), comm)
+        self.comm, self.parameters = comm, list(names)
+        self.shards = [BucketShard(alike, names, comm, None) for alike in of_one_kind(self.parameters)]
+        self.slices = {parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()}
+        local = build_over_slices(kind, [chosen(group, self.slices) for group in groups], elementwise, options)
+        super().__init__(local.param_groups, local.defaults)
+        self.local, self.state = local, local.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Update this rank's part, and gather the rest; return what `closure`, called first, returned. Collective.
+
+        Further arguments are those of the `step` of `kind`.
+        """
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for shard in self.shards:
+            for parameter, piece in shard.slices.items():
+                place = shard.placements[parameter]
+                whole = parameter.grad
+                piece.grad = None if whole is None else whole.flatten()[place.start : place.stop]
+        self.local.step(**options)
+        for shard in self.shards:
+            shard.publish(self.comm)
+        for piece in self.slices.values():
+            piece.grad = None  # a view, which would keep all of it
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the parameters, or make them zeros."""
+        for parameter in self.parameters:
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.detach().zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of an unsharded optimizer. Collective."""
+        saved: dict[str, Any] = self.local.state_dict()
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of an unsharded optimizer, or of a sharded one on any number of ranks."""
+        self.local.load_state_dict(state_dict)
+        self.param_groups, self.state = self.local.param_groups, self.local.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: the parameters are shared out when the optimizer is built."""
+        if "local" in vars(self):
+            raise TypeError("a ShardedOptimizer shares its parameters out when it is built: give them all to it then")
+        super().add_param_group(param_group)

@@ -1,0 +1,238 @@
+"""Units of ZeRO-3: parameters that are gathered together.
+
+between uses    shard 0 │ shard 1 │ shard 2        each rank its own; the parameters are NaN, and cost nothing
+in use          ─────────── whole ───────────      on every rank; the parameters are views into it
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from minidist.collectives import all_gather
+from minidist.comm import Communicator
+from minidist.parallel.data.buckets import kind_of, views_into
+from minidist.parallel.sharded.shard import Shard
+
+Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Which dtype is used where; None: that of the model. Shards and the optimizer's state keep the model's.
+
+    Attributes
+    ----------
+    parameters
+        Of gathered parameters, so of computing, of the inputs' floats and of activations.
+    reduction
+        Of gradients while they are summed over ranks; by default that of `parameters`.
+    output
+        Of what the model returns.
+    """
+
+    parameters: torch.dtype | None = None
+    reduction: torch.dtype | None = None
+    output: torch.dtype | None = None
+
+
+class Flat(Shard):
+    """Parameters of one dtype, all trained or all frozen, end to end in one tensor that exists while it is needed.
+
+    Attributes
+    ----------
+    mine : Tensor
+        This rank's elements as they are gathered, in registered memory where there is such.
+    values : Tensor
+        The same as the optimizer updates them: `mine` itself, or in the dtype of the model if the precision differs.
+    whole : Tensor
+        All elements. Its storage has no bytes between uses.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        names: dict[nn.Parameter, str],
+        comm: Communicator,
+        precision: MixedPrecision,
+        allocate: Allocate | None = None,
+    ) -> None:
+        super().__init__(parameters, names, comm)
+        like = parameters[0]
+        dtype = precision.parameters if precision.parameters and like.is_floating_point() else like.dtype
+        self.device, self.trained = like.device, like.requires_grad
+        allocate = allocate or self._allocate
+        self.mine = allocate(self.counts[0], dtype)[: self.stop - self.start]
+        self.values = self.mine
+        if dtype != like.dtype:
+            self.values = allocate(self.counts[0], like.dtype)[: self.stop - self.start]
+        for parameter in parameters:
+            self.write(parameter, parameter.detach())
+        self.publish()
+        self.whole = torch.empty(sum(self.counts), dtype=dtype, device=self.device)
+        self.views = views_into(self.whole, parameters)
+        nothing = torch.nan if dtype.is_floating_point else 0
+        self.nothing = torch.full((), nothing, dtype=dtype, device=self.device)  # seen by who looks at the wrong time
+        self.release()
+        self.make_slices(self.values)
+
+    def _allocate(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return zeros; as many on every rank, as registered memory has to be."""
+        if self.device.type == "cpu":
+            return self.comm.allocate(count, dtype)  # type: ignore[return-value]
+        return torch.zeros(count, dtype=dtype, device=self.device)
+
+    def write(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Set this rank's elements of a parameter to those of the whole `value`; `publish` comes after the last."""
+        placement = self.placements[parameter]
+        if value.device.type != "meta":
+            self.values[self.held[parameter]].copy_(value.flatten()[placement.start : placement.stop])
+
+    def publish(self) -> None:
+        """Take over new values into what is gathered."""
+        if self.values is not self.mine:
+            self.mine.copy_(self.values)
+
+    def make_room(self) -> Tensor:
+        """Give the whole its bytes; return a tensor to write them with.
+
+        On a CPU it is another tensor on the same memory: once numpy has seen a storage, torch no longer resizes it.
+        """
+        self.whole.untyped_storage().resize_(self.whole.nbytes)
+        if self.device.type != "cpu" or not self.whole.nbytes:
+            return self.whole
+        memory = (ctypes.c_byte * self.whole.nbytes).from_address(self.whole.data_ptr())
+        return torch.frombuffer(memory, dtype=self.whole.dtype)
+
+    def fetch(self, whole: Tensor, comm: Communicator) -> None:
+        """Gather all elements from all ranks. Runs on the stream."""
+        all_gather(self.mine.to(self.device, non_blocking=True), comm, out=whole, counts=self.counts)
+
+    def add_gradient(self, shard: Tensor) -> None:
+        """Add this rank's elements of a reduced gradient."""
+        if self.gradient is None:
+            self.gradient = shard.to(self.values)
+        else:
+            self.gradient += shard.to(self.values)
+
+    def forget_gradient(self) -> None:
+        """Have no gradient."""
+        self.gradient = None
+        self.give_gradient(set())
+
+    def show(self) -> None:
+        """Let the parameters be what was gathered."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.data = view
+
+    def release(self) -> None:
+        """Free the whole. What autograd has saved of it is valid again when it is gathered again."""
+        for parameter in self.parameters:
+            parameter.data = self.nothing.expand(parameter.shape)
+        self.whole.untyped_storage().resize_(0)
+
+
+class WholeFlat(Flat):
+    """Parameters that every rank has whole all the time: a shard of one rank alone, of which nothing is gathered."""
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        names: dict[nn.Parameter, str],
+        alone: Communicator,
+        precision: MixedPrecision,
+    ) -> None:
+        super().__init__(parameters, names, alone, precision, lambda count, dtype: torch.zeros(count, dtype=dtype))
+        self.whole = self.mine = self.mine.to(self.device)
+        self.views = views_into(self.whole, parameters)
+        self.show()
+
+    def make_room(self) -> Tensor:
+        """Have the bytes that are there already."""
+        return self.whole
+
+    def fetch(self, whole: Tensor, comm: Communicator) -> None:
+        """Gather nothing."""
+
+    def release(self) -> None:
+        """Free nothing."""
+
+
+class Unit:
+    """Parameters that are gathered, used and released together, and their gradients on the way."""
+
+    def __init__(self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision) -> None:
+        self.name, self.module, self.flats, self.precision = name, module, flats, precision
+        self.trained = [flat for flat in flats if flat.trained]
+        self.parameters = {parameter for flat in self.trained for parameter in flat.parameters}
+        self.gathering: Any = None  # a handle, from when gathering begins until somebody has waited for it
+        self.whole = False
+        self.arrived: set[nn.Parameter] = set()  # gradients that came in this backward
+        self.gradients: dict[Flat, Tensor] = {}  # whole, but this rank's own, until they are reduced
+        self.places: dict[nn.Parameter, Tensor] = {}  # views into these
+        self.empty: set[nn.Parameter] = set()  # whose place nothing has been written to
+
+    def apart(self, output: Any) -> Any:
+        """Return nested `output` with copies of what lies in the memory of parameters, which is about to be freed."""
+        ours = [flat.whole.data_ptr() for flat in self.flats if flat.whole.data_ptr()]
+        return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output)
+
+    def add(self, parameter: nn.Parameter) -> None:
+        """Move a gradient from where autograd put it into its place among those of its unit."""
+        assert parameter.grad is not None
+        self._make_places()
+        if parameter in self.empty:
+            self.places[parameter].copy_(parameter.grad)
+            self.empty.remove(parameter)
+        else:
+            self.places[parameter].add_(parameter.grad)
+        parameter.grad = None
+
+    def _make_places(self) -> None:
+        """Have room for all gradients."""
+        if not self.gradients:
+            dtype = self.precision.reduction
+            self.gradients = {flat: torch.empty_like(flat.whole, dtype=dtype) for flat in self.trained}
+            for flat, whole in self.gradients.items():
+                self.places |= zip(flat.parameters, views_into(whole, flat.parameters), strict=True)
+            self.empty = set(self.places)
+
+    def take_gradients(self) -> dict[Flat, Tensor]:
+        """Return the gradients, zero where none came, and forget them."""
+        self._make_places()
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self.add(parameter)
+        for parameter in self.empty:
+            self.places[parameter].zero_()
+        taken = self.gradients
+        self.drop_gradients()
+        return taken
+
+    def drop_gradients(self) -> None:
+        """Drop what has not been reduced."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.gradients, self.places = {}, {}
+
+    def forget_gradients(self, parameters: Collection[nn.Parameter]) -> None:
+        """Drop what has not been reduced of these parameters."""
+        for parameter in self.parameters:
+            if parameter in parameters:
+                parameter.grad = None
+                if parameter in self.places:
+                    self.empty.add(parameter)
+
+
+def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Deal parameters into lists of one kind each."""
+    kinds: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault(kind_of(parameter), []).append(parameter)
+    return list(kinds.values())

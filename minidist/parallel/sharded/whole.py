@@ -1,0 +1,89 @@
+"""The state of a model whose parameters are spread over ranks, as a whole: to look at, to save, to load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from minidist.collectives import all_gather
+from minidist.parallel.data.buckets import views_into
+from minidist.parallel.sharded.units import Flat
+
+
+class Whole:
+    """What a sharded model can say of all its parameters, and be given. What it says is collective."""
+
+    module: nn.Module
+    names: dict[nn.Parameter, str]
+    flats: list[Flat]
+    flat_of: dict[nn.Parameter, Flat]
+    readable: bool
+    stepped: Callable[[], None]
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a time. Collective."""
+        for flat in self.flats:
+            whole = torch.empty(sum(flat.counts), dtype=flat.values.dtype, device=flat.device)
+            all_gather(flat.values.to(flat.device), flat.comm, out=whole, counts=flat.counts)
+            for parameter, value in zip(flat.parameters, views_into(whole, flat.parameters), strict=True):
+                yield self.names[parameter], value
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Yield name and whole gradient of each trained parameter, None if it has none, a unit at a time. Collective.
+
+        They are what the slices hold: reduced and, after clipping, clipped. A rank sends (P - 1)/P of their bytes.
+        """
+        for flat in (flat for flat in self.flats if flat.trained):
+            mine = torch.zeros_like(flat.values)
+            for parameter, piece in flat.slices.items():
+                if piece.grad is not None:
+                    mine[flat.held[parameter]] = piece.grad
+            whole = torch.empty(sum(flat.counts), dtype=mine.dtype, device=flat.device)
+            all_gather(mine.to(flat.device), flat.comm, out=whole, counts=flat.counts)
+            for parameter, value in zip(flat.parameters, views_into(whole, flat.parameters), strict=True):
+                yield self.names[parameter], None if flat.slices[parameter].grad is None else value
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return what the serial model's `state_dict` would be, on the CPU of every rank. Collective."""
+        whole = {name: value.to("cpu", copy=True) for name, value in self.full_tensors()}
+        every = self.module.named_parameters(remove_duplicate=False)
+        aliases = {name: self.names[parameter] for name, parameter in every if parameter in self.names}
+        self.readable = True
+        state = self.module.state_dict()  # for its names, their order, and the buffers
+        self.readable = False
+        return {name: whole[aliases[name]] if name in aliases else value.cpu() for name, value in state.items()}
+
+    def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+        """Take over whole parameters: a serial model's state, or drawn one after the other. Every rank needs them all.
+
+        Raises
+        ------
+        ValueError
+            If names or shapes are not this model's. A `Mapping` has changed nothing then.
+        """
+        names = dict(self.module.named_parameters(remove_duplicate=False))
+        buffers = dict(self.module.named_buffers())
+        missing, wrong = set(self.names.values()), []
+        writes: list[Callable[[], object]] = []
+        for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
+            target = names.get(name, buffers.get(name))
+            if target is None or target.shape != value.shape:
+                here = "nothing" if target is None else list(target.shape)
+                wrong.append(f"{name} is {list(value.shape)} there and {here} here")
+            elif name in names:
+                writes.append(partial(self.flat_of[names[name]].write, names[name], value))
+                missing.discard(self.names[names[name]])
+            else:
+                writes.append(partial(buffers[name].copy_, value))
+            while writes and not isinstance(tensors, Mapping):  # what is drawn one by one must not pile up
+                writes.pop()()
+        wrong += [f"{name} is missing" for name in self.names.values() if name in missing]
+        if wrong:
+            more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise ValueError(f"these parameters belong to another model: {'; '.join(wrong[:3])}{more}")
+        for write in writes:
+            write()
+        self.stepped()

@@ -1,0 +1,141 @@
+"""ZeRO++: sharded over all ranks, for a quarter of the bytes between nodes.
+
+    of N bytes of 16-bit parameters, between nodes       FSDP    ZeRO++
+    gather in forward                                    N       N/2      in 8 bits
+    gather in backward                                   N       0        from a second partition, inside the node
+    reduce-scatter of gradients                          N       N/4      in 4 bits
+
+    gather     rank (n, g) has shard n G + g ── across nodes ─▶ all shards of g ── inside the node ─▶ all shards
+    reduce     the other way: inside the node first, so that what crosses is already a sum
+
+A node receives (M - 1)/M of these bytes on M nodes, and four bytes more for each block of numbers that share a scale.
+Each rank holds N/G more, of the G ranks of its node, from forward to the next step. Quantising is lossy: parameters are
+off by half a step of 127 to the largest of their block, and gradients are rounded twice to a step of 7, before each of
+the two hops. A quantised sum cannot be passed on from rank to rank as in a ring: all-to-all, then every rank adds up.
+(Wang et al. 2023, ZeRO++.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist.collectives import all_gather, all_to_all
+from minidist.comm import Communicator
+from minidist.memory.precision.blocks import BLOCK, pack, unpack
+from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision
+
+
+class Nodes:
+    """The ranks of `comm` as M nodes of G ranks: those of this rank's node, and its counterparts on the others."""
+
+    def __init__(self, comm: Communicator, node_ranks: int) -> None:
+        node, place = divmod(comm.rank, node_ranks)
+        self.inside = comm.split(node).fork()  # twins of their own for the stream's thread
+        self.across = comm.split(place).fork()
+
+    def gather(self, mine: Tensor) -> Tensor:
+        """Return every rank's row [n], in 8 bits on the way: [M * G, n]."""
+        here = all_gather(pack(mine[None], bits=8), self.across, counts=[1] * self.across.size)
+        rows = all_gather(here, self.inside, counts=[self.across.size] * self.inside.size)
+        assert isinstance(rows, Tensor)
+        return _swapped(unpack(rows, len(mine), bits=8), self.inside.size)
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Return the sum, over all ranks, of the row that belongs to this one; `rows` [M * G, n], one for each rank."""
+        for comm in (self.inside, self.across):
+            groups = len(rows) // comm.size
+            if comm is self.inside:
+                rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together
+            arrived = all_to_all(pack(rows, bits=4), comm)
+            assert isinstance(arrived, Tensor)
+            rows = unpack(arrived, rows.shape[1], bits=4).view(comm.size, groups, -1).sum(0)
+        return rows[0]
+
+
+class QuantisedFlat(Flat):
+    """Parameters that travel in 8 bits, or inside the node alone while the second partition is valid.
+
+    Attributes
+    ----------
+    second : Tensor or None
+        This rank's part of what was gathered last, as shared out inside the node.
+    """
+
+    def __init__(self, nodes: Nodes, *args: Any) -> None:
+        self.nodes = nodes
+        self.second: Tensor | None = None
+        super().__init__(*args)
+        self.row = -(-self.counts[0] // BLOCK) * BLOCK  # elements of every rank's shard, filled up with zeros
+
+    def publish(self) -> None:
+        """Take over new values; the second partition is out of date."""
+        super().publish()
+        self.second = None
+
+    def fetch(self, whole: Tensor, comm: Communicator) -> None:
+        """Gather all elements. Runs on the stream."""
+        inside = self.nodes.inside
+        if self.second is None:
+            mine = self.mine.new_zeros(self.row)
+            mine[: len(self.mine)] = self.mine
+            for row, target in zip(self.nodes.gather(mine), torch.split(whole, self.counts), strict=True):
+                target.copy_(row[: len(target)])
+            self.second = whole.tensor_split(inside.size)[inside.rank].clone()
+        else:
+            all_gather(self.second, inside, out=whole)
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """Return a whole gradient as one row for each rank."""
+        rows = gradient.new_zeros(len(self.counts), self.row)
+        for row, part in zip(rows, torch.split(gradient, self.counts), strict=True):
+            row[: len(part)] = part
+        return rows
+
+
+class ZeROPlusPlus(FSDP):
+    """FSDP with quantised gathering, a second partition inside each node, and quantised reduction.
+
+    Parameters
+    ----------
+    model, comm, **options
+        As for `FSDP`, without `shard_ranks`.
+    node_ranks : int, optional
+        The ranks of a node, numbered in a row; by default those that share memory.
+
+    Raises
+    ------
+    ValueError
+        If the ranks are no whole number of such nodes.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator, node_ranks: int | None = None, **options: Any) -> None:
+        node_ranks = len(comm.node) if node_ranks is None else node_ranks
+        if node_ranks < 1 or comm.size % node_ranks:
+            raise ValueError(f"node_ranks={node_ranks} must divide the {comm.size} ranks into nodes of one size")
+        self.nodes = Nodes(comm, node_ranks)
+        super().__init__(model, comm, **options)
+
+    def held(self) -> Mapping[str, Iterable[Tensor]]:
+        """Return the tensors of this rank, by category of the account."""
+        seconds = [flat.second for flat in self.flats if isinstance(flat, QuantisedFlat) and flat.second is not None]
+        held = super().held()
+        return {**held, "parameters": [*held["parameters"], *seconds]}
+
+    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
+        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate)
+
+    def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
+        if not isinstance(flat, QuantisedFlat):
+            return super()._scattered(flat, gradient)
+        shard = self.nodes.reduce(flat.rows(gradient))[: len(flat.mine)]
+        return shard / self.comm.size if self.op == "mean" else shard
+
+
+def _swapped(rows: Tensor, outer: int) -> Tensor:
+    """Return rows, numbered (i, j) with `outer` values of i, in the order (j, i)."""
+    return rows.view(outer, len(rows) // outer, -1).transpose(0, 1).reshape(rows.shape)

@@ -1,0 +1,189 @@
+"""Applying tensor parallelism to a serial model, from outside, by a plan: which module is split in which style.
+
+    parallelize_tensor(model, mesh.tp)                              a GPT of ours
+    parallelize_tensor(model, mesh.tp, sequence=True)               and the sequence between its regions
+    parallelize_tensor(mine, mesh.tp, {                             any model: name patterns, `*` is one part of a name
+        "blocks.*.mlp": ParallelRegion(),                           ... enter once for both
+        "blocks.*.mlp.gate": ColumnParallel(), "blocks.*.mlp.up": ColumnParallel(),
+        "blocks.*.mlp.down": RowParallel(),
+    })
+
+All ranks then bring the same tokens. Of `state_dict` the names stay and the tensors are slices; the record of each
+parameter (`tensor_placement_of`) says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from minidist.comm import Communicator
+from minidist.model import GPT, GPTConfig
+from minidist.model.dropout import Dropout
+from minidist.parallel.data.replicas import check_same, make_equal
+from minidist.parallel.meta import on_device
+from minidist.parallel.placement import TensorPlacement, tensor_placement_of
+from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
+from minidist.parallel.tensor.styles import (
+    ColumnParallel,
+    ParallelRegion,
+    RowParallel,
+    SplitSequence,
+    Style,
+    VocabularyParallel,
+)
+from minidist.parallel.tensor.tensor_parallel import Boundary, load_slices, shard, sum_gradient
+
+Plan: TypeAlias = Mapping[str, Style]
+
+
+def gpt_plan(config: GPTConfig) -> Plan:
+    """Return the plan for our GPT: attention by heads, the MLP by channels, embedding and head by words."""
+    key_value = ColumnParallel(heads=config.key_value_heads, shared=True)
+    return {
+        "embedding": VocabularyParallel(),
+        "layers.*.attention": ParallelRegion(),
+        "layers.*.attention.query": ColumnParallel(heads=config.heads),
+        "layers.*.attention.key": key_value,
+        "layers.*.attention.value": key_value,
+        "layers.*.attention.output": RowParallel(heads=config.heads),
+        "layers.*.mlp": ParallelRegion(),
+        "layers.*.mlp.gate": ColumnParallel(),
+        "layers.*.mlp.up": ColumnParallel(),
+        "layers.*.mlp.down": RowParallel(),
+        "head": ColumnParallel(),  # its logits stay split: the loss is vocabulary_parallel_cross_entropy_sum
+    }
+
+
+def parallelize_tensor(
+    model: nn.Module,
+    comm: Communicator,
+    plan: Plan | None = None,
+    sequence: bool = False,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Split a model over the ranks of `comm`, in place. Collective.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Serial, built on every rank; rank 0's values count. Its forward keeps its signature, and an optimizer built
+        later or before updates this rank's slices.
+    plan : optional
+        Styles by patterns of module names. By default `gpt_plan`, for a GPT.
+    sequence : bool
+        Split the sequence [B, T, D] along T between the regions. The plan then has a module that splits it first
+        (`VocabularyParallel` or `SplitSequence`); T must be a multiple of the ranks.
+    weights, device : optional
+        For a model that is too large for one rank, built on the device `meta`: whole parameters one by one, such as
+        `GPT(config, device="meta").initial_weights(generator)`, and where this rank's slices of them are to be. No
+        rank then holds more than its slices and one whole parameter, and nothing is sent.
+
+    Raises
+    ------
+    ValueError, TypeError
+        On every rank, before anything is sent, for a plan that does not fit the model or the number of ranks.
+    MismatchError
+        If the ranks built different models; differing values are no mistake.
+
+    Cost: one broadcast of the model. See `tensor.py` and `sequence.py` for that of a step.
+    """
+    styles = check_plan(model, comm, plan, sequence)
+    if weights is not None:
+        on_device(model, torch.device(device))
+    if comm.size > 1:
+        check_same(model, comm) if weights is not None else make_equal(model, comm)
+        _split(model, styles, SequenceBoundary(comm) if sequence else Boundary(comm))
+    if weights is not None:
+        load_slices(model, weights)
+
+
+def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool) -> dict[str, Style]:
+    """Return the style of each module that is to be split, by name. Nothing is sent; arguments of `parallelize_tensor`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `parallelize_tensor`.
+    """
+    if any(tensor_placement_of(parameter) is not None for parameter in model.parameters()):
+        raise ValueError("the model has been split already: call parallelize_tensor once, on a serial model")
+    if plan is None:
+        if not isinstance(model, GPT):
+            raise TypeError(f"no plan is known for a {type(model).__name__}: pass plan={{pattern: style, ...}}")
+        plan = gpt_plan(model.config)
+    styles = _matched(model, plan)
+    for name, style in styles.items():
+        module, kind = model.get_submodule(name), type(style).__name__
+        if not isinstance(module, style.kind):
+            raise TypeError(
+                f"{name} is of kind {type(module).__name__}, but {kind} splits {style.kind.__name__}: change the plan"
+            )
+        style.bounds(module, name, comm)
+    if sequence and not any(isinstance(style, VocabularyParallel | SplitSequence) for style in styles.values()):
+        raise ValueError(
+            "sequence=True, but nothing in the plan splits the sequence: name the embedding, as VocabularyParallel() "
+            "or SplitSequence()"
+        )
+    return styles
+
+
+def _split(model: nn.Module, styles: Mapping[str, Style], boundary: Boundary) -> None:
+    """Apply each style, and see to what no style names: whole parameters, and dropouts of a split sequence."""
+    regions = [name for name, style in styles.items() if isinstance(style, ParallelRegion)]
+    for name, style in styles.items():
+        replacement = style.apply(model.get_submodule(name), name, boundary, _below(name, regions))
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, replacement)
+    _replicate_the_rest(model, styles, boundary)
+    for module in model.modules():
+        if isinstance(module, Dropout) and isinstance(boundary, SequenceBoundary):
+            split_dropout(module, boundary.comm)
+
+
+def _replicate_the_rest(model: nn.Module, styles: Plan, boundary: Boundary) -> None:
+    """Give whole parameters their record, and have gradients summed of which each rank computes some terms."""
+    comm = boundary.comm
+    sequence = isinstance(boundary, SequenceBoundary)
+    regions = [name for name, style in styles.items() if isinstance(style, ParallelRegion)]
+    before = [name for name, style in styles.items() if isinstance(style, SplitSequence)]
+    rows = [name for name, style in styles.items() if isinstance(style, RowParallel)]
+    for name, parameter in model.named_parameters():
+        if tensor_placement_of(parameter) is None:
+            nowhere = ((0, 0),) * comm.size
+            shard(parameter, TensorPlacement(name, parameter.shape, None, nowhere, comm.size, comm))
+            inside = _below(name, regions) and not _below(name, rows)  # a row-parallel bias comes after the sum
+            if inside or (sequence and not _below(name, before)):
+                sum_gradient(parameter, comm)
+
+
+def _matched(model: nn.Module, plan: Plan) -> dict[str, Style]:
+    """Return the style of each module that a pattern names. Raises ValueError."""
+    names = [name for name, _ in model.named_modules() if name]
+    found: dict[str, tuple[str, Style]] = {}
+    for pattern, style in plan.items():
+        matches = [name for name in names if _fits(name, pattern)]
+        if not matches:
+            raise ValueError(
+                f"the plan names {pattern!r}, which no module of the model has: the names are such as "
+                f"{', '.join(names[:3])}, ..., {names[-1]}"
+            )
+        for name in matches:
+            if name in found:
+                raise ValueError(f"{name} is named twice in the plan, by {found[name][0]!r} and by {pattern!r}")
+            found[name] = pattern, style
+    return {name: style for name, (_, style) in found.items()}
+
+
+def _fits(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _below(name: str, tops: list[str]) -> bool:
+    return any(name.startswith(top + ".") for top in tops)

@@ -1,0 +1,96 @@
+"""Sequence parallelism: what lies between the tensor-parallel regions is split along the sequence.
+
+    tensor parallel     x [B, T, D] on every rank ──f──▶ region ──g──▶ [B, T, D] ─▶ dropout, +, norm    P times the same
+    sequence parallel   x [B, T/P, D]  ──all_gather──▶ region ──reduce_scatter──▶ [B, T/P, D] ─▶ dropout, +, norm
+
+Tensor parallelism leaves norms, dropouts and the residual stream whole on every rank: the same work P times, and the
+same activations kept P times. They treat each token for itself, so they can be split by tokens. The all-reduce that
+ended a region becomes a reduce-scatter, and an all-gather begins the next: an all-reduce *is* these two, so as many
+bytes travel. Backward runs the adjoints: reduce-scatter where forward gathered, and the reverse.
+
+Why do norm weights need an all-reduce of their gradients, when every rank holds them whole? Because each rank has used
+its copy on T/P tokens only. A norm weight's gradient is a sum over all tokens; rank r has the terms of its own tokens.
+Without the sum the ranks' copies drift apart, silently: each norm learns from a part of the sequence. In plain tensor
+parallelism every rank sees all tokens and computes the whole sum itself, so nothing is to be done, and that is what
+makes it easy to forget. The same holds for all that is replicated and used on split tokens: biases added after a
+row-parallel product, too. `sum_gradient` adds the terms in backward, as soon as the gradient is complete.
+
+A dropout mask is the slice of the serial mask at this rank's positions.
+
+Cost: bytes as of tensor parallelism, in twice as many messages; besides, one all-reduce of D numbers for each norm and
+backward. Kept activations between regions: 1/P. The gathered input of a region is kept whole for the weights'
+gradients; Korthikanti et al. keep the shard and gather it once more in backward. (2022, sections 4.2.2 and 4.3.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from minidist.comm import Communicator
+from minidist.model.dropout import Dropout, Where
+from minidist.parallel.adjoint import all_gather, reduce_scatter, scatter_to
+from minidist.parallel.tensor.tensor_parallel import Boundary
+
+TIME = 1  # the dim of [B, T, D] that is split
+
+
+@dataclass(frozen=True)
+class SequenceBoundary(Boundary):
+    """Enter a region with an all-gather of tokens, leave it with a reduce-scatter."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return all tokens [B, T, D] of `x` [B, T/P, D]."""
+        return all_gather(x, self.comm, TIME, x.shape[TIME] * self.comm.size)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return this rank's tokens [B, T/P, D] of the sum of all ranks' `x` [B, T, D]. Raises as `check_time`."""
+        check_time(x.shape[TIME], self.comm)
+        return reduce_scatter(x, self.comm, TIME)
+
+
+def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
+    """Return this rank's tokens [B, T/P, D] of the replicated `x` [B, T, D]. Raises as `check_time`."""
+    check_time(x.shape[TIME], comm)
+    return scatter_to(x, comm, TIME)
+
+
+def check_time(time: int, comm: Communicator) -> None:
+    """Raise ValueError unless so many tokens can be split evenly."""
+    if time % comm.size:
+        raise ValueError(
+            f"{time} tokens in a row cannot be split evenly over {comm.size} ranks: with sequence=True choose a length "
+            f"that {comm.size} divides, such as {time - time % comm.size or comm.size}"
+        )
+
+
+def split_dropout(dropout: Dropout, comm: Communicator) -> None:
+    """Have a dropout of tokens [B, T/P, D] draw the mask of this rank's positions, `where` being that of all T."""
+
+    def shift(_: nn.Module, inputs: tuple[Tensor, Where]) -> tuple[Tensor, Where]:
+        x, where = inputs
+        time = x.shape[TIME]
+        positions = where.position_numbers(time * comm.size, x.device)  # [T]
+        return x, replace(where, positions=positions[time * comm.rank : time * (comm.rank + 1)])
+
+    dropout.register_forward_pre_hook(shift)
+
+
+def know_all_tokens(stage: nn.Module, comm: Communicator, embedding: str = "embedding") -> None:
+    """Have a later stage of a pipeline, which is given [B, T/P, D], compute with all T positions.
+
+    Its forward is called with a placeholder for tokens [B, T], and what came from the stage before takes the place of
+    the embedding.
+    """
+    handed: list[Tensor] = []
+
+    def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x, *rest = inputs
+        handed.append(x)
+        tokens = torch.empty((), dtype=torch.int64, device=x.device).expand(x.shape[0], x.shape[TIME] * comm.size)
+        return tokens, *rest
+
+    stage.register_forward_pre_hook(count)
+    getattr(stage, embedding).register_forward_hook(lambda *_: handed.pop())

@@ -1,0 +1,204 @@
+"""Tensor parallelism: every matrix is cut, and every rank computes with its piece of it.
+
+                 x [B, T, D], the same on every rank
+                 │ f   forward: nothing          backward: all_reduce
+      ┌──────────┴───────────┐
+      │ column-parallel      │  Y_r = X A_r     [B, T, C/P]   A's outputs are cut: gate, up, query, key, value
+      │ what treats channels │  silu, attention by heads: no message
+      │ row-parallel         │  Z_r = Y_r B_r   [B, T, D]     B's inputs are cut: down, output
+      └──────────┬───────────┘
+                 │ g   forward: all_reduce       backward: nothing
+                 z = Σ Z_r [B, T, D], the same on every rank
+
+Between the two cuts nothing has to be sent: that is why they come in this order. One all-reduce in forward and one in
+backward for each attention and each MLP, of B T D numbers: 2(P - 1)/P of that leaves each rank. Query, key and value
+read one input, which therefore enters once, at the border of the region (`ParallelRegion`); were each to enter by
+itself, backward would reduce three times.
+
+The embedding is cut by words: a rank looks up its own, has zero for the others, and the sum puts them together. So is
+the head, whose logits stay split (see `vocabulary.py`). Cuts are `numpy.array_split`'s, so a vocabulary that P does
+not divide needs no padding: rank 0 holds a row more, where padding would make all hold one more.
+
+Grouped queries: with fewer key-value heads than ranks, P/H_kv ranks hold the same head. Each gets the gradient of its
+own queries only, so they sum the gradients of that head's weights: two all-reduces a layer, among P/H_kv ranks, of a
+matrix [d, D] each. (Shoeybi et al. 2019, section 3; grouped queries: Ainslie et al. 2023.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minidist.collectives.fast import cut
+from minidist.comm import Communicator
+from minidist.parallel.adjoint import copy_to, gather_from, reduce_from
+from minidist.parallel.placement import Bounds, TensorPlacement, tensor_placement_of
+from minidist.parallel.tensor.vocabulary import check_ids, part_of
+
+# ---------------------------------------------------------------- what each rank holds
+
+
+def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: bool = False) -> tuple[Bounds, int]:
+    """Return what each rank holds of `size` channels, and how many neighbours hold the same.
+
+    Raises
+    ------
+    ValueError
+        If so many `heads` cannot be dealt out whole (`shared`: one to several ranks), or a rank would have nothing.
+    """
+    ranks, copies = comm.size, 1
+    if heads:
+        copies = ranks // heads if shared and ranks > heads else 1
+        if size % heads or heads * copies % ranks:
+            raise ValueError(
+                f"{name}: {heads} heads cannot be dealt out to {ranks} ranks: choose a number of ranks that divides "
+                f"{heads}" + (f", or one that {heads} divides" if shared else "")
+            )
+    counts = cut(size, ranks // copies)
+    if not all(counts):
+        raise ValueError(f"{name} has {size} rows or columns to cut, too few for {ranks} ranks: use at most {size}")
+    stops = [sum(counts[: part + 1]) for part in range(len(counts))]
+    parts = [(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+    return tuple(parts[rank // copies] for rank in range(ranks)), copies
+
+
+def shard(parameter: Tensor, placement: TensorPlacement) -> None:
+    """Let the parameter, in place, be this rank's slice of what it was; the memory of the rest is given back.
+
+    A tied parameter stays tied. If it has been cut before, it must have been in the same way: else ValueError.
+    """
+    before = tensor_placement_of(parameter)
+    if before is None:
+        piece = placement.take(parameter.data)
+        parameter.data = piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
+        parameter.grad = None
+        parameter.tensor_placement = placement  # type: ignore[attr-defined]
+    elif (before.dim, before.bounds) != (placement.dim, placement.bounds) or placement.comm is not before.comm:
+        raise ValueError(
+            f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim}): give modules "
+            "that share a parameter styles that cut it alike, and split a model only once"
+        )
+
+
+def load_slices(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Give each parameter its slice of a whole one, which may be forgotten before the next is drawn or read.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameter, if one is missing, unknown, or of another shape.
+    """
+    wanted = dict(model.named_parameters())
+    for name, whole in weights:
+        parameter = wanted.pop(name, None)
+        placement = None if parameter is None else tensor_placement_of(parameter)
+        shape = None if parameter is None else placement.shape if placement else parameter.shape
+        if parameter is None or whole.shape != shape:
+            raise ValueError(f"a weight {name} of shape {tuple(whole.shape)} came, but the model has {shape} there")
+        piece = placement.take(whole) if placement else whole
+        parameter.data = piece.to(parameter.device, parameter.dtype, copy=True, memory_format=torch.contiguous_format)
+    if wanted:
+        raise ValueError(f"no weight came for {', '.join(list(wanted)[:3])}: bring the whole model's")
+
+
+def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
+    """Have backward add up, over `comm`, a gradient of which each rank computes some terms. Frozen ones have none.
+
+    One all-reduce of the parameter's size in every backward that has a gradient for it: where a pipeline puts weight
+    gradients off, autograd comes with None first. It comes before the gradient is accumulated, and so before data
+    parallelism takes it.
+    """
+
+    def add_up(gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else reduce_from(gradient, comm)
+
+    if parameter.requires_grad and comm.size > 1:
+        parameter.register_hook(add_up)  # type: ignore[no-untyped-call]
+
+
+# ---------------------------------------------------------------- the border of a region
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """How activations enter and leave what is computed in pieces. Here: replicated outside, f and g."""
+
+    comm: Communicator
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return `x` [B, T, D] for each rank to compute its own with."""
+        return copy_to(x, self.comm)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the sum of all ranks' `x` [B, T, D]."""
+        return reduce_from(x, self.comm)
+
+    def sharing(self, copies: int) -> Communicator:
+        """Return the ranks that hold the same slice, `copies` neighbours. Collective the first time."""
+        key = ("tensor-parallel copies", copies)
+        if key not in self.comm.kept:
+            self.comm.kept[key] = self.comm.split(color=self.comm.rank // copies)
+        return self.comm.kept[key]  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- the layers
+
+
+class ColumnParallelLinear(nn.Linear):
+    """Some outputs of a linear map: x [..., I] to [..., O/P]."""
+
+    def __init__(self, whole: nn.Linear, boundary: Boundary | None, gather: Communicator | None) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.bias = whole.weight, whole.bias
+        self.out_features, self.in_features = whole.weight.shape
+        self.all_features, self.boundary, self.gather = whole.out_features, boundary, gather
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply; `boundary` is None where the region around this layer has entered already."""
+        pieces = self.product(x if self.boundary is None else self.boundary.enter(x))
+        pieces = pieces if self.bias is None else pieces + self.bias
+        return pieces if self.gather is None else gather_from(pieces, self.gather, -1, self.all_features)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ. A pipeline that puts weight gradients off has a product of its own."""
+        return F.linear(x, self.weight)
+
+
+class RowParallelLinear(nn.Linear):
+    """A linear map of which this rank has some inputs: x [..., I/P] to the sum over ranks [..., O]."""
+
+    def __init__(self, whole: nn.Linear, boundary: Boundary) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.bias = whole.weight, whole.bias
+        self.out_features, self.in_features = whole.weight.shape
+        self.boundary = boundary
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply, add up, and only then add the bias, which every rank has whole."""
+        total = self.boundary.leave(self.product(x))
+        return total if self.bias is None else total + self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ, as of `ColumnParallelLinear`."""
+        return F.linear(x, self.weight)
+
+
+class VocabularyParallelEmbedding(nn.Module):
+    """The vectors of some words: tokens [B, T] to the sum over ranks [B, T, D]."""
+
+    def __init__(self, whole: nn.Embedding, boundary: Boundary) -> None:
+        super().__init__()
+        self.weight, self.boundary = whole.weight, boundary
+        self.vocabulary = whole.num_embeddings
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look up the words that are here; of the others comes zero, and their vector from another rank."""
+        check_ids(tokens, self.vocabulary)
+        words = part_of(self.vocabulary, self.boundary.comm)
+        elsewhere = (tokens < words.start) | (tokens >= words.stop)
+        vectors = F.embedding((tokens - words.start).masked_fill(elsewhere, 0), self.weight)
+        return self.boundary.leave(vectors.masked_fill(elsewhere[..., None], 0))

@@ -1,0 +1,178 @@
+"""Reading a checkpoint of many ranks, into whatever layout of ranks: what `store` has written.
+
+                 stored by 2 ranks        wanted by 3
+    layer.0      rank-0000 ─────────────▶ rank 0
+                          ╲─────────────▶ rank 1
+                 rank-0001 ─────────────▶ rank 1
+                          ╲─────────────▶ rank 2
+
+Every rank asks for its own pieces. It opens the files that have some of them, and of these it reads what it needs (see
+`pieces`): with the layout that wrote them, its own bytes and no others. Nothing is sent and no code is run.
+Whatever is wrong is found out before the first tensor is changed, and told in one sentence with what can be done.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minidist.comm.job.number import NOT_NEGATIVE
+from minidist.model.files import FileError, at, check_regular, parse_tree
+from minidist.trainer.checkpoint import index
+from minidist.trainer.checkpoint.pieces import Extent, Piece, Reader, assemble, flaw, touching
+from minidist.trainer.checkpoint.store import INDEX, STATE, SUMS, CheckpointError, complete, digest, reason
+
+Parsed = TypeVar("Parsed")
+
+
+def verify(path: Path, files: Iterable[str] | None = None) -> None:
+    """Compare files of a checkpoint, by default all, with their checksums; ranks may share out its `files_of`.
+
+    Raises
+    ------
+    CheckpointError
+        If one is missing or damaged.
+    """
+    sums = _sums(path)
+    for name in sums if files is None else files:
+        if _reading(path / name, digest) != sums.get(name):
+            raise CheckpointError(
+                f"{path / name} is truncated or damaged: its checksum is not the one in {SUMS}: {_remedy(path)}"
+            )
+
+
+def files_of(path: Path) -> list[str]:
+    """Return the names of a checkpoint's files that have a checksum; CheckpointError if they are not all it needs."""
+    return list(_sums(path))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the `state` that was given to `commit`, and the step; CheckpointError if it is damaged."""
+    return _parsed(path / STATE, _parse_state)
+
+
+def state_at(path: Path, state: dict[str, Any], *keys: str, **what: Any) -> Any:
+    """Return a value in a checkpoint's state, as `files.at` does; CheckpointError if it is not there, or another."""
+    try:
+        return at(state, *keys, **what)
+    except FileError as error:
+        raise CheckpointError(f"{path / STATE} {error}: {_remedy(path)}") from None
+
+
+def names(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return dtype and shape of each whole tensor; CheckpointError if the index is damaged."""
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in _index(path).items()}
+
+
+def read(path: Path, wanted: Sequence[Piece], convert: bool = False) -> None:
+    """Fill the tensors of the wanted pieces, in place, whatever layout wrote them.
+
+    Checksums are left to `verify`. With `convert`, dtypes may differ and values are rounded.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint is damaged, or another model's. Nothing has been changed then.
+    """
+    stored = _index(path)
+    wanted = [piece for piece in wanted if piece.extent.count]
+    opened = functools.cache(lambda name: _reading(path / name, lambda file: safe_open(file, "pt")))
+    for piece in wanted:
+        _check_model(path, piece, stored.get(piece.name), convert)
+    sources = [_readers(path, piece.name, stored[piece.name], piece.extent, opened) for piece in wanted]
+    with torch.no_grad():
+        for (name, extent, tensor), readers in zip(wanted, sources, strict=True):
+            tensor.copy_(assemble(extent, readers, stored[name].dtype).view(tensor.shape))
+
+
+def _check_model(path: Path, piece: Piece, stored: index.Stored | None, convert: bool) -> None:
+    there = (stored.dtype, stored.shape) if stored else None
+    here = (there[0] if convert and there else piece.tensor.dtype, piece.extent.shape)
+    if there != here:
+        raise CheckpointError(
+            f"{path} belongs to another model: {piece.name} is {_words(*there) if there else 'missing'} there and "
+            f"{_words(*here)} here: use the options it was trained with, or another --save"
+        )
+
+
+def _readers(
+    path: Path, name: str, stored: index.Stored, wanted: Extent, opened: Callable[[str], Any]
+) -> list[tuple[Extent, Reader]]:
+    """Return the pieces that may be needed, each with what reads some of it, having looked whether it is there."""
+    if words := flaw([extent for extent, _ in stored.pieces]):
+        raise CheckpointError(f"{path / INDEX} does not say where each element of {name} is: {words}: {_remedy(path)}")
+    readers: list[tuple[Extent, Reader]] = []
+    for extent, file in stored.pieces:
+        if not touching(extent, wanted):
+            continue
+        held = opened(file)
+        if name not in held.keys():  # noqa: SIM118  # it is no dictionary
+            raise CheckpointError(f"{path / file} lacks {name}, which {INDEX} says it has: {_remedy(path)}")
+        tensor = held.get_tensor(name).view(-1)  # of a mapped file: what is not looked at is not read
+        if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
+            raise CheckpointError(
+                f"{path / file} has {_words(tensor.dtype, tensor.shape)} of {name}, and {INDEX} says it has "
+                f"{_words(stored.dtype, (extent.count,))}: {_remedy(path)}"
+            )
+        readers.append((extent, functools.partial(_some, tensor)))
+    return readers
+
+
+def _some(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor[start:stop]
+
+
+# ---------------------------------------------------------------- files
+
+
+def _parse_state(text: str) -> dict[str, Any]:
+    state = parse_tree(text)
+    at(state, "step", kind=int, limit=NOT_NEGATIVE)
+    return state
+
+
+def _index(path: Path) -> dict[str, index.Stored]:
+    return _parsed(path / INDEX, index.parse)
+
+
+def _sums(path: Path) -> dict[str, str]:
+    """Return the checksum of each file of a checkpoint."""
+    lines = _parsed(path / SUMS, str.splitlines)
+    sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
+    needed = {INDEX, STATE} | {file for stored in _index(path).values() for _, file in stored.pieces}
+    if sums.keys() != needed:
+        raise CheckpointError(f"{path / SUMS} or {INDEX} is damaged: they do not name the same files: {_remedy(path)}")
+    return sums
+
+
+def _parsed(file: Path, parse: Callable[[str], Parsed]) -> Parsed:
+    content = _reading(file, Path.read_bytes)
+    try:
+        return parse(content.decode())
+    except ValueError:
+        raise CheckpointError(f"{file} is damaged: it is not what was written: {_remedy(file.parent)}") from None
+
+
+def _reading(file: Path, read: Callable[[Path], Parsed]) -> Parsed:
+    try:
+        check_regular(file)
+        return read(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read ({reason(error)}): {_remedy(file.parent)}") from None
+
+
+def _remedy(path: Path) -> str:
+    earlier = [other.name for other in complete(path.parent) if other.name < path.name]
+    if earlier:
+        return f"remove {path.name} to resume from {earlier[-1]}"
+    return "there is no earlier one: start afresh, with another --save"
+
+
+def _words(dtype: torch.dtype, shape: Iterable[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -1,0 +1,172 @@
+"""Where a run starts: from a checkpoint, from somebody's Llama, or from random weights; found out before any work.
+
+--resume   the checkpoint's weights and optimizer, its step, and its place in the text
+--init     the weights in a folder; also its base of the rotation and epsilon of the norms, for which is no option
+neither    weights drawn from --seed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from minidist.comm import Communicator
+from minidist.comm.job.number import NOT_NEGATIVE, POSITIVE
+from minidist.memory.precision.mixed import LossScaler
+from minidist.model import GPT, GPTConfig
+from minidist.model.llama_format import read_llama, read_llama_config
+from minidist.trainer.batches import Batches
+from minidist.trainer.checkpoint import restore, store
+from minidist.trainer.checkpoint.store import CheckpointError
+from minidist.trainer.config import Config, ConfigError, Sections, flag
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on: after `step` steps, with the tensors of the checkpoint `path`."""
+
+    path: Path
+    step: int
+    changed: list[str]  # options that shape the numbers and are not what they were
+
+
+def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | None, comm: Communicator) -> Resumed:
+    """Find the newest checkpoint, look whether it can be continued, and set position and loss scale. Sends nothing.
+
+    The ranks share out the work of comparing checksums: what one of them finds, the caller has to tell the others.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, it is damaged, or belongs to another model, text, or a longer run.
+    """
+    path = store.newest(Path(config.run.save))
+    restore.verify(path, restore.files_of(path)[comm.rank :: comm.size])
+    saved = partial(restore.state_at, path, restore.read_state(path))
+    _check_beginning(path, saved("config", "run", "init", kind=str, default=""), config.run.init)
+    _check_parameters(path, model)
+    sizes = saved("model", kind=dict)
+    for name, now in asdict(model.config).items():
+        if name != "dropout" and sizes.get(name) != now:
+            raise CheckpointError(
+                f"{path} belongs to another model: {name} is {sizes.get(name)} there and {now} here: use "
+                f"the options it was trained with, or another --save"
+            )
+    try:
+        counts = ("checksum", "epoch", "position")
+        position = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in counts}
+        batches.load_state_dict(saved("batches", kind=dict) | position)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be continued: {error}") from None
+    step = saved("step", kind=int)
+    if step > config.run.steps:
+        raise CheckpointError(
+            f"{path} has {step} steps behind it, more than --steps {config.run.steps}: use --steps {step} to look at "
+            f"it, or more to train on"
+        )
+    if scaler is not None and saved("scaler", kind=dict, default=None):
+        scale = saved("scaler", "scale", kind=float, limit=POSITIVE)
+        scaler.load_state_dict({"scale": scale, "good_steps": saved("scaler", "good_steps", kind=int)})
+    before = {section: saved("config", section, kind=dict) for section in ("model", "data", "run", "optimizer")}
+    return Resumed(path, step, changed_options(before, config.sections()))
+
+
+def _check_beginning(path: Path, before: str, now: str) -> None:
+    """Refuse `--init` where the run began from random weights, and the other way round; the folder may have moved."""
+    if before and not now:
+        raise CheckpointError(f"{path} began from the weights in {before}: add --init {before}, or where it is now")
+    if now and not before:
+        raise CheckpointError(f"{path} began from random weights, not from --init {now}: leave --init out")
+
+
+def _check_parameters(path: Path, model: GPT) -> None:
+    there = {name: _words(*tensor) for name, tensor in restore.names(path).items() if "/" not in name}
+    here = {name: _words(parameter.dtype, parameter.shape) for name, parameter in model.named_parameters()}
+    for name in sorted(there | here):
+        if there.get(name) != here.get(name):
+            raise CheckpointError(
+                f"{path} belongs to another model: {name} is {there.get(name, 'missing')} there and "
+                f"{here.get(name, 'missing')} here: use the options it was trained with, or another --save"
+            )
+
+
+def _words(dtype: torch.dtype, shape: Iterable[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def changed_options(before: Sections, now: Sections) -> list[str]:
+    """Return, in words, the options that shape the numbers of a run and are not what they were."""
+    names = [("model", "dropout"), ("data", "batch"), ("run", "steps")]
+    names += [("optimizer", name) for name in now["optimizer"]]
+    old_and_new = [(name, before[section].get(name), now[section][name]) for section, name in names]
+    return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]
+
+
+# ---------------------------------------------------------------- somebody's Llama
+
+
+def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
+    """Return the sizes of the model to train. With `--init`, what is no option is what its folder says.
+
+    A vocabulary may then be larger than the tokenizer's: published models pad it.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be read, or is a model of other sizes.
+    """
+    asked = config.gpt(vocabulary)
+    if not config.run.init:
+        return asked
+    folder = Path(config.run.init)
+    if store.complete(folder):
+        raise ConfigError(
+            f"--init {folder} holds checkpoints: python -m minidist export {folder} --to FOLDER makes of one what "
+            "--init reads"
+        )
+    try:
+        theirs = read_llama_config(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--init {folder}: {error}") from None
+    for name in ("layers", "hidden", "heads", "key_value_heads", "intermediate", "tied"):
+        there, here = getattr(theirs, name), getattr(asked, name)
+        if there != here:
+            raise ConfigError(
+                f"--init {folder} is another model: {name} is {there} there and {here} here: use {_flags(theirs)}"
+            )
+    if vocabulary > theirs.vocabulary or (vocabulary < theirs.vocabulary and not config.data.tokenizer):
+        tokenizer = config.data.tokenizer or "one token a byte"
+        raise ConfigError(
+            f"--init {folder} has {theirs.vocabulary} tokens, and the tokenizer here ({tokenizer}) has {vocabulary}: "
+            f"give the model's own, --tokenizer FILE"
+        )
+    return replace(theirs, sequence=asked.sequence, dropout=asked.dropout)
+
+
+def load_initial(folder: Path, model: GPT) -> None:
+    """Fill a model with the weights of a Llama's folder, whatever their dtype; one is in memory at a time.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be read, or has not just these weights.
+    """
+    parameters = dict(model.named_parameters())
+    try:
+        with torch.no_grad():
+            for name, weight in read_llama(folder, model.config):
+                parameters[name].copy_(weight)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--init {folder}: {error}") from None
+
+
+def _flags(sizes: GPTConfig) -> str:
+    names = ("layers", "hidden", "heads", "key_value_heads", "intermediate")
+    words = [f"{flag(name)} {getattr(sizes, name)}" for name in names]
+    return " ".join([*words, "--tied" if sizes.tied else "--no-tied"])

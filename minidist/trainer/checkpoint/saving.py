@@ -1,0 +1,187 @@
+"""Checkpoints of a running job: what this rank saves of it, and a writer that lets training go on meanwhile.
+
+    training   step │ copy │ step │ step │ step │ wait, copy │ step ...
+    writer               └── write ─ meet ─ commit ──┘    └── write ...      a thread; rank 0 commits
+
+Only the copy stands in the way of training, and a writer that has not finished when the next checkpoint is due. Each
+element is saved by one rank: of replicas along the data axis the first, of copies along the others the one that
+`counts`. Held besides: one copy of what this rank saves, on the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist.comm import Communicator
+from minidist.comm.stream import ThreadStream
+from minidist.memory.precision.masters import MasterWeights
+from minidist.parallel import Parallel
+from minidist.parallel.placement import counts, placement_of, tensor_placement_of, tied_across
+from minidist.trainer.checkpoint import restore, store
+from minidist.trainer.checkpoint.pieces import Extent, Piece
+from minidist.trainer.checkpoint.store import CheckpointError
+
+
+class Writer:
+    """Saves checkpoints of all ranks of `comm` to `folder`, in the background.
+
+    Parameters
+    ----------
+    keep, every : int
+        See `store.forget`.
+
+    Attributes
+    ----------
+    stalled : list of float
+        Seconds for which training stood still, of each checkpoint.
+    wrote : list of float
+        Seconds from then on until each was on the disk.
+    """
+
+    def __init__(self, folder: Path, comm: Communicator, keep: int, every: int) -> None:
+        self.folder, self.keep, self.every = folder, keep, every
+        self.stream = ThreadStream(comm)  # also where collectives have streams of the GPU: this is work of the CPU
+        self.job: Any = None
+        self.copies: dict[str, Tensor] = {}
+        self.stalled: list[float] = []
+        self.wrote: list[float] = []
+
+    def save(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> None:
+        """Begin to write a checkpoint, once the one before is written. Collective.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, if the one before could not be written.
+        """
+        started = time.perf_counter()
+        self.wait()
+        copies = [piece._replace(tensor=self._copy(piece)) for piece in pieces]
+        self.stalled.append(time.perf_counter() - started)
+        self.job = self.stream.launch(self._write, step, copies, state)
+
+    def wait(self) -> None:
+        """Wait until what was begun is on the disk. Raises as `save`, on every rank."""
+        job, self.job = self.job, None
+        if job is not None and (problem := job.wait()):
+            raise CheckpointError(problem)
+
+    def _copy(self, piece: Piece) -> Tensor:
+        """Copy a tensor to the CPU, into memory that is there from the last time."""
+        kept = self.copies.get(piece.name)
+        if kept is None or kept.shape != piece.tensor.shape or kept.dtype != piece.tensor.dtype:
+            kept = self.copies[piece.name] = torch.empty_like(piece.tensor, device="cpu")
+        return kept.copy_(piece.tensor.detach())
+
+    def _write(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> str:
+        """Write together with the other ranks; return what went wrong, on every rank alike. Runs on the stream."""
+        started, comm = time.perf_counter(), self.stream.comm
+        unfinished = self.folder / f"{store.UNFINISHED}-{step:08d}"
+
+        def begin() -> None:
+            if comm.rank == 0:
+                store.begin(self.folder, step)
+
+        def commit() -> None:
+            if comm.rank == 0:
+                store.commit(self.folder, step, shards, state)
+                store.forget(self.folder, self.keep, self.every)
+
+        problem = self._attempt(begin)[1]
+        if not problem:
+            shards, problem = self._attempt(lambda: store.write_shard(unfinished, comm.rank, pieces))
+            problem = problem or self._attempt(commit)[1]
+            if problem and comm.rank == 0:
+                store.abandon(unfinished)
+        self.wrote.append(time.perf_counter() - started)
+        return problem
+
+    def _attempt(self, work: Callable[[], Any]) -> tuple[list[Any], str]:
+        """Do `work` on every rank; return what it gave on each, and what went wrong on the first where it did."""
+        try:
+            answer = (work(), "")
+        except CheckpointError as error:
+            answer = (None, str(error))
+        answers = self.stream.comm.roll_call(answer)
+        return [result for result, _ in answers], next((words for _, words in answers if words), "")
+
+
+# ---------------------------------------------------------------- what there is to save
+
+
+def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
+    """Return what this rank saves: parameters, and beside each the tensors of its optimizer's state."""
+    found = []
+    for name, extent, parameter in held(parallel):
+        if not (counts(parameter) and _first_replica(parallel, parameter)):
+            continue
+        found.append(Piece(name, extent, parameter))
+        for moment, value in optimizer.state_of(parameter).items():
+            if isinstance(value, Tensor) and value.dim():
+                found.append(Piece(f"{name}/{moment}", extent, value))
+            elif extent.count and extent.start == extent.first == 0:  # one number for the whole parameter
+                found.append(Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value)))
+    return found
+
+
+def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> None:
+    """Fill what this rank updates, and its optimizer, from a checkpoint of any layout. Sends nothing.
+
+    Afterwards `parallel.stepped()`, on all ranks together, has whole parameters follow.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or another model's. Nothing has been changed then.
+    """
+    there, wanted = restore.names(path), []
+    mine = list(held(parallel))
+    for name, extent, parameter in mine:
+        wanted.append(Piece(name, extent, torch.empty(extent.count, dtype=parameter.dtype)))
+        for full, (dtype, shape) in there.items():
+            if full.startswith(f"{name}/"):
+                whole = extent if shape else Extent.of(())
+                wanted.append(Piece(full, whole, torch.empty(whole.count, dtype=dtype)))
+    restore.read(path, wanted)
+    found = {piece.name: piece.tensor for piece in wanted}
+    states: dict[nn.Parameter, dict[str, Any]] = {}
+    with torch.no_grad():
+        for name, _, parameter in mine:
+            parameter.copy_(found[name].view(parameter.shape))
+            moments = {full: full.removeprefix(f"{name}/") for full in found if full.startswith(f"{name}/")}
+            shapes = {full: parameter.shape if there[full][1] else () for full in moments}
+            states[parameter] = {moment: found[full].view(shapes[full]) for full, moment in moments.items()}
+    optimizer.restore({parameter: state for parameter, state in states.items() if state})
+
+
+def held(parallel: Parallel) -> list[tuple[str, Extent, nn.Parameter]]:
+    """Return what this rank holds of every parameter that it updates: the serial name, which elements, and these."""
+    names = {parameter: name for name, parameter in parallel.model.named_parameters()}
+    found = []
+    for parameter in parallel.kept:
+        tie, placement = tied_across(parameter), placement_of(parameter)
+        name = tie.name if tie else placement.name if placement else names[parameter]
+        found.append((name, extent_of(parameter), parameter))
+    return found
+
+
+def extent_of(parameter: Tensor) -> Extent:
+    """Return which elements of the serial model's parameter these are."""
+    placement, block = placement_of(parameter), tensor_placement_of(parameter)
+    shape = block.shape if block else placement.shape if placement else parameter.shape
+    cut = (block.dim, *block.bounds[block.comm.rank]) if block and block.dim is not None else ()
+    whole = Extent.of(shape, *cut)
+    return replace(whole, start=placement.start, stop=placement.stop) if placement else whole
+
+
+def _first_replica(parallel: Parallel, parameter: Tensor) -> bool:
+    """Whether this rank is, along the data axis, among the first that hold the parameter together."""
+    placement = placement_of(parameter)
+    return parallel.mesh.dp.rank < (placement.comm.size if placement else 1)

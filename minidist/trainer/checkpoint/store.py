@@ -1,0 +1,243 @@
+"""Checkpoints of many ranks: each writes its own pieces of tensors, and any other layout of ranks can read them.
+
+    runs/a/step-00000100/          rank-0000.safetensors  rank-0001.safetensors  ...  index.json  state.json  SHA256SUMS
+    runs/a/.unfinished-00000100/   what a killed run was writing, or removing; nobody reads it, the next save clears it
+
+    rank 0   begin ─┬─ write_shard ─┬─ commit ── forget      commit: the index, the checksums, then one rename
+    rank 1          └─ write_shard ─┘                        nothing is sent here: whoever calls this brings `Written`
+                                                             to rank 0, which has `begin` done before others write
+
+A rename is one atomic act of the file system: a checkpoint is there whole, or not at all. No complete one is ever
+overwritten. `index.json` says of each tensor its dtype, its shape, and which file has which of its elements, so a rank
+reads the pieces that it needs, and only its own if the layout is the same. What the disk damages later is found out by
+`SHA256SUMS` (`sha256sum -c` reads it too). Safetensors holds plain tensors and the rest is JSON: loading runs no code.
+
+Cost of saving: each rank writes what it alone holds, once, and reads it once for its checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from minidist.trainer.checkpoint import index
+from minidist.trainer.checkpoint.pieces import Extent, Piece
+
+INDEX, STATE, SUMS, UNFINISHED = "index.json", "state.json", "SHA256SUMS", ".unfinished"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used or written; the message says why, and what can be done."""
+
+
+class Written(NamedTuple):
+    """What one rank has written: plain data, to be brought to rank 0."""
+
+    file: str  # "" if the rank had nothing to write
+    size: int  # in bytes
+    sha256: str
+    pieces: dict[str, tuple[torch.dtype, Extent]]
+
+
+# ---------------------------------------------------------------- writing
+
+
+def begin(folder: Path, step: int) -> Path:
+    """Clear what killed runs left and make the folder that ranks write to; return it. Rank 0 calls this.
+
+    Raises
+    ------
+    CheckpointError
+        If that cannot be done, or there is a checkpoint of this step.
+    """
+    final, unfinished = final_of(folder, step), folder / f"{UNFINISHED}-{step:08d}"
+    try:
+        if final.exists():
+            raise CheckpointError(f"{final} is there already and is not overwritten: save to another folder")
+        for remains in folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritten(final, reason(error)) from None
+    return unfinished
+
+
+def write_shard(unfinished: Path, rank: int, pieces: Sequence[Piece]) -> Written:
+    """Write a rank's pieces to its file, so that the disk holds them. Every rank calls this, after `begin`.
+
+    Each element of a tensor is to be written once: of replicas, one writes. Empty pieces are left out.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk is full or refuses. This rank's file is gone then; `abandon` removes those of the others.
+    """
+    pieces = [piece for piece in pieces if piece.extent.count]
+    tensors = {piece.name: piece.tensor.detach().contiguous() for piece in pieces}
+    assert len(tensors) == len(pieces), f"rank {rank} writes a name twice: {sorted(piece.name for piece in pieces)}"
+    for name, extent, tensor in pieces:
+        assert tensor.numel() == extent.count, f"{name}: {list(tensor.shape)} is not what {extent} says"
+    if not pieces:
+        return Written("", 0, "", {})
+    file = unfinished / f"rank-{rank:04d}.safetensors"
+    try:
+        save_file(tensors, file)
+        _flush(file)
+        size, checksum = file.stat().st_size, digest(file)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            file.unlink()
+        step = int(unfinished.name.removeprefix(f"{UNFINISHED}-"))
+        raise _unwritten(final_of(unfinished.parent, step), reason(error)) from None
+    return Written(file.name, size, checksum, {name: (tensor.dtype, extent) for name, extent, tensor in pieces})
+
+
+def commit(folder: Path, step: int, written: Iterable[Written], state: dict[str, Any]) -> Path:
+    """Make a checkpoint of what all ranks have written; return its folder. Rank 0 calls this, after all `write_shard`.
+
+    `state` is whatever else the run needs to go on, fit for JSON.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk refuses, or a rank wrote to another disk. The earlier checkpoints are intact then.
+    AssertionError
+        If ranks have not written each element of each tensor exactly once.
+    """
+    final, unfinished = final_of(folder, step), folder / f"{UNFINISHED}-{step:08d}"
+    shards = {shard.file: shard for shard in written if shard.file}
+    try:
+        for shard in shards.values():
+            if _size(unfinished / shard.file) != shard.size:
+                lost = f"rank 0 does not find the {shard.size} bytes of {shard.file}: all ranks must share the folder"
+                raise _unwritten(final, lost)
+        (unfinished / INDEX).write_text(index.compose({name: shard.pieces for name, shard in shards.items()}))
+        (unfinished / STATE).write_text(json.dumps({"step": step, **state}, indent=1))
+        sums = {name: shard.sha256 for name, shard in shards.items()}
+        sums |= {name: digest(unfinished / name) for name in (INDEX, STATE)}
+        (unfinished / SUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sorted(sums.items())))
+        for path in (unfinished / INDEX, unfinished / STATE, unfinished / SUMS, unfinished):
+            _flush(path)
+        unfinished.rename(final)  # fails if there is one already
+        _flush(folder)
+    except OSError as error:
+        raise _unwritten(final, reason(error)) from None
+    finally:
+        abandon(unfinished)  # there is none any more, if all went well
+    return final
+
+
+def abandon(unfinished: Path) -> None:
+    """Remove what was written of a checkpoint that will not be committed, as far as the disk lets us."""
+    shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def forget(folder: Path, keep: int, every: int = 0) -> None:
+    """Remove all checkpoints but the newest `keep` (one at least), and those of each `every`-th step if it is not 0.
+
+    Raises
+    ------
+    CheckpointError
+        If one cannot be removed.
+    """
+    try:
+        for old in complete(folder)[: -max(keep, 1)]:
+            if every and step_of(old) % every == 0:
+                continue
+            doomed = old.rename(folder / f"{UNFINISHED}-{step_of(old):08d}")
+            _flush(folder)  # so that nobody ever takes what is half removed for a checkpoint
+            shutil.rmtree(doomed)
+    except OSError as error:
+        raise CheckpointError(
+            f"old checkpoints in {folder} cannot be removed ({reason(error)}), the newest is intact: remove them "
+            "yourself, or keep more of them"
+        ) from None
+
+
+# ---------------------------------------------------------------- finding
+
+
+def final_of(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is, once it is complete."""
+    return folder / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint."""
+    return int(path.name.removeprefix("step-"))
+
+
+def complete(folder: Path) -> list[Path]:
+    """Return the finished checkpoints of a folder, oldest first; half-written ones are not among them.
+
+    Raises
+    ------
+    CheckpointError
+        If there is a folder, and it cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:  # ValueError: a character that no name has
+        raise CheckpointError(f"{folder} cannot be read ({reason(error)}): give another folder") from None
+    found = [folder / name for name in names if re.fullmatch("step-[0-9]+", name) and (folder / name).is_dir()]
+    return sorted(found, key=step_of)
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest finished checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none.
+    """
+    found = complete(folder)
+    if not found:
+        raise CheckpointError(f"--resume finds no checkpoint in {folder}: start without it, or give the right --save")
+    return found[-1]
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def digest(file: Path) -> str:
+    """Return the checksum of a file, as `sha256sum` does."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written: a rename must not overtake the data it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritten(final: Path, problem: str) -> CheckpointError:
+    there = [path.name for path in complete(final.parent) if path != final]
+    intact = f"{there[-1]} is intact: --resume continues from it" if there else "none was written before"
+    return CheckpointError(f"the checkpoint {final} cannot be written ({problem}); {intact}")
+
+
+def reason(error: Exception) -> str:
+    """Return what is wrong, as the file system says it."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)

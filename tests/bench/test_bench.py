@@ -1,0 +1,245 @@
+"""`python -m minidist bench`: tiny sizes from end to end, formulas, bounds. Never how long anything took."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import clean_environment, mpirun
+
+from minidist.bench import main
+from minidist.bench.bounds import BOUNDS
+from minidist.bench.measure import BUS_FACTORS, Measurement
+from minidist.bench.options import COLLECTIVES, NAMES, parse, size_text
+from minidist.bench.probe import state
+from minidist.bench.report import PEERS, Results, quantity
+
+
+def bench(*arguments: str) -> dict[str, Any]:
+    """Run a bench as a user would, and return its JSON."""
+    command = [sys.executable, "-m", "minidist", "bench", *arguments, "--json", "-"]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str, str]]:
+    """Return which competitors were measured, but for the probe."""
+    rows = [row for row in found["results"] if row["launch"] == launch and row["bench"] != "copy"]
+    return {(row["bench"], row["case"], row["competitor"]) for row in rows}
+
+
+# ---------------------------------------------------------------- from end to end
+
+
+def test_everything_at_once() -> None:
+    found = bench("all", "--sizes", "4KiB", "--rounds", "2", "--algorithms", "auto,registered,ring", "--hidden", "16")
+    measured = names(found)
+    assert {name for name, _, _ in measured} == set(NAMES) - {"copy", "threads"}
+    competitors = {name: {who for what, _, who in measured if what == name} for name in NAMES}
+    assert competitors["all_reduce"] == {"auto", "registered", "ring", "native", "gloo"}
+    assert competitors["all_gather"] == {"auto", "ring", "native", "gloo"}
+    assert all(competitors[name] >= {"auto", "native", "gloo"} for name in COLLECTIVES)
+    assert competitors["p2p"] == {"send", "native", "gloo"}
+    assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
+    assert competitors["zero"] == {"local", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "fully_shard"}
+    assert competitors["pipeline"] == {"serial", "gpipe", "1f1b", "zb-h1", "torch gpipe", "torch 1f1b"}
+    assert competitors["tensor"] == {"serial", "tensor", "DTensor"}
+    assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
+    assert competitors["recompute"] == {"stored", "full", "torch full"}
+    assert {name for name, _, _ in names(found, "tuned")} == set(COLLECTIVES)
+    assert not {row["competitor"] for row in found["results"] if row["launch"] == "tuned"} & {"gloo", "torch DDP"}
+
+    rows = {(row["bench"], row["case"], row["competitor"], row["launch"]): row for row in found["results"]}
+    auto = rows["all_reduce", "4 KiB", "auto", "shipped"]
+    assert len(auto["values"]) == 2 and min(auto["values"]) > 0
+    assert auto["lower_quartile"] <= auto["median"] <= auto["upper_quartile"]
+    assert auto["bus_bandwidth"] == pytest.approx(4096 / auto["median"])  # 2 (P - 1)/P = 1 for two ranks
+    assert set(auto["ratios"]) == {"native", "gloo"} and min(auto["ratios"].values()) > 0
+    assert set(rows["ddp", "D=16, 1 x 64", "DDP", "shipped"]["ratios"]) == {"local", "torch DDP"}
+    activations = rows["recompute", "D=16, 12 layers, activations", "full", "shipped"]
+    assert activations["ratios"]["torch full"] <= 1 and activations["ratios"]["stored"] < 0.25
+    error = rows["threads", "64 ranks, ring", "virtual time / formula - 1", "here"]
+    assert max(error["values"]) <= 1e-12
+
+    bounds = {(bound["bench"], bound["competitor"], bound["peer"]) for bound in found["bounds"]}
+    assert bounds >= {("all_reduce", "auto", "native"), ("all_reduce", "auto", "gloo"), ("threads", "wall time", "")}
+    launches = ("shipped", "tuned")
+    assert set(found["states"]) == {f"{launch} {when}" for launch in launches for when in ("before", "after")}
+    assert set(found["states"].values()) <= {"near", "far"}
+    assert found["machine"]["cores"] >= 1 and found["machine"]["mpi"] and found["machine"]["torch"]
+
+
+@pytest.mark.parametrize("name", ["p2p", "reduce-scatter"])
+def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    small = ["--ranks", "3", "--sizes", "100,3KiB", "--rounds", "1", "--peers", "native", "--json", str(file)]
+    command = [sys.executable, "-m", "minidist", "bench", name, *small]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    ours = "send" if name == "p2p" else "auto"
+    sizes = ["8 B", "100 B", "3 KiB"] if name == "p2p" else ["96 B", "3 KiB"]  # a multiple of 3 floats
+    assert names(found) == {(name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")}
+    assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout and "other core" in done.stdout
+    assert not found["bounds"], "the bounds are for two ranks"
+
+
+def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
+    """Loss and gradients, the number of all-reduces, the bytes; and a weight that differs is noticed."""
+    job = mpirun(
+        2,
+        """
+        import pytest
+        import torch
+        from torch.distributed.tensor.debug import CommDebugMode
+
+        from minidist.bench.subjects.tensor import TOLERANCE, check_same, competitors
+        from minidist.bench.worker import start_gloo
+        from minidist.comm import init
+
+        comm = init(limit=60)
+        gloo = start_gloo(comm)
+        tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
+        found = competitors(16, tokens, comm, torch_too=True)
+        check_same(found)
+
+        reductions = 2 * 2 * 4 + 2  # forward and backward, attention and MLP of 4 layers; embedding, head
+        with CommDebugMode() as counted:
+            found["DTensor"].backward()
+        assert counted.get_total_counts() == reductions + 3  # of the loss: maximum, normalizer, target
+        before = comm.traffic.bytes_sent
+        found["tensor"].backward()
+        assert comm.traffic.bytes_sent - before == 4 * 2 * 8 * (reductions * 16 + 3)
+
+        for name in ("tensor", "DTensor"):
+            with torch.no_grad():
+                found[name].model.layers[1].mlp.up.weight.mul_(1 + 100 * TOLERANCE)
+            with pytest.raises(RuntimeError, match=f"serial and {name} differ by"):
+                check_same({"serial": found["serial"], name: found[name]})
+        print("the same")
+        gloo.destroy_process_group()
+        """,
+    )
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("the same") == 2
+
+
+# ---------------------------------------------------------------- formulas, ratios, bounds
+
+
+def one(competitor: str, *values: float, bench: str = "all_reduce", launch: str = "shipped") -> Measurement:
+    """Return a measurement of 4 KiB on two ranks."""
+    return Measurement(bench, "4 KiB", competitor, launch, values, bytes=4096, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("bench", "ranks", "factor"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 8, 14 / 8),
+        ("reduce_scatter", 4, 3 / 4),
+        ("all_gather", 4, 3 / 4),
+        ("all_to_all", 4, 3 / 4),
+        ("gather", 4, 3 / 4),
+        ("scatter", 4, 3 / 4),
+        ("broadcast", 4, 1.0),
+        ("reduce", 4, 1.0),
+        ("p2p", 4, 1.0),
+    ],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(bench: str, ranks: int, factor: float) -> None:
+    measurement = Measurement(bench, "", "auto", "shipped", (0.5, 0.25, 1.0), bytes=1000, ranks=ranks)
+    assert measurement.bus_bandwidth == pytest.approx(factor * 1000 / 0.5)
+    assert set(BUS_FACTORS) == {*COLLECTIVES, "p2p"}
+
+
+def test_a_step_has_no_bus_bandwidth() -> None:
+    assert Measurement("ddp", "D=16", "DDP", "shipped", (1.0,)).bus_bandwidth is None
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    """Two rounds on a slow machine, one on a fast one: medians of each alone would say 3.0 / 2.0."""
+    assert one("auto", 1.0, 3.0, 8.0).ratio(one("native", 2.0, 1.5, 16.0)) == 0.5
+
+
+def test_bounds_are_judged_on_their_launch_and_never_on_another_dtype() -> None:
+    measurements = [
+        one("auto", 1.0, 1.4, 1.6),
+        one("native", 1.0, 1.0, 1.0),
+        one("gloo", 40.0, 40.0, 40.0),
+        one("auto", 9.0, launch="tuned"),
+        one("native", 3.0, launch="tuned"),
+    ]
+    results = Results(measurements, "float32", {})
+    assert {v.bound.peer: (pytest.approx(v.measured), v.met) for v in results.verdicts} == {
+        "native": (1.4, True),
+        "gloo": (0.035, False),
+    }
+    text = results.as_text()
+    assert "1.4 ≤ 1.5 met" in text and "0.035 > 0.02 MISSED" in text and "bounds: 1 of 2 met" in text
+    assert "missed: all_reduce 4 KiB auto / gloo: 0.035 > 0.02" in text
+    ratios = {(row["competitor"], row["launch"]): row["ratios"] for row in results.as_json()["results"]}
+    assert ratios["auto", "tuned"] == {"native tuned": 3.0}
+    assert not Results(measurements, "float64", {}).verdicts
+
+
+def test_every_bound_names_what_is_measured() -> None:
+    for bound in BOUNDS:
+        assert bound.bench in NAMES and bound.limit > 0
+        assert not bound.peer or bound.peer in PEERS[bound.bench]
+
+
+def test_states_sizes_and_quantities() -> None:
+    assert (state(45.0), state(25.0)) == ("near", "far")
+    assert [size_text(bytes) for bytes in (8, 4096, 96, 16 << 20, 1 << 30)] == [
+        "8 B",
+        "4 KiB",
+        "96 B",
+        "16 MiB",
+        "1 GiB",
+    ]
+    assert (
+        quantity(1.234e-5, "s") == "12.3 µs"
+        and quantity(0.0451, "s") == "45.1 ms"
+        and quantity(45.0, "GB/s") == "45 GB/s"
+    )
+    assert parse(["p2p", "--sizes", "8,4KiB,1MB,2 GiB"]).sizes == (8, 4096, 1_000_000, 2 << 30)
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["all-reduced"], "no bench 'all-reduced': choose one of"),
+        (["p2p", "--ranks", "1"], "at least 2"),
+        (["p2p", "--sizes", "4KiB,huge"], "'huge' is not a size"),
+        (["all-gather", "--algorithms", "tree"], "all_gather offers auto"),
+        (["broadcast", "--algorithms", "native"], "native is one of --peers"),
+        (["all-reduce", "--peers", "nccl"], "choose among native, tuned, gloo"),
+        (["ddp", "--hidden", "20"], "multiple of 8"),
+        (["tensor", "--ranks", "3"], "4 heads of its model"),
+        (["copy", "--json", "/no/such/folder/file"], "cannot be written (No such file"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_under_mpirun_it_says_that_it_starts_its_ranks_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert main(["copy"]) == 2
+    assert "start it without mpirun" in capsys.readouterr().err

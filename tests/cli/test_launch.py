@@ -1,0 +1,267 @@
+"""`launch` and `doctor`: the right mpirun, marked lines, an exit status, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from ranks import clean_environment
+
+from minidist.cli import doctor, launch
+from minidist.comm.errors import LaunchError
+from minidist.comm.job import mpirun
+from minidist.comm.job.jobs import MARK, Outcome, members, run_job
+
+OPEN_MPI = "mpirun (Open MPI) 5.0.6"
+
+
+def start(*arguments: str, timeout: float = 60, **extra: str) -> Outcome:
+    """Run `python -m minidist` with these arguments."""
+    command = [sys.executable, "-m", "minidist", *arguments]
+    return run_job(command, env=clean_environment() | extra, timeout=timeout, capture=True)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A program that does what its first argument says."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent("""
+            import os, signal, subprocess, sys, time
+            import minidist
+            comm = minidist.init()
+            task = sys.argv[1]
+            if task == "say":
+                for k in range(200):
+                    print("x" * 50, sys.argv[2:], os.environ["OMP_NUM_THREADS"])
+                print(f"no end of line from {comm.rank} of {comm.size} on {comm.wire}", end="")
+            if task == "fail" and comm.rank == 1:
+                raise ValueError("boom")
+            if task == "status":
+                sys.exit(3)
+            if task == "wait":
+                import numpy
+                comm.recv(numpy.empty(3), 1 - comm.rank)
+            if task == "stay":  # also a process that has left the job's session, and ends for nobody
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+                subprocess.Popen([sys.executable, "-c", stubborn, sys.argv[2]], start_new_session=True)
+                print("up", flush=True)
+                time.sleep(600)
+        """)
+    )
+    return path
+
+
+def left_over(token: str) -> list[str]:
+    """Return the command lines of processes that bear `token`."""
+    table = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True).stdout
+    return [line for line in table.splitlines() if token in line]
+
+
+def test_lines_are_marked_and_whole(program: Path) -> None:
+    job = start("launch", "-n", "3", str(program), "say", "a", "--b")
+    assert job.returncode == 0, job.stderr
+    lines = job.stdout.splitlines()
+    for rank in range(3):
+        assert lines.count(f"[{rank}] {'x' * 50} ['a', '--b'] 1") == 200
+        assert f"[{rank}] no end of line from {rank} of 3 on mpi" in lines
+    assert len(lines) == 3 * 201
+
+
+def test_a_traceback_shows_the_program_alone(program: Path) -> None:
+    job = start("launch", "-n", "2", str(program), "fail")
+    assert job.returncode == 1
+    traceback = [line for line in job.stderr.splitlines() if line.startswith("[rank 1]")]
+    assert traceback[0] == "[rank 1] Traceback (most recent call last):"
+    assert traceback[-1] == "[rank 1] ValueError: boom"
+    assert sum("File " in line for line in traceback) == 1
+
+
+def test_the_exit_status_is_the_jobs(program: Path) -> None:
+    assert start("launch", "-n", "2", str(program), "status").returncode == 3
+
+
+def test_a_module_can_be_the_program() -> None:
+    job = start("launch", "-n", "2", "-m", "platform")
+    assert job.returncode == 0
+    assert sorted(line[:3] for line in job.stdout.splitlines()) == ["[0]", "[1]"]
+
+
+def test_a_limit_brings_the_report(program: Path) -> None:
+    job = start("launch", "-n", "2", "--limit", "1", str(program), "wait")
+    assert job.returncode == 1
+    assert "Who waits for whom" in job.stderr
+
+
+def test_a_timeout_leaves_nothing_behind(program: Path) -> None:
+    token = secrets.token_hex(8)
+    job = start("launch", "-n", "2", "--timeout", "4", str(program), "stay", token)
+    assert job.returncode == 124
+    assert job.stdout.count("up") == 2
+    assert "ended after 4 s, as --timeout says" in job.stderr
+    assert not left_over(token)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_behind(program: Path, number: int, status: int) -> None:
+    token = secrets.token_hex(8)
+    command = [sys.executable, "-m", "minidist", "launch", "-n", "2", str(program), "stay", token]
+    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert b"up" in process.stdout.readline()
+    assert b"up" in process.stdout.readline()
+    process.send_signal(number)
+    assert process.wait(20) == status
+    assert not left_over(token)
+    process.stdout.close()
+
+
+def test_torch_is_launched_the_same_way(program: Path) -> None:
+    job = start("launch", "-n", "2", "--wire", "torch", str(program), "say")
+    assert job.returncode == 0, job.stderr
+    assert "[1] no end of line from 1 of 2 on torch" in job.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "2", "missing.py"], "there is no file missing.py"),
+        (["-n", "0", "x.py"], "must be from 1 to 10,000"),
+        (["-n", "2"], "name a program"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = launch.main(arguments)
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    assert words in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------- which mpirun
+
+
+def fake_mpirun(folder: Path, says: str) -> Path:
+    """Write an mpirun that only says what it is."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("says", "whose"),
+    [
+        (OPEN_MPI, "Open MPI"),
+        ("HYDRA build details: Version: 4.2", "MPICH"),
+        ("MPICH Version: 5.0.2", "MPICH"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "Intel MPI"),
+        ("usage: mpirun", "an unknown MPI"),
+    ],
+)
+def test_vendors_are_recognised(says: str, whose: str) -> None:
+    assert mpirun.vendor(says) == whose
+
+
+def test_another_ones_mpirun_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = mpirun.mpi_library()
+    says = OPEN_MPI if mpirun.vendor(library) != "Open MPI" else "HYDRA build details"
+    fake = fake_mpirun(tmp_path / "bin", says)
+    right = mpirun.find_mpirun()
+    assert mpirun.vendor(right.version) == mpirun.vendor(right.library) == right.vendor
+
+    monkeypatch.setattr(mpirun, "candidates", lambda: iter([str(fake), right.path]))
+    assert mpirun.find_mpirun() == right
+
+    monkeypatch.setattr(mpirun, "candidates", lambda: iter([str(fake)]))
+    with pytest.raises(LaunchError, match=rf"no mpirun of {right.vendor} was found \({fake} is .*'s\): pip install"):
+        mpirun.find_mpirun()
+
+
+def test_no_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "ASK_LIBRARY", "raise ModuleNotFoundError('no mpi4py')")
+    with pytest.raises(LaunchError, match=r"mpi4py cannot be used \(ModuleNotFoundError: no mpi4py\): pip install"):
+        mpirun.find_mpirun()
+
+
+@pytest.mark.parametrize("names", [("PMI_SIZE", "PMI_RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")])
+def test_ranks_of_another_ones_mpirun_notice(tmp_path: Path, names: tuple[str, str]) -> None:
+    """What such an mpirun leaves behind: variables that name 4 ranks, and an MPI that sees only itself."""
+    path = tmp_path / "program.py"
+    path.write_text("import minidist\nminidist.init()\n")
+    job = run_job(
+        [sys.executable, str(path)], env=clean_environment() | dict(zip(names, "41", strict=True)), capture=True
+    )
+    assert job.returncode != 0
+    assert "LaunchError: mpirun started 4 processes, but this Python speaks" in job.stderr
+    assert "python -m minidist launch -n 4" in job.stderr
+
+
+def test_open_mpi_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "64")
+    env = launch.environment(launch.Mpirun("mpirun", "Open MPI", "Open MPI v5.0.6", OPEN_MPI))
+    assert env["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert env["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+    assert env["OMP_NUM_THREADS"] == "7", "what the user has set stays"
+    assert "SLURM_NTASKS" not in env, "ranks belong to the launcher that starts them"
+
+
+# -------------------------------------------------------------------- doctor
+
+
+def test_doctor_finds_everything_well() -> None:
+    job = start("doctor")
+    assert job.returncode == 0, job.stdout
+    lines = job.stdout.splitlines()
+    assert all(line.startswith("ok  ") for line in lines[:-1])
+    for words in ("Python 3.", "cores: ", "shared memory", "MPI: ", "two MPI ranks: met", "two gloo ranks", "GPUs: "):
+        assert any(words in line for line in lines), words
+    assert lines[-1] == "all is well"
+
+
+def test_doctor_names_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_mpirun(tmp_path / "bin", "mpirun of nobody")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setattr(doctor, "check_torch", list)
+    monkeypatch.setattr(doctor, "TWO_RANKS", "import sys; sys.stdout.write('alone\\n')")
+    assert doctor.main([]) == 1
+    said = capsys.readouterr().out
+    assert f"!!  mpirun: {tmp_path}/bin/mpirun comes first on PATH, but belongs to an unknown MPI" in said
+    assert "!!  two MPI ranks: status 0, they said: alone; alone" in said
+    assert said.endswith("2 to fix\n")
+
+
+# -------------------------------------------------------------------- jobs
+
+
+def test_a_job_is_found_by_its_parents_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    nested = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    process = subprocess.Popen([sys.executable, "-c", f"{nested}; print(1, flush=True); time.sleep(60)"], stdout=-1)
+    assert process.stdout is not None
+    process.stdout.readline()
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    job = members(process.pid, "no mark")
+    assert process.pid in job
+    assert len(job) == 2
+    for pid in job:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_job_bears_its_mark() -> None:
+    job = run_job([sys.executable, "-c", f"import os; print(os.environ['{MARK}'])"], capture=True)
+    assert job.returncode == 0
+    assert not members(-1, job.stdout.strip())

@@ -1,0 +1,428 @@
+"""The torch wire: real processes over gloo, started by torchrun, and by a launcher that helps as little as srun."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from typing import NamedTuple
+
+import pytest
+from ranks import clean_environment, torchrun
+
+from minidist.comm.job.jobs import run_job
+
+WORKS = """
+    import os
+    import numpy as np, torch, torch.distributed as dist
+    import minidist
+    from minidist.comm.errors import CommunicationError
+
+    comm = minidist.init(limit=20)
+    assert dist.is_initialized() and comm.wire == "torch", "torchrun's variables are enough"
+    rank, size = comm.rank, comm.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    assert comm.node == comm.members == tuple(range(size))
+
+
+    def check_ring(comm, dtype, shape, tag=0):
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        mine, theirs = dtype(shape, comm.rank), dtype(shape, -1)
+        if comm.size > 1:
+            comm.exchange(mine, right, theirs, left, tag)
+            assert (theirs == dtype(shape, left)).all()
+
+
+    kinds = [
+        lambda shape, value: np.full(shape, value, np.float32),
+        lambda shape, value: np.full(shape, value % 2, np.bool_),
+        lambda shape, value: torch.full(shape, value, dtype=torch.bfloat16),
+        lambda shape, value: torch.full(shape, value, dtype=torch.float64),
+    ]
+    for kind in kinds:
+        for shape in [(0,), (1,), (2, 3), (300_000,)]:
+            check_ring(comm, kind, shape)
+
+    # Point to point, in order, on two tags at once, received in the other order.
+    numbers = [np.full(4, k) for k in range(4)]
+    if rank == 0:
+        for request in [comm.isend(n, 1, tag=k % 2) for k, n in enumerate(numbers)]:
+            request.wait()
+    elif rank == 1:
+        got = {k: np.empty(4, int) for k in (1, 3, 0, 2)}
+        for k, buffer in got.items():
+            comm.recv(buffer, 0, tag=k % 2)
+        assert all((got[k] == k).all() for k in got)
+
+    # A request can be asked whether it is through.
+    incoming = np.empty(3)
+    receive, send = comm.irecv(incoming, left, tag=9), None
+    assert not receive.test()
+    comm.barrier()
+    send = comm.isend(np.full(3, float(rank)), right, tag=9)
+    while not receive.test():
+        pass
+    send.wait()
+    assert (incoming == left).all()
+
+    # What must not be sent is refused, in a sentence.
+    wrong = [(torch.empty(3, device="meta"), "meta tensors hold no data"), (np.zeros(4)[::2], "not contiguous")]
+    for buffer, words in wrong:
+        try:
+            comm.isend(buffer, right)
+            raise SystemExit("it was sent")
+        except ValueError as error:
+            assert words in str(error), error
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    try:
+        comm.irecv(frozen, left)
+        raise SystemExit("it was received into")
+    except ValueError as error:
+        assert "read-only" in str(error), error
+
+    # Groups: every color at once, in the order of the key; a fork on a thread of its own.
+    sent = comm.traffic.messages_sent
+    half = comm.split(rank % 2, key=-rank)
+    assert half.members == tuple(reversed(range(rank % 2, size, 2))), half.members
+    check_ring(half, kinds[0], (5,))
+    deeper = half.split(0)
+    check_ring(deeper, kinds[0], (5,))
+    alone = comm.split(rank)
+    assert (alone.size, alone.members) == (1, (rank,))
+    alone.barrier()
+    assert comm.traffic.messages_sent == sent + 2 * (half.size > 1), "splitting itself sends no counted messages"
+
+    stream = comm.stream()
+    def beside(tag):
+        check_ring(stream.comm, kinds[1], (1000,), tag)
+        return tag
+    handles = [stream.launch(beside, tag) for tag in range(5)]
+    for k in range(5):
+        check_ring(comm, kinds[0], (1000,), k)
+    assert [handle.wait() for handle in handles] == list(range(5))
+    assert comm.roll_call({"rank": rank}) == [{"rank": r} for r in range(size)]
+    assert half.roll_call(rank) == list(half.members)
+
+    registered = comm.allocate((2, 3), torch.bfloat16)
+    assert registered.dtype == torch.bfloat16 and registered.shape == (2, 3) and not registered.any()
+    assert comm.peers(comm.allocate(4, np.float32)) is None
+
+    # Collectives: all cells of the table, the engine's own among them, also where torch numbers the ranks otherwise.
+    from collective_cases import FEW, assert_unknown_operations_refused, cells, check
+    if size == 3:
+        check(comm, cells())
+        assert_unknown_operations_refused(comm)
+    natives = [cell for cell in cells(dtypes=FEW) if cell.algorithm == "native"]
+    check(comm.split(0, key=-rank), natives)
+    for op, words in [("mean", "torch's gloo and NCCL cannot reduce by op='mean'"), ("avg", "op='avg'")]:
+        try:
+            comm.native.all_reduce(np.ones(3), op)
+            raise SystemExit("it was reduced")
+        except ValueError as error:
+            assert words in str(error), error
+
+    # In debug mode each message is announced; nothing else changes.
+    comm.debug = True
+    for kind in kinds:
+        check_ring(comm, kind, (7,), 3)
+    comm.debug = False
+
+    # A group that exists already, also one of some ranks only, twice.
+    pair = dist.new_group([0, size - 1])
+    if rank in (0, size - 1):
+        for _ in range(2):
+            wrapped = minidist.init(pair, limit=20)
+            assert (wrapped.size, wrapped.members) == (2, (0, 1))
+            check_ring(wrapped, kinds[0], (5,))
+            wrapped.split(0).barrier()
+    comm.barrier()
+    os.write(1, f"rank {rank} is through\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_everything_works_under_torchrun(ranks: int) -> None:
+    job = torchrun(ranks, WORKS, timeout=110)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [f"rank {rank} is through" for rank in range(ranks)]
+    assert not job.stderr, "a normal end makes no noise"
+
+
+@pytest.mark.parametrize("end", ["raise ValueError('boom')", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_rank_that_fails_ends_the_job(end: str) -> None:
+    program = f"""
+        import os, signal
+        import numpy as np
+        import minidist
+        comm = minidist.init(limit=50)
+        if comm.rank == 1:
+            {end}
+        comm.recv(np.empty(3), 1)
+    """
+    job = torchrun(2, program, timeout=30)
+    assert job.returncode == 1
+    if "boom" in end:
+        assert "[rank 1] ValueError: boom" in job.stderr
+
+
+NCCL = """
+    import os
+    import numpy as np, torch
+    import minidist
+
+    comm = minidist.init(limit=60)
+    rank, size = comm.rank, comm.size
+    assert comm.cuda is not None and comm.cpu is not comm.cuda
+    registered = comm.allocate((2, 3), torch.bfloat16)
+    assert registered.is_cuda and registered.shape == (2, 3) and not registered.any()
+    assert isinstance(comm.allocate(4, np.float32), np.ndarray)
+
+    def check(comm):
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        mine, theirs = torch.full((1000,), comm.rank, device="cuda"), torch.empty(1000, dtype=int, device="cuda")
+        if comm.size > 1:
+            comm.exchange(mine, right, theirs, left)
+            assert (theirs == left).all()
+            comm.exchange(mine[:0], right, theirs[:0], left)
+            requests = [comm.irecv(theirs, left), comm.isend(mine + 1, right)]
+            for request in requests[:: 1 if comm.rank else -1]:
+                request.wait()
+            assert (theirs == left + 1).all()
+        comm.barrier()
+
+    for group in (comm, comm.split(0, key=-rank), comm.split(rank), comm.fork()):
+        check(group)
+    comm.debug = True
+    check(comm)
+    comm.debug = False
+
+    stream, buffer = comm.stream(), torch.ones(1 << 20, device="cuda")
+    handles = []
+    for _ in range(3):
+        buffer *= 2
+        handles.append(stream.launch(stream.comm.native.all_reduce, buffer, "sum"))
+        handles[-1].wait()
+        buffer /= size
+    assert (buffer == 8).all()
+
+    from collective_cases import assert_unknown_operations_refused, cells, check
+    for group in (comm, comm.split(0, key=-rank)):
+        check(group, cells())
+        assert_unknown_operations_refused(group)
+    os.write(1, f"rank {rank} is through\\n".encode())
+"""
+
+
+class Rank(NamedTuple):
+    """How a rank ended."""
+
+    status: int
+    output: str
+    errors: str
+
+
+Failures = dict[str, tuple[Rank, ...]]
+
+
+# Ranks that are forked by a launcher which ends nobody: each has to find out by itself that the job has failed.
+FAILURES = """
+    import json, os, signal, socket, sys, tempfile, time
+    import numpy as np, torch.distributed
+    import minidist
+
+
+    def raises(comm):
+        if comm.rank == 1:
+            raise ValueError("boom")
+        comm.recv(np.empty(3), 1)
+
+    def computes_while_another_raises(comm):
+        if comm.rank == 1:
+            raise ValueError("boom")
+        time.sleep(30)
+
+    def finishes_early(comm):
+        if comm.rank == 0:
+            comm.recv(np.empty(3), 1)
+
+    def exits_at_once(comm):
+        if comm.rank == 1:
+            os._exit(0)
+        comm.recv(np.empty(3), 1)
+
+    def is_killed(comm):
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.recv(np.empty(3), 1)
+
+    def both_receive(comm):
+        comm.recv(np.empty(3), 1 - comm.rank, tag=comm.rank)
+
+    def sizes_differ(comm):
+        if comm.rank == 0:
+            comm.recv(np.empty(4), 1)
+        else:
+            comm.send(np.empty(3), 0)
+
+    def sizes_differ_in_debug_mode(comm):
+        comm.debug = True
+        sizes_differ(comm)
+
+    def calls_other_units(comm):
+        from minidist.parallel import FSDP
+        model = FSDP(torch.nn.ModuleList([torch.nn.Linear(4, 5), torch.nn.Linear(4, 6)]), comm, unused=True)
+        model.module.forward = lambda x: model.module[comm.rank](x)
+        model(torch.ones(1, 4))
+        time.sleep(30)
+
+    def a_stream_raises(comm):
+        stream = comm.stream()
+        if comm.rank == 1:
+            stream.launch(lambda: 1 / 0)
+        time.sleep(30)
+
+    def has_a_status(comm):
+        if comm.rank == 1:
+            sys.exit(3)
+
+    def first_goes_first(comm):
+        if comm.rank == 1:
+            time.sleep(1)
+
+    def destroys_the_group(comm):
+        comm.barrier()
+        torch.distributed.destroy_process_group()
+        if comm.rank == 1:
+            time.sleep(1)
+
+    def needs_srun_only(comm):
+        assert (comm.wire, comm.size) == ("torch", 2)
+
+    def start(scenario, rank, port, limit):
+        files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        pid = os.fork()
+        if pid:
+            return pid, files
+        os.dup2(files[0].fileno(), 1)
+        os.dup2(files[1].fileno(), 2)
+        os.environ |= {
+            "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank),
+            "SLURM_TASKS_PER_NODE": "2(x1)", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }
+        return None
+
+    def main():
+        started = {}
+        for name, scenario in list(globals().items()):
+            if getattr(scenario, "__code__", None) is None or scenario.__code__.co_varnames[:1] != ("comm",):
+                continue
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            limit = 1.0 if name in ("both_receive", "sizes_differ") else 25.0
+            started[name] = []
+            for rank in range(2):
+                child = start(scenario, rank, port, limit)
+                if child is None:
+                    return lambda: scenario(minidist.init(limit=limit))
+                started[name].append(child)
+        results = {}
+        for name, children in started.items():
+            results[name] = []
+            for pid, files in children:
+                _, status = os.waitpid(pid, 0)
+                texts = [file.seek(0) or file.read() for file in files]
+                results[name].append((os.waitstatus_to_exitcode(status), *texts))
+        print(json.dumps(results))
+
+    if (work := main()) is not None:
+        work()
+"""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
+    """How the two ranks of each scenario ended. All run at once: importing torch is what takes time."""
+    program = tmp_path_factory.mktemp("failures") / "failures.py"
+    program.write_text(textwrap.dedent(FAILURES))
+    job = run_job([sys.executable, str(program)], env=clean_environment(), timeout=60, capture=True)
+    assert job.returncode == 0, job.stderr
+    return {name: tuple(Rank(*rank) for rank in ranks) for name, ranks in json.loads(job.stdout).items()}
+
+
+def test_an_error_is_printed_once_and_ends_all(failures: Failures) -> None:
+    for name in ("raises", "computes_while_another_raises"):
+        other, culprit = failures[name]
+        assert (other.status, culprit.status) == (1, 1)
+        assert culprit.errors.endswith("[rank 1] ValueError: boom\n")
+        assert all(line.startswith("[rank 1] ") for line in culprit.errors.splitlines())
+        assert other.errors == "[rank 0] stops, because rank 1 failed\n"
+
+
+def test_an_error_on_a_stream_that_nobody_waits_for_ends_all(failures: Failures) -> None:
+    other, culprit = failures["a_stream_raises"]
+    assert (other.status, culprit.status) == (1, 1)
+    assert "ZeroDivisionError" in culprit.errors
+
+
+def test_waiting_for_a_rank_that_has_finished_is_reported(failures: Failures) -> None:
+    waiting, finished = failures["finishes_early"]
+    assert (waiting.status, finished.status) == (1, 1)
+    assert "rank 0 waits for rank 1, which has finished" in waiting.errors
+    assert "receive from rank 1 (tag 0, 24 bytes) at failures.py" in waiting.errors
+
+
+@pytest.mark.parametrize(("name", "status"), [("exits_at_once", 0), ("is_killed", -9)])
+def test_a_rank_that_is_gone_is_named(failures: Failures, name: str, status: int) -> None:
+    waiting, gone = failures[name]
+    assert (waiting.status, gone.status) == (1, status)
+    assert "RankFailed: rank 1 is gone" in waiting.errors
+
+
+def test_waiting_in_vain_ends_in_a_joint_report(failures: Failures) -> None:
+    ranks = failures["both_receive"]
+    assert [rank.status for rank in ranks] == [1, 1]
+    (report,) = [rank.errors for rank in ranks if "Who waits for whom" in rank.errors]
+    assert "receive from rank 1 (tag 0, 24 bytes)" in report
+    assert "receive from rank 0 (tag 1, 24 bytes)" in report
+
+
+def test_unequal_sizes_never_meet(failures: Failures) -> None:
+    ranks = failures["sizes_differ"]
+    assert [rank.status for rank in ranks] == [1, 1]
+    (report,) = [rank.errors for rank in ranks if "Who waits for whom" in rank.errors]
+    assert "receive from rank 1 (tag 0, 32 bytes)" in report
+    assert "send to rank 0 (tag 0, 24 bytes)" in report
+
+
+def test_unequal_sizes_are_an_error_at_once_in_debug_mode(failures: Failures) -> None:
+    receiver, sender = failures["sizes_differ_in_debug_mode"]
+    assert (receiver.status, sender.status) == (1, 1)
+    assert "MismatchError: rank 1 sent 24 bytes, but the receive has a buffer of 32" in receiver.errors
+
+
+def test_sharded_units_of_unequal_size_never_meet(failures: Failures) -> None:
+    ranks = failures["calls_other_units"]
+    assert [rank.status for rank in ranks] == [1, 1]
+    assert any("MismatchError: the ranks do not call the same units" in rank.errors for rank in ranks)
+    assert any("(rank 0: gather 0; rank 1: gather 1)" in rank.errors for rank in ranks)
+
+
+def test_an_exit_status_is_kept(failures: Failures) -> None:
+    assert [rank.status for rank in failures["has_a_status"]] == [0, 3]
+
+
+@pytest.mark.parametrize("name", ["first_goes_first", "destroys_the_group", "needs_srun_only"])
+def test_a_normal_end_is_silent(failures: Failures, name: str) -> None:
+    assert failures[name] == (Rank(0, "", ""), Rank(0, "", ""))
+
+
+@pytest.mark.gpu
+def test_nccl() -> None:
+    """One rank a GPU: with one GPU, groups, streams and memory; with two, messages and collectives as well."""
+    torch = pytest.importorskip("torch")
+    ranks = min(2, torch.cuda.device_count())
+    job = torchrun(ranks, NCCL)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [f"rank {rank} is through" for rank in range(ranks)]

@@ -1,0 +1,235 @@
+"""Every lesson: its reference scores everything, its handout nothing, its mistakes lose points, its text is true."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import mpirun, torchrun
+
+from minidist.course.grader.contract import Check
+from minidist.course.grader.grading import AT_ONCE, FAILED, NOT_STARTED, PASSED, Graded, grade
+from minidist.course.grader.report import leaderboard, totals
+from minidist.course.grader.runner import warm_processes
+from minidist.course.lesson import Answer, Lesson, find_lesson, lessons_in, reference_answer
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = lessons_in(ROOT / "lessons")
+NAMES = [folder.name for folder in FOLDERS]
+MISTAKES = [(folder.name, path.stem) for folder in FOLDERS for path in sorted(folder.glob("mistakes/*.py"))]
+PARTS = ("README.md", "exercise.py", "solution.py", "honest.py", "checks.py", "cluster.py")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+Grader = Callable[..., list[Graded]]
+EACH = pytest.mark.parametrize("name", NAMES)
+
+
+@functools.cache
+def load(name: str) -> Lesson:
+    return find_lesson(ROOT / "lessons", name)
+
+
+@pytest.fixture(scope="module")
+def graded() -> Iterator[Grader]:
+    """Grade a lesson's simulated cases, by processes shared with the lessons that import as much of torch."""
+    with contextlib.ExitStack() as stack:
+        without_torch, with_torch, with_optimizers = (
+            stack.enter_context(warm_processes(find_lesson(ROOT / "lessons", number), AT_ONCE))
+            for number in ("03", "07", "13")
+        )
+        warm = dict.fromkeys(("01", "02", "03"), without_torch) | dict.fromkeys(("05", "12", "13"), with_optimizers)
+
+        def grader(name: str, answer: Answer, task: int = 0, **options: Any) -> list[Graded]:
+            def only(check: Check) -> bool:
+                return check.wire == "threads" and task in (0, check.task.number)
+
+            patient = {"limit": 60.0} | options  # a machine may be busy: what is right may take its time
+            return grade(load(name), answer, only=only, warm=warm.get(name[:2], with_torch), **patient)
+
+        yield grader
+
+
+@EACH
+def test_a_lesson_is_whole(name: str) -> None:
+    folder = ROOT / "lessons" / name
+    assert [part for part in PARTS if not (folder / part).is_file()] == []
+    assert (ROOT / "notebooks/src" / f"{name}.py").is_file() and (ROOT / "notebooks" / f"{name}.ipynb").is_file()
+    tasks = {check.task.number for check in load(name).checks}
+    about = [number for lesson, mistake in MISTAKES if lesson == name for number in [task_of(name, mistake)]]
+    assert tasks == set(range(1, len(tasks) + 1)) and 2 <= len(tasks) <= 5
+    assert set(about) == tasks and len(about) >= 5, "at least five mistakes, one for each task"
+    assert len((folder / "cluster.py").read_text().splitlines()) < 100
+    assert any(check.hidden for check in load(name).checks)
+    assert sum(check.points for check in load(name).checks) == 100
+
+
+def task_of(lesson: str, mistake: str) -> int:
+    """Return which task a mistake is about: its first line says that, and what is wrong."""
+    said = re.match(r"# task (\d): .{20}", (ROOT / "lessons" / lesson / "mistakes" / f"{mistake}.py").read_text())
+    assert said, "the first line is `# task N: what is wrong`"
+    return int(said[1])
+
+
+@EACH
+@pytest.mark.parametrize("seed", (0, 7))
+def test_the_reference_scores_everything(graded: Grader, name: str, seed: int) -> None:
+    tests = graded(name, reference_answer(load(name)), seed=seed)
+    assert lost(tests) == []
+    sends = {test.check.task.number for test in tests if test.figures["messages sent"]}
+    confirmed = {check.task.number for check in load(name).checks if check.wire == "mpi"}
+    assert sends <= confirmed, "every task that sends is confirmed under mpirun"
+
+
+def honest(name: str) -> Answer:
+    """Return the answer that was written by hand, from the handout alone; it may lean on nothing."""
+    return Answer(load(name).folder / "honest.py")
+
+
+@pytest.mark.parametrize("seed", (0, 7))
+@EACH
+def test_an_honest_answer_scores_everything(graded: Grader, name: str, seed: int) -> None:
+    """Unlike solutions and mistakes, which are the package's own, with all bans in force."""
+    assert lost(graded(name, honest(name), seed=seed)) == []
+
+
+@EACH
+def test_an_honest_answer_scores_under_mpirun(name: str) -> None:
+    assert lost(grade(load(name), honest(name), only=lambda check: check.wire == "mpi")) == []
+
+
+@EACH
+def test_the_reference_scores_under_mpirun(name: str) -> None:
+    tests = grade(load(name), reference_answer(load(name)), only=lambda check: check.wire == "mpi")
+    assert tests and lost(tests) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", (7, 8))
+@EACH
+def test_the_reference_scores_everything_with_other_seeds(name: str, seed: int) -> None:
+    assert lost(grade(load(name), reference_answer(load(name)), seed=seed)) == []
+
+
+def lost(tests: list[Graded]) -> list[tuple[str, str]]:
+    """Return what did not get all its points, and why."""
+    return [(test.name, test.output) for test in tests if test.score < test.max_score]
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("06_fsdp", {"peak bytes of whole parameters": 2 * 8 * (5 * 6 + 6 + 6 * 5)}),  # two units of D = 5
+        (
+            "09_pipeline",
+            {"bubble of GPipe": 2 / 6, "bubble of 1F1B": 4 / 6, "microbatches held by 1F1B": 4},
+        ),
+        ("10_zero_bubble", {"bubble of interleaved": 3 / 15, "bubble of ZB-H1": 4 / 19}),
+    ],
+)
+def test_the_leaderboard_shows_what_a_lesson_is_about(graded: Grader, name: str, figures: dict[str, float]) -> None:
+    board = {row["name"]: row["value"] for row in leaderboard(graded(name, reference_answer(load(name))))}
+    assert {name: board[name] for name in figures} == pytest.approx(figures, abs=1e-6)
+
+
+@EACH
+def test_the_handout_is_not_started(graded: Grader, name: str, tmp_path: Path) -> None:
+    handout = tmp_path / "exercise.py"
+    handout.write_text((load(name).folder / "exercise.py").read_text() + "\nchanged = True\n")
+    tests = graded(name, Answer(handout))
+    assert totals(tests)[0] == 0
+    assert {(test.status, test.output) for test in tests} == {
+        (NOT_STARTED, f"task {test.check.task.number} is not started") for test in tests
+    }
+
+
+@EACH
+def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name: str) -> None:
+    """The solution, handed in by a student, is just that, but where the package has no answer."""
+    leaned = set()
+    tests = graded(name, Answer(load(name).folder / "solution.py"), seed=7)
+    for task in {test.check.task for test in tests}:
+        of_task = [test for test in tests if test.check.task == task]
+        if any("is to be built by hand, but" in test.output for test in of_task):
+            assert sum(test.score for test in of_task) == 0
+            leaned.add(task.number)
+        else:
+            assert all(test.status == PASSED for test in of_task)
+    assert leaned
+
+
+@pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=map("-".join, MISTAKES))
+def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: str, mistake: str) -> None:
+    answer = reference_answer(load(name), f"mistakes/{mistake}.py")
+    tests = graded(name, answer, task_of(name, mistake), limit=3.0)
+    failed = [test for test in tests if test.score < test.max_score]
+    assert failed and {test.status for test in failed} == {FAILED}
+    assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), "it crashes"
+
+
+def test_who_clears_the_folder_is_told_so(graded: Grader) -> None:
+    """Looking after every call must not wait for the folder to come back."""
+    lesson = "15_checkpoints"
+    tests = graded(lesson, reference_answer(load(lesson), "mistakes/clears_the_folder.py"), 2, limit=3.0)
+    assert tests and all("the earlier checkpoint step-00000003 is gone" in test.output for test in tests)
+
+
+def test_the_exercises_run_as_handed_out() -> None:
+    """One after the other in one job, which imports torch once."""
+    program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"
+    outcome = mpirun(2, program, *(str(folder / "exercise.py") for folder in FOLDERS))
+    assert outcome.returncode == 0, outcome.stderr
+    tasks = [sorted({check.task.number for check in load(name).checks}) for name in NAMES]
+    expected = [f"task {number}: task {number} is not started" for numbers in tasks for number in numbers]
+    assert outcome.stdout.splitlines() == expected
+
+
+@EACH
+def test_the_text_prints_what_it_says(name: str) -> None:
+    """Python blocks run one after the other; a plain block right below one is what it prints."""
+    blocks = BLOCK.findall((ROOT / "lessons" / name / "README.md").read_text())
+    space: dict[str, Any] = {"__name__": "lesson"}
+    shown = 0
+    for (language, code), (after, text) in zip(blocks, [*blocks[1:], ("end", "")], strict=True):
+        if language == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, f"{name}/README.md", "exec"), space)
+            if after == "":
+                assert [line.rstrip() for line in printed.getvalue().splitlines()] == text.splitlines()
+                shown += 1
+    assert shown, "a lesson shows what the reader's own run prints"
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """Return what each rank tells of every twin, on 2 and on 4 ranks."""
+    told = {}
+    for ranks in (2, 4):
+        out = tmp_path_factory.mktemp("twins") / "losses.json"
+        paths = [str(folder / "cluster.py") for folder in FOLDERS]
+        outcome = torchrun(ranks, ROOT / "tests" / "twins.py", str(out), *paths, timeout=110)
+        print(outcome.stderr)
+        assert outcome.returncode == 0
+        told[ranks] = json.loads(out.read_text())
+    return told
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("ranks", (2, 4))
+@EACH
+def test_both_twins_give_the_same_losses(name: str, ranks: int, losses: dict[int, list[dict[str, Any]]]) -> None:
+    first = losses[ranks][0][name]
+    assert len(first["ours"]) >= 3 and first["ours"][-1] < first["ours"][0], "it trains"
+    for told in losses[ranks]:
+        np.testing.assert_allclose(told[name]["ours"], told[name]["production"], rtol=first["tolerance"])
+        assert told[name]["ours"] == first["ours"], "the same on every rank"

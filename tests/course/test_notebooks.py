@@ -1,0 +1,115 @@
+"""Every notebook executes, and gives what is committed: the same text and figure data, pictures within a tolerance."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+from matplotlib import image
+from ranks import clean_environment
+
+from minidist.comm.job.jobs import run_job
+from minidist.course.lesson import GradeError
+from minidist.course.notebooks import MOST_BYTES, PREDICTION, build_notebooks, cells_of
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+ONE_CORE_EACH = """
+import os
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0 or gw1
+    cores = sorted(os.sched_getaffinity(0))  # simulated ranks take turns: on one core in half the time
+    os.sched_setaffinity(0, {cores[int(worker[2:]) % len(cores)]})
+"""
+FAR = 0.02  # mean distance of pixels, of 1, between versions of the library that draws
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Execute copies of all notebooks with nbmake, and return their folder."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    for path in NOTEBOOKS:
+        shutil.copy(path, folder)
+    if hasattr(os, "sched_getaffinity"):
+        (folder / "conftest.py").write_text(ONE_CORE_EACH)
+    command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", "--nbmake-timeout=120", "-q", str(folder)]
+    outcome = run_job(
+        [*command, "-n", "2", "-p", "no:cacheprovider"], cwd=folder, env=clean_environment(), timeout=1150, capture=True
+    )
+    assert outcome.returncode == 0, outcome.stdout[-3000:]
+    return folder
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_executing_again_gives_what_is_committed(path: Path, executed: Path) -> None:
+    committed, again = nbformat.read(path, 4), nbformat.read(executed / path.name, 4)
+    for before, now in zip(committed.cells, again.cells, strict=True):
+        if before.cell_type == "code" and "real" not in before.metadata.get("tags", ()):
+            for kept, found in zip(whole(before.outputs), whole(now.outputs), strict=True):
+                compare(kept, found)
+
+
+def whole(outputs: list[Any]) -> list[Any]:
+    """Put printed text together that came in pieces."""
+    joined: list[Any] = []
+    for output in outputs:
+        if joined and output.output_type == "stream" and joined[-1].get("name") == output.name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
+
+
+def compare(kept: Any, found: Any) -> None:
+    """Compare two outputs of a cell."""
+    assert kept.output_type == found.output_type != "error"
+    assert kept.get("text") == found.get("text")
+    data, other = dict(kept.get("data", {})), dict(found.get("data", {}))
+    pictures = data.pop("image/png", None), other.pop("image/png", None)
+    assert data == other
+    if pictures != (None, None):
+        before, now = (image.imread(io.BytesIO(base64.b64decode(each)))[..., :3] for each in pictures)
+        assert before.shape == now.shape
+        assert np.abs(before - now).mean() < FAR
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_with_a_picture_and_is_made_of_its_source(path: Path) -> None:
+    notebook, source = nbformat.read(path, 4), cells_of(FOLDER / "src" / f"{path.stem}.py")
+    assert [(cell.id, cell.source) for cell in notebook.cells] == [(cell.id, cell.source) for cell in source.cells]
+    assert path.stat().st_size <= MOST_BYTES
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[1] is first
+    assert any({"image/png", "image/svg+xml"} & set(output.get("data", {})) for output in first.outputs)
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert text.count("**Predict:**") >= 3 and "Break it" in text
+    asked = [before for before in notebook.cells if before.cell_type == "markdown" and PREDICTION in before.source]
+    answers = [cell for cell in notebook.cells if cell.metadata.get("jupyter", {}).get("outputs_hidden")]
+    assert len(answers) == len(asked) and all(cell.metadata["collapsed"] and cell.outputs for cell in answers)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        for kind in {"image/png", "image/svg+xml"} & set(output.get("data", {})):
+            assert len(output.metadata[kind]["alt"]) > 40 and output.data["text/plain"] == output.metadata[kind]["alt"]
+    assert "/tmp/" not in path.read_text() and "real" in [
+        tag for c in notebook.cells for tag in c.metadata.get("tags", ())
+    ]
+
+
+def test_every_source_has_a_notebook() -> None:
+    assert [path.stem for path in NOTEBOOKS] == sorted(path.stem for path in FOLDER.glob("src/*.py"))
+
+
+def test_a_notebook_that_grows_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/00_large.py").write_text(f"# %% [markdown]\n# {'x' * MOST_BYTES}\n")
+    with pytest.raises(GradeError, match="at most 300,000: show fewer"):
+        build_notebooks(tmp_path)
+    with pytest.raises(GradeError, match="there are no sources 99 in"):
+        build_notebooks(tmp_path, ["99"])

@@ -1,0 +1,263 @@
+"""NF4, LoRA and QLoRA: what the papers promise, in bits, bytes and numbers."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from data_parallel import CONFIG, DROPPING, largest_difference
+from torch import Tensor, nn
+
+import minidist
+from minidist.comm import Communicator
+from minidist.memory.adapters.lora import (
+    LoRALinear,
+    QuantizedLinear,
+    adapter_state_dict,
+    add_lora,
+    add_qlora,
+    merge,
+)
+from minidist.memory.adapters.nf4 import dequantize, levels, quantize
+from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.parallel import DDP
+from minidist.parallel.data.sampler import share
+
+PUBLISHED = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+EACH_KIND = pytest.mark.parametrize("add", (add_lora, add_qlora), ids=("lora", "qlora"))
+TOKENS = torch.randint(19, (4, 9), generator=torch.Generator().manual_seed(3))
+
+
+def build(config: GPTConfig = CONFIG, seed: int = 0) -> GPT:
+    return GPT(config, torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def loss_of(model: nn.Module, tokens: Tensor = TOKENS, **where: int) -> Tensor:
+    return cross_entropy_sum(model(tokens[:, :-1], Where(**where)), tokens[:, 1:]) / 32  # type: ignore[arg-type]
+
+
+def train(model: nn.Module, rows: slice = slice(0, 4), steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02)
+    for step in range(steps):
+        model.zero_grad()
+        loss_of(model, TOKENS[rows], step=step, rows=rows.start).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+# ---------------------------------------------------------------- NF4
+
+
+def test_the_levels_are_the_published_ones() -> None:
+    assert levels() == pytest.approx(PUBLISHED, abs=1e-6)
+    assert levels()[7] == 0.0
+
+
+@pytest.mark.parametrize("size", (0, 1, 2, 63, 64, 65, 129, 64 * 256 - 1, 64 * 256 + 1))
+@pytest.mark.parametrize("outliers", (False, True))
+def test_an_error_is_at_most_half_the_widest_gap_of_its_block(size: int, outliers: bool) -> None:
+    weights = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 0.02
+    if outliers and size:
+        weights[size // 2] = 7.0  # one scale far from the others
+    packed = quantize(weights)
+    error = (dequantize(packed) - weights).abs()
+    padded = nn.functional.pad(weights, (0, -size % 64)).view(-1, 64)
+    largest = padded.abs().amax(1).repeat_interleave(64)[:size]
+    step = packed.steps.repeat_interleave(64 * 256)[:size]
+    gap = max(b - a for a, b in pairwise(PUBLISHED))
+    assert (error <= (largest + step) * gap / 2 + 1e-7).all()
+    if size > 100:
+        assert error.max() > largest.min() * gap / 4, "as coarse as four bits are"
+
+
+def test_each_level_comes_back_as_itself() -> None:
+    weights = torch.tensor(levels(), dtype=torch.float64).roll(3).repeat(5)  # 80: every block has the same scale
+    assert (dequantize(quantize(weights), torch.float64) - weights).abs().max() < 1e-6
+
+
+def test_zeros_stay_zeros() -> None:
+    weights = torch.randn(10, 100)
+    weights[3:6] = 0  # whole blocks, among others that are not
+    weights[:, 7] = 0
+    restored = dequantize(quantize(weights))
+    assert restored.shape == weights.shape
+    assert (restored[weights == 0] == 0).all()
+    assert (dequantize(quantize(torch.zeros(200))) == 0).all()
+
+
+def test_the_constants_cost_an_eighth_of_a_bit() -> None:
+    count = 64 * 256 * 8
+    packed = quantize(torch.randn(count))
+    bits = 8 * (packed.nbytes - packed.mean.nbytes) / count
+    assert bits == 4 + 8 / 64 + 32 / (64 * 256)
+    assert bits - 4 == pytest.approx(0.127, abs=5e-4)
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="infinite or not a number"):
+        quantize(torch.tensor([1.0, float("nan")]))
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def test_an_untrained_adapter_changes_no_bit() -> None:
+    model = build()
+    before = model(TOKENS[:, :-1])
+    add_lora(model, targets=("*",))
+    assert torch.equal(model(TOKENS[:, :-1]), before)
+
+
+@EACH_KIND
+def test_only_adapters_are_trained(add: Any) -> None:
+    model = build()
+    add(model, rank=2, targets=("query", "down"))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    train(model)
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    adapters = {
+        f"layers.{i}.{name}.{half}" for i in (0, 1) for name in ("attention.query", "mlp.down") for half in "AB"
+    }
+    assert changed == adapter_state_dict(model).keys() == adapters
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == 2 * 2 * (16 + 16 + 24 + 16)
+
+
+@EACH_KIND
+def test_merging_leaves_plain_layers_and_the_same_outputs(add: Any) -> None:
+    model = build()
+    names = [name for name, _ in model.named_parameters()]
+    add(model, targets=("layers.0.*", "output"))
+    train(model)
+    trained = model(TOKENS[:, :-1])
+    merge(model)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert not any(isinstance(module, LoRALinear | QuantizedLinear) for module in model.modules())
+    assert type(model.layers[0].attention.query) is nn.Linear
+    assert (model(TOKENS[:, :-1]) - trained).abs().max() < 1e-12
+
+
+def test_a_tied_head_merges_without_touching_the_embedding() -> None:
+    model = build()
+    embedding = model.embedding.weight.detach().clone()
+    add_lora(model, targets=("head",))
+    train(model)
+    trained = model(TOKENS[:, :-1])
+    merge(model)
+    assert torch.equal(model.embedding.weight, embedding)
+    assert (model(TOKENS[:, :-1]) - trained).abs().max() < 1e-12
+
+
+def test_a_layer_that_stands_in_two_places_keeps_one_adapter_and_its_bias() -> None:
+    shared = nn.Linear(6, 6)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    add_lora(model, targets=("0",))
+    assert model[0] is model[2] and isinstance(model[0], LoRALinear)
+    merge(model)
+    assert model[0] is model[2] and model[0].bias is shared.bias
+
+
+def test_adapters_are_saved_and_loaded_alone() -> None:
+    model, other = build(), build()
+    add_lora(model)
+    add_lora(other, generator=torch.Generator().manual_seed(9))
+    train(model)
+    assert not torch.equal(model(TOKENS[:, :-1]), other(TOKENS[:, :-1]))
+    other.load_state_dict(adapter_state_dict(model), strict=False)
+    assert torch.equal(model(TOKENS[:, :-1]), other(TOKENS[:, :-1]))
+
+
+def test_mistakes_are_named_and_change_nothing() -> None:
+    model = build()
+    with pytest.raises(
+        ValueError, match="'qeury'; the model's are called query, key, value, output, gate, up, down, head"
+    ):
+        add_lora(model, targets=("value", "qeury"))
+    with pytest.raises(ValueError, match="rank=0"):
+        add_lora(model, rank=0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    add_lora(model)
+    with pytest.raises(ValueError, match="adapters already"):
+        add_lora(model, targets=("key",))
+
+
+# ---------------------------------------------------------------- dropout
+
+
+def test_dropout_is_a_function_of_where_an_element_is() -> None:
+    model = build(DROPPING)
+    add_lora(model, dropout=0.5)
+    for adapter in model.modules():
+        if isinstance(adapter, LoRALinear):
+            nn.init.ones_(adapter.B)
+    whole = model(TOKENS[:, :-1], Where(step=1))
+    assert torch.equal(whole, model(TOKENS[:, :-1], Where(step=1)))
+    assert not torch.equal(whole, model(TOKENS[:, :-1], Where(step=2)))
+    last_rows = copy.deepcopy(model)(TOKENS[2:, :-1], where=Where(step=1, rows=2))
+    assert (last_rows - whole[2:]).abs().max() < 1e-12
+    model.eval()
+    assert torch.equal(model(TOKENS[:, :-1], Where(step=1)), model(TOKENS[:, :-1], Where(step=2)))
+
+
+def test_dropout_without_where_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    add_lora(model, targets=("0",), dropout=0.5)
+    with pytest.raises(RuntimeError, match="pass one to the model"):
+        model(torch.ones(2, 3, 4))
+
+
+# ---------------------------------------------------------------- QLoRA
+
+
+def test_a_quantised_layer_computes_with_the_dequantised_weight() -> None:
+    linear = nn.Linear(70, 50).double()
+    quantised = QuantizedLinear(linear)
+    weight = dequantize(quantised.packed, torch.float64)
+    inputs = torch.randn(3, 5, 70, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(quantised(inputs), nn.functional.linear(inputs, weight) + linear.bias)
+    assert torch.autograd.gradcheck(quantised, inputs, fast_mode=True)
+
+
+def test_autograd_keeps_nothing_of_the_weight() -> None:
+    quantised = QuantizedLinear(nn.Linear(512, 512))
+    kept: list[int] = []
+
+    def count(tensor: Tensor) -> Tensor:
+        kept.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        quantised(torch.randn(2, 512, requires_grad=True)).sum().backward()
+    assert sum(kept) <= 2 * 512 * 4
+    assert sum(buffer.nbytes for buffer in quantised.buffers()) * 8 / 512**2 == pytest.approx(4.127, abs=1e-3)
+
+
+def test_converting_a_model_rounds_no_scale() -> None:
+    quantised = QuantizedLinear(nn.Linear(64, 64))
+    before = dequantize(quantised.packed)
+    quantised.to(torch.bfloat16)
+    assert torch.equal(dequantize(quantised.packed), before)
+    assert quantised(torch.randn(2, 64, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@EACH_KIND
+def test_data_parallel_ranks_train_the_serial_adapters(add: Any) -> None:
+    def rank_trains(comm: Communicator) -> dict[str, Tensor]:
+        model = build(DROPPING, seed=comm.rank)
+        add(model, dropout=0.2, generator=torch.Generator().manual_seed(comm.rank))
+        train(DDP(model, comm), share(4, comm.size, comm.rank))
+        return adapter_state_dict(model)
+
+    serial = build(DROPPING)
+    add(serial, dropout=0.2)
+    train(serial)
+    first, second = minidist.run(rank_trains, ranks=2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert largest_difference(first, adapter_state_dict(serial)) <= 1e-9

@@ -1,0 +1,308 @@
+"""What real programs do to sharded parameters: the serial numbers, or one clear sentence; never a hang or a crash."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_parallel import CONFIG, build, largest_difference
+from ranks import mpirun, torchrun
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import minidist
+from minidist.comm import Communicator
+from minidist.memory.adapters.lora import add_lora
+from minidist.memory.offload import mapped
+from minidist.parallel import FSDP, MixedPrecision
+
+Loss = Callable[[nn.Module, Tensor], Tensor]
+DOUBLE: dict[str, Any] = {"dtype": torch.float64}
+
+
+class Layers(nn.Module):
+    """Linear layers, of which each call uses those it is told to, or all; and a norm."""
+
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, **DOUBLE) for _ in range(count))
+        self.norm = nn.LayerNorm(4, **DOUBLE)
+
+    def forward(self, x: Tensor, *used: int) -> Any:
+        for index in used or range(len(self.layers)):
+            x = self.layers[index](x).tanh()
+        return self.norm(x)
+
+
+def rows(rank: int, count: int = 3) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(50 + rank), **DOUBLE)
+
+
+def seeded(model: nn.Module, seed: int) -> nn.Module:
+    draws = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = torch.randn(parameter.shape, generator=draws, dtype=parameter.dtype) / 2
+    return model
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    total: Tensor = model(x).square().sum()
+    return total
+
+
+def check(make: Callable[[], nn.Module], loss: Loss = squares, ranks: int = 2, **options: Any) -> None:
+    """Assert that two steps of FSDP end where the serial run does."""
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, mine: range) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            for rank in mine:
+                loss(model, rows(rank)).backward()
+            optimizer.step()
+
+    def program(comm: Communicator) -> dict[str, Tensor]:
+        model = FSDP(seeded(make(), comm.rank), comm, **options)
+        train(model, model.optimizer(torch.optim.AdamW, lr=0.05), range(comm.rank, comm.rank + 1))
+        return model.full_state_dict()
+
+    serial = seeded(make(), 0)
+    trained = [parameter for parameter in serial.parameters() if parameter.requires_grad]
+    train(serial, torch.optim.AdamW(trained, lr=0.05), range(ranks))
+    expected = {name: value for name, value in serial.state_dict().items() if value.is_floating_point()}
+    for state in minidist.run(program, ranks):
+        found = {name: state[name] for name in expected}
+        assert largest_difference(found, expected) <= (1e-9 if make is not Odd else 1e-6)  # some are float32
+
+
+# ---- shapes of models ----
+
+
+class Hidden(Layers):
+    def forward(self, x: Tensor) -> Any:
+        """Return what each layer returned, too."""
+        hidden = [x := layer(x) for layer in self.layers]
+        return {"y": self.norm(x), "hidden": hidden}
+
+
+class Offset(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(5, 4, **DOUBLE))
+
+    def forward(self, count: int) -> Tensor:
+        """Return a view of a parameter."""
+        return self.table[:count]
+
+
+class Odd(nn.Module):
+    """Parameters in containers that are never called, of two dtypes, frozen integers, ones of no elements, a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset, self.linear = Offset(), nn.Linear(4, 4, **DOUBLE)
+        self.listed = nn.ParameterList([nn.Parameter(torch.zeros(4, 4)), nn.Parameter(torch.zeros(4, **DOUBLE))])
+        self.named = nn.ModuleDict({"a": nn.Linear(4, 4, **DOUBLE)})
+        self.codes = nn.Parameter(torch.arange(4, dtype=torch.int32), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.linear(x + self.offset(len(x))) @ self.listed[0].double() + self.listed[1]
+        return self.named["a"](x) * self.offset(len(x)) * self.codes
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4, **DOUBLE), nn.Linear(4, 4, bias=False, **DOUBLE)
+
+    def forward(self, x: Tensor, *, beside: dict[str, Tensor]) -> Any:
+        return {"x": self.a(x).sin(), "rest": (self.b(beside["it"]), x)}
+
+
+class Pairs(nn.Module):
+    """Units with several inputs and outputs, by keyword and in dictionaries; the ends share a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Pair() for _ in range(3))
+        self.layers[2].b.weight = self.layers[0].b.weight  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        beside = x
+        for layer in self.layers:
+            out = layer(x, beside={"it": beside})
+            x, (beside, before) = out["x"] + out["rest"][1], out["rest"]
+        return x + beside + before
+
+
+def image() -> nn.Module:
+    layers = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(3, 2)
+    model: nn.Module = nn.Sequential(*layers).double().to(memory_format=torch.channels_last)
+    return model.eval()
+
+
+def on_images(model: nn.Module, x: Tensor) -> Tensor:
+    return squares(model, x.view(-1, 1, 2, 2))
+
+
+def all_hidden(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(x)
+    total: Tensor = out["y"].square().sum() + sum(hidden.sin().sum() for hidden in out["hidden"])
+    return total
+
+
+def normalised() -> nn.Module:
+    """Units whose own hooks compute the weight, before forward."""
+    layers = (nn.Linear(4, 4, **DOUBLE), nn.Tanh(), nn.Linear(4, 4, **DOUBLE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that of torch.nn.utils.parametrizations is not a hook
+        return nn.Sequential(*(nn.utils.weight_norm(x) if isinstance(x, nn.Linear) else x for x in layers))
+
+
+def sequence() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3, **DOUBLE), nn.Tanh(), nn.Linear(3, 2, **DOUBLE))
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 5))
+@pytest.mark.parametrize(
+    "make, loss",
+    (
+        *((lambda: nn.Linear(4, 1, **DOUBLE), squares), (sequence, squares), (Pairs, squares), (Odd, squares)),
+        *((image, on_images), (lambda: Hidden(5), all_hidden), (normalised, squares)),
+        (Layers, lambda model, x: squares(model, x[: int(x[0, 0] > 0)])),  # some ranks have no rows
+    ),
+    ids=("linear", "sequential", "inputs and outputs", "odd", "convolution", "hidden states", "weight_norm", "empty"),
+)
+@pytest.mark.parametrize("reshard", (True, False))
+def test_parity_of_models(make: Callable[[], nn.Module], loss: Loss, ranks: int, reshard: bool) -> None:
+    check(make, loss, ranks, reshard_after_forward=reshard)
+
+
+def test_adapters_in_a_frozen_model() -> None:
+    def make() -> nn.Module:
+        model = build(CONFIG, 0)
+        add_lora(model, rank=2)
+        return model
+
+    tokens = torch.arange(8).view(1, 8)
+    check(make, lambda model, x: model(tokens + int(x[0, 0] > 0)).square().sum(), 3)
+
+
+# ---- orders of calls ----
+
+
+class Recomputed(Layers):
+    def forward(self, x: Tensor, *used: int) -> Any:
+        x = x.clone().requires_grad_()
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True).tanh()
+        return self.norm(x)
+
+
+def two_backwards(model: nn.Module, x: Tensor) -> Tensor:
+    first, second = model(x, 0, 1), model(x, 0, 2)
+    first.square().sum().backward()
+    return second.sin().sum()  # type: ignore[no-any-return]
+
+
+def evaluated(mode: Callable[[], Any]) -> Loss:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with mode():
+            model(x, 0)
+        y = model(x)
+        with mode():
+            model(x, 0)
+        return y.square().sum()  # type: ignore[no-any-return]
+
+    return loss
+
+
+def other_gradients(model: nn.Module, x: Tensor) -> Tensor:
+    x.requires_grad_()
+    (inner,) = torch.autograd.grad(squares(model, x), x)
+    return squares(model, x + inner)
+
+
+CALLS: dict[str, Loss] = {
+    "a unit several times": lambda model, x: squares(lambda x: model(x, 0, 1, 0, 2, 0, 0), x),  # type: ignore[arg-type]
+    "two forwards, one backward": lambda model, x: model(x, 0, 1).sin().sum() + model(x, 0, 2).square().sum(),
+    "forward of forward": lambda model, x: model(model(x, 0, 1), 2, 0).square().sum(),
+    "two forwards, two backwards": two_backwards,
+    "no_grad": evaluated(torch.no_grad),
+    "inference_mode": evaluated(torch.inference_mode),
+    "autograd.grad": other_gradients,
+    "checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=False).square().sum(),
+    "reentrant checkpoint": lambda model, x: checkpoint(model, x.requires_grad_(), use_reentrant=True).square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("reshard", (True, False))
+def test_parity_of_calls(name: str, reshard: bool) -> None:
+    check(lambda: Layers(4), CALLS[name], unused=True, reshard_after_forward=reshard)
+
+
+def test_parity_of_units_in_reentrant_checkpoints() -> None:
+    check(Recomputed)
+
+
+# ---- precision, memory, wires ----
+
+
+def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
+    def program(comm: Communicator) -> tuple[dict[str, Tensor], set[Any]]:
+        precision = MixedPrecision(torch.bfloat16, torch.float32, torch.float32)
+        model, seen = seeded(sequence().float(), 0), set()
+        for layer in model.children():
+            layer.register_forward_hook(lambda m, x, y: seen.update([x[0].dtype, *(p.dtype for p in m.parameters())]))
+        wrapped = FSDP(model, comm, precision=precision)
+        optimizer = wrapped.optimizer(torch.optim.SGD, lr=0.05)
+        for step in range(3):
+            optimizer.zero_grad()
+            y = wrapped(rows(comm.rank + step).float())
+            y.square().sum().backward()
+            optimizer.step()
+        seen |= {("out", y.dtype)} | {("master", flat.values.dtype, flat.values.grad_fn) for flat in wrapped.flats}
+        return wrapped.full_state_dict(), seen
+
+    masters, ranks = seeded(sequence().float(), 0), 2
+    for step in range(3):
+        for parameter in masters.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for rank in range(ranks):
+            low = copy.deepcopy(masters).bfloat16()
+            low(rows(rank + step).bfloat16()).float().square().sum().backward()
+            for master, parameter in zip(masters.parameters(), low.parameters(), strict=True):
+                master.grad += parameter.grad.float()
+        torch.optim.SGD(masters.parameters(), lr=0.05).step()
+    for state, seen in minidist.run(program, ranks):
+        assert seen == {torch.bfloat16, ("out", torch.float32), ("master", torch.float32, None)}
+        assert all(torch.equal(state[name], value) for name, value in masters.state_dict().items())
+
+
+def test_parameters_streamed_from_files(tmp_path: Path) -> None:
+    check(Layers, ranks=3, allocate=lambda count, dtype: mapped((count,), dtype, tmp_path))
+
+
+PARITY = """
+    import minidist
+    from data_parallel import CONFIG, DROPPING, Case, check_parity, parallel
+    from minidist.parallel import FSDP
+
+    comm = minidist.init(limit=60)
+    for config, options in ((CONFIG, {}), (DROPPING, {"reshard_after_forward": False}), (CONFIG, {"shard_ranks": 1})):
+        check_parity([parallel(comm, Case(FSDP, config, microbatches=2), **options)], config)
+    print("parity")
+"""
+
+
+@pytest.mark.parametrize("start, ranks", ((mpirun, 2), (mpirun, 3), (torchrun, 2)))
+def test_parity_between_processes(start: Any, ranks: int) -> None:
+    job = start(ranks, PARITY, timeout=100)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("parity") == ranks
