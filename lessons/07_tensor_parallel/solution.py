@@ -1,4 +1,4 @@
-"""Lesson 07, solved: the package's own. Read it in `minidist/parallel/adjoint.py`, `tensor.py` and `vocabulary.py`."""
+"""Lesson 07, solved: the package's own. Read it in `parallel/adjoint.py`, `parallel/tensor/` of `minidist`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     h = ColumnParallelLinear(D, F, comm, generator=g)(x)       x [.., D] on every rank ─▶ [.., F/P]
     y = RowParallelLinear(F, D, comm, generator=g)(h)          ─▶ y [.., D] on every rank
 
-Each is what its style (`tensor_styles.py`) makes of the serial layer: the same parameters, placements and messages.
+Each is what its style (`styles.py`) makes of the serial layer: the same parameters, placements and messages.
 torch draws the *whole* weight, from a seed that the generator gives alike on all ranks, and each rank keeps its slice:
 any number of ranks starts from the same numbers. While it is built, a layer is whole on every rank.
 """

@@ -91,7 +91,7 @@ def parallelize_tensor(
     MismatchError
         If the ranks built different models; differing values are no mistake.
 
-    Cost: one broadcast of the model. See `tensor.py` and `sequence.py` for that of a step.
+    Cost: one broadcast of the model. See `tensor_parallel.py` and `sequence.py` for that of a step.
     """
     styles = check_plan(model, comm, plan, sequence)
     if weights is not None:

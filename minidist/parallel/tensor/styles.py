@@ -6,7 +6,7 @@
     ParallelRegion      what is around column- and row-parallel layers: inputs enter once, for all of them
     SplitSequence       a whole module whose output is split along the sequence
 
-A plan (`tensor_plan.py`) says which module gets which.
+A plan (`plan.py`) says which module gets which.
 """
 
 from __future__ import annotations
