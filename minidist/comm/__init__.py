@@ -5,7 +5,8 @@
     mpi                   ranks are MPI processes                               mpirun -n 4 python x.py
     torch                 ranks are torch.distributed processes: gloo, NCCL     torchrun --nproc-per-node 8 x.py
 
-`Communicator` is the same on all of them. Read `communicator.py` first, then `threads_wire/`. `job/` starts, watches and ends processes.
+`Communicator` is the same on all of them. Read `communicator.py` first, then `threads_wire/`. `job/` starts and ends
+processes.
 """
 
 from minidist.comm.communicator import Communicator

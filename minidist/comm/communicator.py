@@ -30,7 +30,8 @@ from minidist.comm.buffers import flatten, shaped
 from minidist.comm.registered import Registered
 from minidist.comm.request import Pending, Request, Span, Status, Statuses, Traffic
 from minidist.comm.stream import ThreadStream
-from minidist.trace.events import Event, Trace, source_line
+from minidist.trace import Event, Trace
+from minidist.trace.events import source_line
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array, Buffer

@@ -1,4 +1,4 @@
-"""One event, and the list of them.
+"""One event, what belongs to it, and which line of the program it came from.
 
 rank 0   ├── forward ──┤├── all_reduce (ring) ─────────┤
                           ├ send ┤├ send ┤  ...             events nest: a collective spans its messages
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -36,41 +36,6 @@ class Event:
     flow: str = ""
     line: str = ""
     waited_from: float | None = None
-
-
-class Trace:
-    """A list of events. Appending is safe from any thread (CPython appends atomically)."""
-
-    def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.events: list[Event] = list(events)
-
-    def record(self, event: Event) -> None:
-        """Append one event."""
-        self.events.append(event)
-
-    def held(self, rank: int, when: float, bytes: int) -> None:
-        """Say that `rank` holds `bytes` from the moment `when` on."""
-        self.record(Event(rank, "held", "bytes held", when, when, bytes))
-
-    def ranks(self) -> list[int]:
-        """Return the ranks that recorded anything, sorted."""
-        return sorted({event.rank for event in self.events})
-
-    def as_rows(self) -> list[dict[str, object]]:
-        """Return the events as plain dictionaries, in order of time."""
-        return [asdict(event) for event in sorted(self.events, key=lambda event: (event.start, event.rank))]
-
-    def save(self, path: str | Path) -> None:
-        """Write Chrome trace JSON, which https://ui.perfetto.dev and chrome://tracing open."""
-        from minidist.trace.perfetto import write
-
-        write(self.events, Path(path))
-
-    def table(self) -> str:
-        """Return where each rank's time went, as text."""
-        from minidist.trace.table import time_table
-
-        return time_table(self.events)
 
 
 def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:

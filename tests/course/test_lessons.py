@@ -80,30 +80,12 @@ def task_of(lesson: str, mistake: str) -> int:
 
 
 @EACH
-@pytest.mark.parametrize("seed", (0, 7))
-def test_the_reference_scores_everything(graded: Grader, name: str, seed: int) -> None:
-    tests = graded(name, reference_answer(load(name)), seed=seed)
+def test_the_reference_scores_everything(graded: Grader, name: str) -> None:
+    tests = graded(name, reference_answer(load(name)), seed=7)
     assert lost(tests) == []
     sends = {test.check.task.number for test in tests if test.figures["messages sent"]}
     confirmed = {check.task.number for check in load(name).checks if check.wire == "mpi"}
     assert sends <= confirmed, "every task that sends is confirmed under mpirun"
-
-
-def honest(name: str) -> Answer:
-    """Return the answer that was written by hand, from the handout alone; it may lean on nothing."""
-    return Answer(load(name).folder / "honest.py")
-
-
-@pytest.mark.parametrize("seed", (0, 7))
-@EACH
-def test_an_honest_answer_scores_everything(graded: Grader, name: str, seed: int) -> None:
-    """Unlike solutions and mistakes, which are the package's own, with all bans in force."""
-    assert lost(graded(name, honest(name), seed=seed)) == []
-
-
-@EACH
-def test_an_honest_answer_scores_under_mpirun(name: str) -> None:
-    assert lost(grade(load(name), honest(name), only=lambda check: check.wire == "mpi")) == []
 
 
 @EACH
@@ -112,12 +94,24 @@ def test_the_reference_scores_under_mpirun(name: str) -> None:
     assert tests and lost(tests) == []
 
 
+def honest(name: str) -> Answer:
+    """Return the answer that was written by hand, from the handout alone; it may lean on nothing."""
+    return Answer(load(name).folder / "honest.py")
+
+
+@EACH
+def test_an_honest_answer_scores_everything(graded: Grader, name: str) -> None:
+    """Unlike solutions and mistakes, which are the package's own, with all bans in force."""
+    assert lost(graded(name, honest(name))) == []
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", (7, 8))
+@pytest.mark.parametrize("seed", (0, 7, 8))
 @EACH
-def test_the_reference_scores_everything_with_other_seeds(name: str, seed: int) -> None:
-    assert lost(grade(load(name), reference_answer(load(name)), seed=seed)) == []
+def test_both_score_everything_with_other_seeds_and_under_mpirun(name: str, seed: int) -> None:
+    for answer in (reference_answer(load(name)), honest(name)):
+        assert lost(grade(load(name), answer, seed=seed)) == []
 
 
 def lost(tests: list[Graded]) -> list[tuple[str, str]]:
@@ -167,10 +161,23 @@ def test_leaning_on_the_package_s_own_answer_scores_nothing(graded: Grader, name
     assert leaned
 
 
-@pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=map("-".join, MISTAKES))
+EVERY_MISTAKE = pytest.mark.parametrize(("name", "mistake"), MISTAKES, ids=map("-".join, MISTAKES))
+
+
+@EVERY_MISTAKE
 def test_a_mistake_loses_points_on_the_task_it_is_about(graded: Grader, name: str, mistake: str) -> None:
+    loses(graded, name, mistake, enough=lambda test: test.score < test.max_score)
+
+
+@pytest.mark.soak
+@EVERY_MISTAKE
+def test_a_mistake_crashes_nowhere(graded: Grader, name: str, mistake: str) -> None:
+    loses(graded, name, mistake)
+
+
+def loses(graded: Grader, name: str, mistake: str, **options: Any) -> None:
     answer = reference_answer(load(name), f"mistakes/{mistake}.py")
-    tests = graded(name, answer, task_of(name, mistake), limit=3.0)
+    tests = graded(name, answer, task_of(name, mistake), limit=3.0, **options)
     failed = [test for test in tests if test.score < test.max_score]
     assert failed and {test.status for test in failed} == {FAILED}
     assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), "it crashes"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minidist.trace.events import Event, Trace
+from minidist.trace import Event, Trace
 
 if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator

@@ -13,7 +13,7 @@ from minidist.comm.job.number import SECONDS, read_number
 from minidist.comm.job.watchdog import arrival
 from minidist.comm.threads_wire.threads import ThreadCommunicator
 from minidist.comm.threads_wire.world import World
-from minidist.trace.events import Trace
+from minidist.trace import Trace
 
 LIMIT = 300.0  # seconds that one operation may wait
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")

@@ -145,7 +145,7 @@ class MpiCommunicator(Communicator):
     def native(self) -> Any:
         from minidist.comm.mpi_wire.native import NativeMpi
 
-        return NativeMpi(self)
+        return NativeMpi(self.mpi)
 
     def roll_call(self, answer: Any) -> list[Any]:
         with self.status.meeting("a roll call", self):

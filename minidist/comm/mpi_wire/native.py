@@ -11,7 +11,6 @@ from minidist.comm.engines import known_operation
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
-    from minidist.comm.mpi_wire.mpi import MpiCommunicator
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 UNKNOWN = ("float16", "bfloat16", "bool")  # it has no type of the first two, and no sum or maximum of truth values
@@ -23,8 +22,8 @@ class NativeMpi:
     What is not reduced travels as bytes, of whatever dtype.
     """
 
-    def __init__(self, comm: MpiCommunicator):
-        self.comm, self.mpi = comm, comm.mpi
+    def __init__(self, mpi: MPI.Intracomm):
+        self.mpi, self.rank = mpi, mpi.Get_rank()
 
     def all_reduce(self, array: Array, op: str) -> None:
         """MPI_Allreduce in place."""
@@ -32,7 +31,7 @@ class NativeMpi:
 
     def reduce(self, array: Array, root: int, op: str) -> None:
         """MPI_Reduce in place at the root."""
-        at_root = self.comm.rank == root
+        at_root = self.rank == root
         operation = _operation(op, array)
         self.mpi.Reduce(MPI.IN_PLACE if at_root else array, array if at_root else None, operation, root)
 

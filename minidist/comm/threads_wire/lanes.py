@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from minidist.comm.report import describe
+from minidist.comm.threads_wire.cluster import Cluster
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
-    from minidist.comm.threads_wire.world import World
 
 PATIENCE = 10_000  # fruitless polls in a row after which polling counts as waiting
 ROUNDS = 1_000  # times that a poller on the virtual clock hears "not yet" while nobody posts anything
@@ -45,11 +45,22 @@ class Lane:
     thread: threading.Thread | None = None  # that used it last; None if it was forked and nobody has yet
 
 
+class Meeting(Protocol):
+    """Where ranks meet, as one message sees it; see `World`."""
+
+    cluster: Cluster | None
+    eager_limit: int
+
+    def wait(self, lane: Lane, ready: Callable[[], bool], waits_for: tuple[str, int | None]) -> None: ...
+
+    def poll(self, operation: Operation) -> bool: ...
+
+
 @dataclass(eq=False)
 class Operation:
     """One posted send or receive."""
 
-    world: World
+    world: Meeting
     lane: Lane
     kind: str
     array: Array

@@ -27,7 +27,7 @@ from minidist.comm.pool import parts_of
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.lanes import Lane, Operation
 from minidist.comm.threads_wire.world import World
-from minidist.trace.events import Trace
+from minidist.trace import Trace
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array

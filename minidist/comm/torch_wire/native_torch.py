@@ -6,6 +6,7 @@ per shard, which is what NCCL itself does; gather and scatter pad to the largest
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from minidist.comm.engines import known_operation
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
-    from minidist.comm.torch_wire.torch_wire import TorchCommunicator
 
 OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -41,9 +41,16 @@ class NativeTorch:
         `cuda` if the ranks have GPUs, whose tensors NCCL reduces; else `cpu`.
     """
 
-    def __init__(self, comm: TorchCommunicator):
-        self.comm = comm
-        self.device = "cpu" if comm.cuda is None else "cuda"
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[int],
+        cpu: dist.ProcessGroup,
+        cuda: dist.ProcessGroup | None,
+        byte_tensor: Callable[[Any], torch.Tensor],
+    ):
+        self.rank, self.addresses, self.cpu, self.cuda, self.byte_tensor = rank, addresses, cpu, cuda, byte_tensor
+        self.device = "cpu" if cuda is None else "cuda"
 
     def all_reduce(self, array: Array, op: str) -> None:
         """dist.all_reduce."""
@@ -53,14 +60,14 @@ class NativeTorch:
     def reduce(self, array: Array, root: int, op: str) -> None:
         """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own: they give a copy."""
         tensor, operation = _tensor(array), _operation(op, array)
-        if self.comm.rank != root:
+        if self.rank != root:
             tensor = tensor.clone()
-        dist.reduce(tensor, self.comm.addresses[root], operation, self._group(tensor))
+        dist.reduce(tensor, self.addresses[root], operation, self._group(tensor))
 
     def broadcast(self, array: Array, root: int) -> None:
         """dist.broadcast."""
-        tensor = self.comm.byte_tensor(array)
-        dist.broadcast(tensor, self.comm.addresses[root], self._group(tensor))
+        tensor = self.byte_tensor(array)
+        dist.broadcast(tensor, self.addresses[root], self._group(tensor))
 
     def reduce_scatter(self, array: Array, shard: Array, counts: list[int], op: str) -> None:
         """dist.reduce_scatter_single; with unequal counts one dist.reduce per shard."""
@@ -71,47 +78,47 @@ class NativeTorch:
             return
         for rank, piece in enumerate(_cut(full, counts)):
             copy = piece.clone()
-            dist.reduce(copy, self.comm.addresses[rank], operation, group)
-            if rank == self.comm.rank:
+            dist.reduce(copy, self.addresses[rank], operation, group)
+            if rank == self.rank:
                 out.copy_(copy)
 
     def all_gather(self, shard: Array, out: Array, counts: list[int]) -> None:
         """dist.all_gather_single; with unequal counts one dist.broadcast per shard."""
-        full, mine = self.comm.byte_tensor(out), self.comm.byte_tensor(shard)
+        full, mine = self.byte_tensor(out), self.byte_tensor(shard)
         group = self._group(mine)
         if self._in_order(group) and len(set(counts)) == 1:
             gather_whole(full, mine, group)
             return
         pieces = _cut(full, _in_bytes(counts, out))
-        pieces[self.comm.rank].copy_(mine)
+        pieces[self.rank].copy_(mine)
         for rank, piece in enumerate(pieces):
-            dist.broadcast(piece, self.comm.addresses[rank], group)
+            dist.broadcast(piece, self.addresses[rank], group)
 
     def gather(self, shard: Array, out: Array | None, counts: list[int], root: int) -> None:
         """dist.gather of shards padded to the largest."""
-        mine, sizes = self.comm.byte_tensor(shard), _in_bytes(counts, shard)
+        mine, sizes = self.byte_tensor(shard), _in_bytes(counts, shard)
         group, padded = self._group(mine), _padded(mine, max(sizes))
-        boxes = [torch.empty_like(padded) for _ in counts] if self.comm.rank == root else None
-        dist.gather(padded, boxes, self.comm.addresses[root], group)
+        boxes = [torch.empty_like(padded) for _ in counts] if self.rank == root else None
+        dist.gather(padded, boxes, self.addresses[root], group)
         if boxes is not None:
-            pieces = _cut(self.comm.byte_tensor(out), sizes)
+            pieces = _cut(self.byte_tensor(out), sizes)
             for rank, box in zip(self._order(group), boxes, strict=True):
                 pieces[rank].copy_(box[: sizes[rank]])
 
     def scatter(self, full: Array | None, shard: Array, counts: list[int], root: int) -> None:
         """dist.scatter of shards padded to the largest."""
-        mine, sizes = self.comm.byte_tensor(shard), _in_bytes(counts, shard)
+        mine, sizes = self.byte_tensor(shard), _in_bytes(counts, shard)
         group, box = self._group(mine), mine.new_empty(max(sizes))
         boxes = None
-        if self.comm.rank == root:
-            pieces = _cut(self.comm.byte_tensor(full), sizes)
+        if self.rank == root:
+            pieces = _cut(self.byte_tensor(full), sizes)
             boxes = [_padded(pieces[rank], max(sizes)) for rank in self._order(group)]
-        dist.scatter(box, boxes, self.comm.addresses[root], group)
+        dist.scatter(box, boxes, self.addresses[root], group)
         mine.copy_(box[: len(mine)])
 
     def all_to_all(self, leaving: Array, send_counts: list[int], arriving: Array, receive_counts: list[int]) -> None:
         """dist.all_to_all_single."""
-        out, into = self.comm.byte_tensor(leaving), self.comm.byte_tensor(arriving)
+        out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
         sizes, arriving_sizes = _in_bytes(send_counts, leaving), _in_bytes(receive_counts, arriving)
         group = self._group(out)
         if self._in_order(group):
@@ -128,16 +135,16 @@ class NativeTorch:
             targets[rank].copy_(piece)
 
     def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        if tensor.is_cuda and self.comm.cuda is not None:
-            return self.comm.cuda
-        return self.comm.cpu
+        if tensor.is_cuda and self.cuda is not None:
+            return self.cuda
+        return self.cpu
 
     def _order(self, group: dist.ProcessGroup) -> list[int]:
         """Return our number of each of torch's ranks: torch sorts the ranks of a group, `split` obeys its key."""
-        return [self.comm.addresses.index(address) for address in dist.get_process_group_ranks(group)]
+        return [self.addresses.index(address) for address in dist.get_process_group_ranks(group)]
 
     def _in_order(self, group: dist.ProcessGroup) -> bool:
-        return self._order(group) == list(range(self.comm.size))
+        return self._order(group) == list(range(len(self.addresses)))
 
 
 def _operation(op: str, array: Array) -> dist.ReduceOp.RedOpType:

@@ -196,7 +196,7 @@ class TorchCommunicator(Communicator):
     def native(self) -> Any:
         from minidist.comm.torch_wire.native_torch import NativeTorch
 
-        return NativeTorch(self)
+        return NativeTorch(self.rank, self.addresses, self.cpu, self.cuda, self.byte_tensor)
 
     def roll_call(self, answer: Any) -> list[Any]:
         with self.status.meeting("a roll call", self):

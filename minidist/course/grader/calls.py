@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minidist.comm.communicator import Communicator
 from minidist.course.grader.contract import Array, Note, Wrong
-from minidist.trace.events import Trace
+from minidist.trace import Trace
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TextIO, TypeAlias
 
 import minidist
@@ -158,8 +159,17 @@ def check_untouched(before: Parts) -> None:
     now = seal()
     for place, (value, code) in before.items():
         found, its_code = now.get(place, (None, None))
-        if found is not value or its_code is not code:
+        if (found is not value or its_code is not code) and not hooked_by_torch(found, value):
             raise Wrong(f"the answer replaces {'.'.join(place)}, which belongs to minidist")
+
+
+def hooked_by_torch(found: Any, value: Any) -> bool:
+    """Tell whether this is torch's hook around a method: `step` gets one with the first optimizer of a class."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(found, FunctionType):
+        return False
+    hook = torch.optim.Optimizer.profile_hook_step(lambda: None)
+    return found.__code__ is hook.__code__ and any(cell.cell_contents is value for cell in found.__closure__ or ())
 
 
 def check_seen(share: Share, sent: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,7 @@ def grade(
     limit: float = LIMIT,
     only: Callable[[Check], bool] = lambda check: True,
     warm: Warm | None = None,
+    enough: Callable[[Graded], bool] = lambda test: False,
 ) -> list[Graded]:
     """Grade one file; return every case of every check, in order.
 
@@ -64,25 +66,32 @@ def grade(
     warm : optional
         What runs simulated cases, to be shared by several gradings of one lesson, and as which user. Default: made and
         ended here.
+    enough
+        Says of a graded case that no other needs to begin; those are left out of the result.
     """
     plan: list[tuple[int, Case, float]] = []
     for index, check in enumerate(lesson.checks):
         if only(check):
             cases = check.draw(np.random.default_rng([seed, index]))
             plan += [(index, case, check.points / len(cases)) for case in cases]
-    untouched = is_handout(lesson, answer)
+    untouched, known = is_handout(lesson, answer), threading.Event()
 
-    def one(entry: tuple[int, Case, float]) -> Graded:
+    def one(entry: tuple[int, Case, float]) -> Graded | None:
+        if known.is_set():
+            return None
         index, case, points = entry
         check = lesson.checks[index]
         seconds = limit * (MORE_FOR_MPI if check.wire == "mpi" else 1)
         ran = Ran(not_started=NOT_STARTED) if untouched else run_case(lesson, index, case, answer, seconds, ready)
         status, output, figures = verdict(check, case, ran, answer)
         score = points if status == PASSED else 0.0
-        return Graded(lesson.name, check, "", case.label, score, points, status, printable(output), figures)
+        test = Graded(lesson.name, check, "", case.label, score, points, status, printable(output), figures)
+        if enough(test):
+            known.set()
+        return test
 
     with nullcontext(warm) if warm else warm_processes(lesson, AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
-        return numbered(without_leaning(list(pool.map(one, plan))))
+        return numbered(without_leaning([test for test in pool.map(one, plan) if test is not None]))
 
 
 def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, str, Mapping[str, float]]:

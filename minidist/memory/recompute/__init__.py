@@ -4,7 +4,7 @@ Read `segments.py`; `chain.py` finds the best plan under a budget of bytes.
 """
 
 from minidist.memory.recompute.chain import Chain, Stage, best_plan, operations, tradeoff
-from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute
+from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute, segment
 
 __all__ = [
     "Chain",
@@ -15,5 +15,6 @@ __all__ = [
     "measure_block",
     "operations",
     "recompute",
+    "segment",
     "tradeoff",
 ]
