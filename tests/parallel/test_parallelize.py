@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -253,13 +252,6 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
     for rank, (held, moved) in enumerate(minidist.run(program, 8)):
         assert held == (names - first if EIGHT.coordinate(rank)["pp"] else first)
         assert moved == 1
-
-
-def test_the_readme_prints_the_table_of_what_can_be_combined() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    for schedule, stages in Recipe.supported.items():
-        cells = ["yes" if zero in stages else "" for zero in range(4)]
-        assert f"| {schedule} |{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|" in readme, schedule
 
 
 # ---------------------------------------------------------------- mistakes

@@ -1,0 +1,73 @@
+"""What README and docs/ say is so: blocks run, tables are those of the package, files and commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from ranks import mpirun
+from training import PROGRAM
+
+import minidist
+from minidist.__main__ import COMMANDS
+from minidist.bench.options import NAMES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EACH = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+COUNTED = re.compile(r"\d[\d.]* (?:B|KiB|MiB)\b")
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@EACH
+def test_tables_are_those_of_the_package(page: Path) -> None:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert tables.with_tables(page.read_text()) == page.read_text(), "python docs/tables.py writes them anew"
+
+
+@EACH
+def test_files_and_commands_exist(page: Path) -> None:
+    text = page.read_text()
+    named = [name for cell in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M) for name in re.findall(r"`([^`]+)`", cell)]
+    folder = ROOT / "minidist"
+    for name in named:  # a name without a folder lies beside the one before
+        path = ROOT / "minidist" / name if "/" in name or not (folder / name).exists() else folder / name
+        assert path.exists(), name
+        folder = path.parent
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert set(re.findall(r"python -m minidist (\w+)", text)) <= COMMANDS.keys()
+    assert {name.replace("-", "_") for name in re.findall(r"`bench ([a-z-]+)`", text)} <= set(NAMES)
+
+
+def test_the_blocks_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text, space = (ROOT / "README.md").read_text(), {"__name__": "readme"}
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        exec(block, space)
+    ring, seconds = capsys.readouterr().out.splitlines()
+    assert ring.count("array([6., 6., 6.]") == 4 and 0 < float(seconds) < 1
+    statement, *printed = re.findall(r"^>>> (.*?)\n(.*?)^```$", text, re.M | re.S)[0]
+    with pytest.raises(minidist.DeadlockError) as error:
+        exec(compile(statement, "<stdin>", "exec"), space)
+    assert f"DeadlockError: {error.value}\n".replace("<module>", "<lambda>") == printed[0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", ("stages", "layouts"))
+def test_the_bytes_of_the_tables_are_what_the_commands_count(command: str) -> None:
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs" / "memory.md").read_text(), re.M | re.S)
+    said = blocks[("stages", "layouts").index(command)]
+    axes = ["--dp", "4"] if command == "stages" else []
+    outcome = mpirun(4, PROGRAM, command, "--config", str(ROOT / "demo.toml"), *axes, "--steps", "2", timeout=600)
+    found = [line for line in outcome.stdout.splitlines() if COUNTED.search(line)]
+    assert [COUNTED.findall(line) for line in found] == [
+        COUNTED.findall(line) for line in said.splitlines() if COUNTED.search(line)
+    ], outcome.stdout + outcome.stderr
