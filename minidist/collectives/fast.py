@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 SEGMENT = 1 << 20  # bytes of one message of a long transfer: two of them fit a core's cache
 
 
+class Temporaries(dict[tuple[int, str, str], Any]):
+    """Arrays by slot, dtype and device."""
+
+
 def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Array:
     """Return a kept array of `count` elements of the kind of `like`; its contents are whatever was left there.
 
     Two temporaries that are alive at the same time use different slots.
     """
-    key = (slot, dtype_name(like), device_name(like))
-    kept = comm.kept.get(key)
-    if kept is None or len(kept) < count:
-        kept = comm.kept[key] = empty(like, count)
-    return kept if len(kept) == count else kept[:count]
+    key, temporaries = (slot, dtype_name(like), device_name(like)), comm.keep(Temporaries, Temporaries)
+    found = temporaries.get(key)
+    if found is None or len(found) < count:
+        found = temporaries[key] = empty(like, count)
+    return found if len(found) == count else found[:count]
 
 
 def cut(length: int, parts: int) -> list[int]:

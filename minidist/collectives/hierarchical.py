@@ -11,7 +11,7 @@ link, the one between nodes, carry 2 (P - 1)/P n; and there are 2(N - 1) + 2(G -
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minidist.collectives import ring, tree
 from minidist.collectives.fast import chunks_of, cut
@@ -51,14 +51,21 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
         tree.broadcast(array, inside, 0)
 
 
-def _levels(comm: Communicator) -> tuple[Communicator, Communicator, bool]:
-    """Return this rank's communicators inside its node and across nodes, and whether all nodes are alike."""
-    if "levels" not in comm.kept:
+class Levels(NamedTuple):
+    """This rank's communicators inside its node and across nodes, and whether all nodes are alike."""
+
+    inside: Communicator
+    across: Communicator
+    equal: bool
+
+
+def _levels(comm: Communicator) -> Levels:
+    def make() -> Levels:
         inside = comm.split(comm.node[0]).internal
         across = comm.split(comm.node.index(comm.rank)).internal
-        comm.kept["levels"] = (inside, across, len({len(node) for node in comm.nodes}) == 1)
-    inside, across, equal = comm.kept["levels"]
-    return inside, across, equal
+        return Levels(inside, across, len({len(node) for node in comm.nodes}) == 1)
+
+    return comm.keep(Levels, make)
 
 
 def _node_of(comm: Communicator, root: int) -> set[int]:

@@ -200,9 +200,7 @@ def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
     Two halves save a fence: who writes the one may know that all have finished reading it, since they have come to the
     fence of the other.
     """
-    if "staging" not in comm.kept:
-        comm.kept["staging"] = Staging(comm)
-    return comm.kept["staging"].turn(like, count)  # type: ignore[no-any-return]
+    return comm.keep(Staging, lambda: Staging(comm)).turn(like, count)
 
 
 class Staging:

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -28,16 +28,20 @@ import numpy as np
 from minidist.comm.agree import agree
 from minidist.comm.buffers import flatten, shaped
 from minidist.comm.registered import Registered
-from minidist.comm.request import Pending, Request, Span, Status, Statuses, Traffic
+from minidist.comm.request import Awaited, Pending, Request, Span, Status, Statuses, Traffic, name_flow, record_end
 from minidist.comm.stream import ThreadStream
-from minidist.trace import Event, Trace
-from minidist.trace.events import source_line
+from minidist.trace import Trace
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array, Buffer
     from minidist.comm.stream import Stream
 
+Kept = TypeVar("Kept")
 TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
+
+
+class Nodes(list[tuple[int, ...]]):
+    """Every rank's node, by rank."""
 
 
 class Communicator(ABC):
@@ -68,7 +72,7 @@ class Communicator(ABC):
         self.debug: bool = origin.debug if origin else False
         self.status: Status = origin.status if origin else Status()
         self.statuses: Statuses = origin.statuses if origin else WeakValueDictionary({id(self.status): self.status})
-        self.kept: dict[Any, Any] = {}  # what collectives keep between calls: temporaries, subgroups
+        self.kept: dict[type, Any] = {}
         self._tag_offset = 0
         self._children = itertools.count(1)
         self.registered = Registered()
@@ -114,9 +118,13 @@ class Communicator(ABC):
     @property
     def nodes(self) -> list[tuple[int, ...]]:
         """Every rank's `node`, by rank. Collective when first asked for."""
-        if "nodes" not in self.kept:
-            self.kept["nodes"] = self.roll_call(self.node)
-        return self.kept["nodes"]  # type: ignore[no-any-return]
+        return self.keep(Nodes, lambda: Nodes(self.roll_call(self.node)))
+
+    def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
+        """Return what an algorithm keeps between its calls: the one object of its class, made by the first call."""
+        if kind not in self.kept:
+            self.kept[kind] = make()
+        return self.kept[kind]  # type: ignore[no-any-return]
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -162,14 +170,16 @@ class Communicator(ABC):
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.traffic.sent(1, leaving.nbytes)
         started = self.status.since = self.clock()
-        self.status.waiting = ("exchange", self.members[source], tag + self._tag_offset, arriving.nbytes)
+        self.status.waiting = Awaited(
+            "exchange, receiving from", (self.members[source],), tag + self._tag_offset, arriving.nbytes
+        )
         try:
             self._exchange(leaving, to, arriving, source, tag + self._tag_offset)
         finally:
             self.status.waiting = None
         if self.trace is not None:
-            self._trace_message("send", to, self._flow("send", to, tag), leaving.nbytes, started)
-            self._trace_message("recv", source, self._flow("recv", source, tag), arriving.nbytes, started)
+            record_end(self, "send", to, name_flow(self, "send", to, tag), leaving.nbytes, started)
+            record_end(self, "recv", source, name_flow(self, "recv", source, tag), arriving.nbytes, started)
         if not self._tag_offset:
             self.traffic.waited(self.clock() - started)
 
@@ -219,8 +229,11 @@ class Communicator(ABC):
         """Return a queue that runs collectives beside this thread, in the order of launching. Collective."""
         return ThreadStream(self)
 
-    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        """Block until `ready()`, which another thread of this rank makes true before it calls `wake`."""
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+        """Block until `ready()`, which another thread of this rank makes true before it calls `wake`.
+
+        Who waits `idle`, a stream without work, keeps nobody waiting.
+        """
         with self._changed:
             while not ready():
                 self._changed.wait(1.0)
@@ -269,9 +282,9 @@ class Communicator(ABC):
         if seconds < 0:
             raise ValueError(f"advance({seconds}): time does not run backwards")
 
-    def span(self, name: str, kind: str = "compute", bytes: int = 0) -> Span:
+    def span(self, name: str, kind: str = "compute", bytes: int = 0, native: bool = False) -> Span:
         """Return a context that records an event around its body and counts the time if it is communication."""
-        return Span(self, name, kind, bytes)
+        return Span(self, name, kind, bytes, native)
 
     # ---------------------------------------------------------------- helpers
 
@@ -283,19 +296,3 @@ class Communicator(ABC):
         if not 0 <= tag < TAGS:
             raise ValueError(f"tag={tag} is out of range: use 0 to {TAGS - 1}")
         return flatten(buffer, writable=role == "source")
-
-    def _flow(self, kind: str, peer: int, tag: int) -> str:
-        """Name a message as it is posted. Both ends count alike, so they arrive at the same name unasked."""
-        ends = (self.rank, peer) if kind == "send" else (peer, self.rank)
-        key = (*ends, tag + self._tag_offset)
-        self._flows[key] += 1
-        return f"{self.name}:{ends[0]}>{ends[1]}:{key[2]}:{self._flows[key]}"
-
-    def _trace_message(
-        self, kind: str, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
-    ) -> None:
-        """Record one end of a message."""
-        assert self.trace is not None
-        rank, now = self.members[self.rank], self.clock()
-        name = f"{kind} {'to' if kind == 'send' else 'from'} {self.members[peer]}"
-        self.trace.record(Event(rank, kind, name, posted, now, bytes, self.track, flow, source_line(), waited_from))

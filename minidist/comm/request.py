@@ -6,13 +6,18 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from minidist.trace.events import Event
+from minidist.comm.report import describe
+from minidist.trace.events import Event, source_line
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
     from minidist.comm.communicator import Communicator
+
+
+VERBS = {"send": "send to", "recv": "receive from"}
 
 
 class Request(Protocol):
@@ -32,7 +37,7 @@ class Pending:
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.request: Request | None = request
         self.posted = comm.clock()
-        self.flow = "" if comm.trace is None else comm._flow(kind, peer, tag)
+        self.flow = "" if comm.trace is None else name_flow(comm, kind, peer, tag)
 
     def wait(self) -> None:
         """Block until the buffer may be read (receive) or changed (send)."""
@@ -40,7 +45,8 @@ class Pending:
             return
         comm, status = self.comm, self.comm.status
         started = status.since = comm.clock()
-        status.waiting = (self.kind, comm.members[self.peer], self.tag + comm._tag_offset, self.array.nbytes)
+        verb, tag = VERBS[self.kind], self.tag + comm._tag_offset
+        status.waiting = Awaited(verb, (comm.members[self.peer],), tag, self.array.nbytes)
         try:
             self.request.wait()
         finally:
@@ -58,22 +64,42 @@ class Pending:
     def _finish(self, waited_from: float) -> None:
         self.request = None
         if self.comm.trace is not None:
-            self.comm._trace_message(self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
+            record_end(self.comm, self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
+
+
+def name_flow(comm: Communicator, kind: str, peer: int, tag: int) -> str:
+    """Name a message as it is posted. Both ends count alike, so they arrive at the same name unasked."""
+    ends = (comm.rank, peer) if kind == "send" else (peer, comm.rank)
+    key = (*ends, tag + comm._tag_offset)
+    comm._flows[key] += 1
+    return f"{comm.name}:{ends[0]}>{ends[1]}:{key[2]}:{comm._flows[key]}"
+
+
+def record_end(
+    comm: Communicator, kind: str, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
+) -> None:
+    """Record one end of a message."""
+    assert comm.trace is not None
+    rank, now = comm.members[comm.rank], comm.clock()
+    name = f"{kind} {'to' if kind == 'send' else 'from'} {comm.members[peer]}"
+    comm.trace.record(Event(rank, kind, name, posted, now, bytes, comm.track, flow, source_line(), waited_from))
 
 
 class Span:
-    """Context around a piece of work: one event, and time counted as communication where it is."""
+    """Context around a piece of work: one event, and time counted as communication where it is.
+
+    In a `native` collective a rank waits for all others at once; in another one for messages, which say so themselves.
+    """
 
     __slots__ = ("bytes", "comm", "kind", "name", "native", "started")  # one is made in every collective
 
-    def __init__(self, comm: Communicator, name: str, kind: str, bytes: int):
-        self.comm, self.name, self.kind, self.bytes = comm, name, kind, bytes
-        self.native = kind == "collective" and name.endswith(" native")
+    def __init__(self, comm: Communicator, name: str, kind: str, bytes: int, native: bool = False):
+        self.comm, self.name, self.kind, self.bytes, self.native = comm, name, kind, bytes, native
 
     def __enter__(self) -> None:
         self.started = self.comm.clock()
-        if self.native:  # other collectives wait for messages, each of which says so itself
-            self.comm.status.meet(self.name, self.comm, self.started)
+        if self.native:
+            self.comm.status.since, self.comm.status.waiting = self.started, Awaited(self.name, self.comm.members)
 
     def __exit__(self, *_: object) -> None:
         ended = self.comm.clock()
@@ -81,9 +107,7 @@ class Span:
             self.comm.status.waiting = None
         if self.kind != "compute":
             self.comm.traffic.waited(ended - self.started)
-        alone = (
-            self.kind == "collective" and self.comm.size == 1
-        )  # then nothing is sent, and a trace shows no collective
+        alone = self.kind == "collective" and self.comm.size == 1  # nothing is sent, and a trace shows no collective
         if self.comm.trace is not None and not alone:
             event = Event(
                 self.comm.members[self.comm.rank],
@@ -126,26 +150,43 @@ class Traffic:
             self._origin.waited(seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the same call.
+
+    Attributes
+    ----------
+    what : str
+        `send to`, `receive from`, ..., or the name of the call.
+    ranks : tuple[int, ...]
+        Ranks of the world of whom each must do its part. Who of them has finished never will.
+    """
+
+    what: str
+    ranks: tuple[int, ...]
+    tag: int | None = None
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.tag is None:
+            return f"all ranks to come to {self.what}"
+        return describe(self.what, self.ranks[0], self.tag, self.bytes)
+
+
 class Status:
-    """What one thread of one rank is waiting for, in words: reports of hanging programs read it."""
+    """What one thread of one rank is waiting for: reports of hanging programs read it."""
 
     def __init__(self) -> None:
-        self.waiting: tuple[str, int, int, int] | None = None  # kind, peer (world rank), tag, bytes
-        self.group: tuple[int, ...] = ()  # the world ranks that must all come, if the peer is this rank itself
+        self.waiting: Awaited | None = None
         self.since = self.asked = 0.0  # when it began to wait, and when its watchdog asked the others
         self.thread = threading.get_ident()
-
-    def meet(self, what: str, comm: Communicator, since: float, group: tuple[int, ...] = ()) -> None:
-        """Note that this thread waits for others to come to the same call. Who of `group` has finished never will."""
-        self.since, self.group = since, group
-        self.waiting = (what, comm.members[comm.rank], 0, 0)
 
     @contextmanager
     def meeting(self, what: str, comm: Communicator) -> Iterator[None]:
         """Note for the time of the body that this thread waits for all ranks of `comm`, unless it does so already."""
         before = self.waiting
         if before is None:
-            self.meet(what, comm, comm.clock(), comm.members)
+            self.since, self.waiting = comm.clock(), Awaited(what, comm.members)
         try:
             yield
         finally:

@@ -104,7 +104,7 @@ def _work(caller: Communicator, comm: Communicator, jobs: deque[Job | None]) -> 
     comm.status.thread = threading.get_ident()
     while True:
         try:
-            comm.wait_until(lambda: bool(jobs), "work")
+            comm.wait_until(lambda: bool(jobs), "work", idle=True)
         except Exception:  # the run is over, or has failed: whoever waits for a job hears it from its own wait
             return
         job = jobs.popleft()

@@ -114,8 +114,8 @@ class Watching(Communicator):
         self.observer.watch(name, flatten(buffer), cells)
         return buffer
 
-    def span(self, name: str, kind: str = "compute", bytes: int = 0) -> Span:
-        return _WatchedSpan(self, name, kind, bytes)
+    def span(self, name: str, kind: str = "compute", bytes: int = 0, native: bool = False) -> Span:
+        return _WatchedSpan(self, name, kind, bytes, native)
 
     def _isend(self, array: Array, to: int, tag: int) -> Request:
         request = self.inner._isend(array, to, tag)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from minidist.comm.job.interrupt import Interrupt
-from minidist.comm.report import describe, user_line
+from minidist.comm.report import user_line
 from minidist.comm.request import Status, Statuses
 
 PERIOD = 0.2  # seconds between two looks
@@ -98,7 +98,7 @@ class Watchdog:
             if waiting is not None:
                 seconds = time.perf_counter() - status.since
                 beside = "" if status is self.main else " on a stream"
-                lines.append(f"waits {seconds:.1f} s{beside}: {self._words(waiting)}{where}")
+                lines.append(f"waits {seconds:.1f} s{beside}: {waiting}{where}")
         return "; ".join(lines) or f"computes{user_line(frames.get(self.main.thread))}"
 
     def _watch(self) -> None:
@@ -131,10 +131,7 @@ class Watchdog:
         return age > GRACE
 
     def _awaited(self, status: Status) -> list[int]:
-        if status.waiting is None:
-            return []
-        _, peer, _, _ = status.waiting
-        return [rank for rank in (status.group if peer == self.rank else (peer,)) if rank != self.rank]
+        return [rank for rank in status.waiting.ranks if rank != self.rank] if status.waiting else []
 
     def _read_mail(self) -> None:
         while (mail := self.mailbox.receive()) is not None:
@@ -162,10 +159,3 @@ class Watchdog:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
         self.end()
-
-    def _words(self, waiting: tuple[str, int, int, int]) -> str:
-        kind, peer, tag, bytes = waiting
-        if peer == self.rank:
-            return f"all ranks to come to {kind}"
-        verb = {"send": "send to", "recv": "receive from", "exchange": "exchange, receiving from"}.get(kind, kind)
-        return describe(verb, peer, tag, bytes)

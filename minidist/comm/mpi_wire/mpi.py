@@ -24,6 +24,7 @@ from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.comm.pool import Group, parts_of
 from minidist.comm.report import label
+from minidist.comm.request import Awaited
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -133,13 +134,10 @@ class MpiCommunicator(Communicator):
         return memories[self.rank], memories
 
     def fence(self) -> None:
-        if "fence" not in self.kept:
-            in_order = ORDERED_STORES and len(self.node) == self.size
-            self.kept["fence"] = Fence(self._allocate(64)[1]) if in_order else None
-        if self.kept["fence"] is None:
-            self.barrier()  # whoever receives a message also sees what its sender stored before
+        if ORDERED_STORES and len(self.node) == self.size:
+            self.keep(Fence, lambda: Fence(self._allocate(64)[1])).pass_through(self)
         else:
-            self.kept["fence"].pass_through(self)
+            self.barrier()  # whoever receives a message also sees what its sender stored before
 
     @property
     def native(self) -> Any:
@@ -174,7 +172,7 @@ class Fence:
 
     def _await(self, flag: memoryview, rank: int, comm: MpiCommunicator) -> None:
         epoch, spins, status = self.epoch, 0, comm.status
-        status.since, status.waiting = comm.clock(), ("meet at a fence with", comm.members[rank], 0, 0)
+        status.since, status.waiting = comm.clock(), Awaited("meet at a fence with", (comm.members[rank],), 0)
         while flag[0] < epoch:
             spins += 1
             if comm.patient:

@@ -20,7 +20,7 @@ import numpy as np
 
 from minidist.comm.agree import debug_mode
 from minidist.comm.buffers import device_name
-from minidist.comm.communicator import Communicator
+from minidist.comm.communicator import Communicator, Nodes
 from minidist.comm.errors import RankFailed
 from minidist.comm.job.background import BackgroundThread
 from minidist.comm.pool import parts_of
@@ -96,13 +96,14 @@ class ThreadCommunicator(Communicator):
 
     @property
     def nodes(self) -> list[tuple[int, ...]]:
-        if "nodes" not in self.kept:
-            cluster, residents = self.world.cluster, defaultdict(list)
-            homes = [0 if cluster is None else cluster.node_of(member) for member in self.members]
-            for rank, home in enumerate(homes):
-                residents[home].append(rank)
-            self.kept["nodes"] = [tuple(residents[home]) for home in homes]
-        return self.kept["nodes"]  # type: ignore[no-any-return]
+        return self.keep(Nodes, self._nodes)
+
+    def _nodes(self) -> Nodes:
+        cluster, residents = self.world.cluster, defaultdict(list)
+        homes = [0 if cluster is None else cluster.node_of(member) for member in self.members]
+        for rank, home in enumerate(homes):
+            residents[home].append(rank)
+        return Nodes(tuple(residents[home]) for home in homes)
 
     def reach(self, bytes: int, peer: int) -> None:
         super().reach(bytes, peer)
@@ -122,8 +123,8 @@ class ThreadCommunicator(Communicator):
     def fail(self, error: BaseException) -> None:
         self.world.abort(self.members[self.rank], error)
 
-    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        self.world.wait(self.lane, ready, (what, self.members[self.rank]), idle=what == "work")
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+        self.world.wait(self.lane, ready, (what, self.members[self.rank]), idle)
 
     def wake(self, blocking: bool = True) -> None:
         self.world.wake_all(blocking)

@@ -97,8 +97,8 @@ class Witness(Communicator):
     def advance(self, seconds: float) -> None:
         self._inner.advance(seconds)
 
-    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        self._inner.wait_until(ready, what)
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+        self._inner.wait_until(ready, what, idle)
 
     def wake(self, blocking: bool = True) -> None:
         self._inner.wake(blocking)

@@ -268,7 +268,7 @@ def _kept_by(comm: Communicator) -> Iterator[Any]:
     for _, _, memories in list(comm.registered.windows.values()):
         yield memories[comm.rank]
     for kept in list(comm.kept.values()):  # a stream's thread may add to it
-        for part in kept if isinstance(kept, tuple) else (kept,):
+        for part in list(kept.values()) if isinstance(kept, dict) else kept if isinstance(kept, tuple) else ():
             if isinstance(part, Communicator):
                 yield from _kept_by(part)
             elif isinstance(part, np.ndarray | Tensor):

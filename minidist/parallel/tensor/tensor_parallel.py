@@ -123,6 +123,10 @@ def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
 # ---------------------------------------------------------------- the border of a region
 
 
+class Copies(dict[int, Communicator]):
+    """The ranks that hold the same slice, by how many they are."""
+
+
 @dataclass(frozen=True)
 class Boundary:
     """How activations enter and leave what is computed in pieces. Here: replicated outside, f and g."""
@@ -139,10 +143,10 @@ class Boundary:
 
     def sharing(self, copies: int) -> Communicator:
         """Return the ranks that hold the same slice, `copies` neighbours. Collective the first time."""
-        key = ("tensor-parallel copies", copies)
-        if key not in self.comm.kept:
-            self.comm.kept[key] = self.comm.split(color=self.comm.rank // copies)
-        return self.comm.kept[key]  # type: ignore[no-any-return]
+        groups = self.comm.keep(Copies, Copies)
+        if copies not in groups:
+            groups[copies] = self.comm.split(color=self.comm.rank // copies)
+        return groups[copies]
 
 
 # ---------------------------------------------------------------- the layers
