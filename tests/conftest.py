@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from ranks import FOLDERS
 
 from minidist.comm.threads_wire import threads
+
+# Tests share what others have
+sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
 
 # Whoever is started in the background ignores Ctrl-C, and so would every program that is tested: ours is to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,6 +19,7 @@ from minidist.comm.job.jobs import run_job
 from minidist.comm.job.mpirun import Mpirun, environment, find_mpirun
 
 TESTS = Path(__file__).parent
+FOLDERS = sorted({TESTS, *(path.parent for path in TESTS.rglob("test_*.py"))})  # programs import from all of them
 LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "TORCHELASTIC_")
 OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED"}
 
@@ -57,7 +58,7 @@ def free_port() -> int:
 def clean_environment() -> dict[str, str]:
     """Return this process's environment, as if no launcher had started it; a printed line goes out in one piece."""
     kept = {name: value for name, value in os.environ.items() if name not in OTHERS and not name.startswith(LAUNCHERS)}
-    path = os.pathsep.join(filter(None, [str(TESTS), str(TESTS.parent), kept.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [*map(str, FOLDERS), str(TESTS.parent), kept.get("PYTHONPATH", "")]))
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 

@@ -2,7 +2,7 @@
 
 A failing draw prints itself. It is run again by its number, also one of the soak:
 
-    pytest -m "" "tests/test_random_layouts.py::test_a_random_layout[123]"
+    pytest -m "" "tests/parallel/test_random_layouts.py::test_a_random_layout[123]"
 """
 
 from __future__ import annotations
