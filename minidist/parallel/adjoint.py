@@ -8,8 +8,6 @@
     all_gather      all ranks' slices          reduce_scatter         ḡ of sequence parallelism
     reduce_scatter  a slice of the sum         all_gather             its adjoint
     all_to_all      chunk j goes to rank j     all_to_all, back
-    send            a message to one rank      the gradient comes     across pipeline stages
-    receive         the message                the gradient goes
 
 Why two ways to gather? A *replicated* tensor is one variable of which every rank keeps a copy, and every copy's
 gradient is the whole gradient. `gather_from` hands a replicated tensor on: each rank needs no more than its slice of
@@ -130,48 +128,6 @@ def all_to_all(x: Tensor, comm: Communicator, send_counts: Counts = None, receiv
         return collectives.all_to_all(x.contiguous(), comm, "auto", leaving, arriving)  # type: ignore[return-value]
 
     return _linear(x, forward, lambda gradient: all_to_all(gradient, comm, arriving, leaving))
-
-
-def send(x: Tensor, comm: Communicator, to: int, tag: int = 0) -> Tensor:
-    """Send `x` to one rank, and return a zero, a scalar, whose backward waits for the gradient of `x`.
-
-    Add the zero to this rank's loss, or call `backward` on it. The rank that receives must do its backward too.
-
-    Raises
-    ------
-    ValueError
-        If `x` needs no gradient: the other rank would send one, and nobody would take it.
-    """
-    if torch.is_grad_enabled() and not x.requires_grad:
-        raise ValueError(f"rank {comm.rank} sends a tensor that needs no gradient: use comm.send(x, to={to})")
-    shape = x.shape
-
-    def forward(x: Tensor) -> Tensor:
-        comm.send(x.contiguous(), to, tag)
-        return x.new_zeros(())
-
-    def adjoint(gradient: Tensor) -> Tensor:
-        arrived = gradient.new_empty(shape)
-        comm.recv(arrived, to, tag)
-        return arrived
-
-    return _linear(x, forward, adjoint)
-
-
-def receive(like: Tensor, comm: Communicator, source: int, tag: int = 0) -> Tensor:
-    """Return what `source` sent, of the shape and dtype of `like`; backward sends the gradient back."""
-
-    def forward(_: Tensor) -> Tensor:
-        arrived = like.new_empty(like.shape)
-        comm.recv(arrived, source, tag)
-        return arrived
-
-    def adjoint(gradient: Tensor) -> Tensor:
-        comm.send(gradient.contiguous(), source, tag)
-        return gradient.new_zeros(())
-
-    anchor = like.new_zeros((), requires_grad=torch.is_grad_enabled())  # autograd calls back only where an input is
-    return _linear(anchor, forward, adjoint)
 
 
 def _linear(x: Tensor, forward: Map, adjoint: Map) -> Tensor:

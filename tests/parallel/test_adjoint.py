@@ -21,11 +21,9 @@ from minidist.parallel.adjoint import (
     all_to_all,
     copy_to,
     gather_from,
-    receive,
     reduce_from,
     reduce_scatter,
     scatter_to,
-    send,
 )
 from minidist.parallel.tensor.vocabulary import part_of, vocabulary_parallel_cross_entropy_sum
 
@@ -133,40 +131,6 @@ def test_backward_can_be_differentiated_again() -> None:
 
     for x, second in minidist.run(program, 3):
         assert torch.allclose(second, 6 * x)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_message_brings_its_gradient_back(ranks: int) -> None:
-    """A chain: each rank squares what came and sends it on; the gradient of the first input is that of the whole."""
-
-    def program(comm: Communicator) -> Tensor | None:
-        x = values((2, 3), 0).requires_grad_() if comm.rank == 0 else receive(values((2, 3), 1), comm, comm.rank - 1)
-        y = x.T.square().T if comm.rank == 0 else x.square()  # not contiguous
-        (send(y, comm, comm.rank + 1) if comm.rank < comm.size - 1 else y.sum()).backward()
-        return x.grad if comm.rank == 0 else None
-
-    x = values((2, 3), 0).requires_grad_()
-    y = x
-    for _ in range(ranks):
-        y = y.square()
-    y.sum().backward()
-    found = minidist.run(program, ranks)[0]
-    assert found is not None and x.grad is not None and torch.allclose(found, x.grad, rtol=1e-12)
-
-
-def test_send_and_receive_without_gradients() -> None:
-    def program(comm: Communicator) -> None:
-        x = torch.ones(2) * comm.rank
-        if comm.rank == 0:
-            with pytest.raises(ValueError, match=r"rank 0 sends a tensor that needs no gradient: use comm\.send"):
-                send(x, comm, 1)
-        with torch.no_grad():
-            if comm.rank == 0:
-                assert not send(x, comm, 1).requires_grad
-            else:
-                assert torch.equal(receive(x, comm, 0), torch.zeros(2))
-
-    minidist.run(program, 2)
 
 
 def test_a_backward_that_one_rank_leaves_out_is_a_proved_deadlock() -> None:

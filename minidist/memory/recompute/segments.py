@@ -1,18 +1,18 @@
-"""Recomputation: backward runs the forward again instead of having kept what it saved ("gradient checkpointing").
+"""Recomputation beyond `plain.py`: the graph stays autograd's own, so hooks and second derivatives work and nothing has
+to be named; inputs and outputs of any kind, autocast, GPUs; and policies that group the blocks of a model.
 
     forward     x ──▶ function ──▶ y     autograd saves an empty object in place of each tensor; x is kept
     backward    tensor n is wanted ──▶ function(x) once more, up to the last tensor saved ──▶ the n-th of them
 
+The plain page's function runs a backward of its own within backward. What the function captures then gets no gradient
+unless it is named, hooks run twice, and DDP takes the inner end for the end. Here gradients flow and hooks run as
+ever; our autograd function only keeps the inputs. Parameters are not kept at all: the second run meets them as they
+are then, gathered anew by ZeRO's hooks, say. It runs the forward hooks of modules again, but stops early: those it
+stops in are entered and never left.
+
 In segments of k of the L blocks the peak is k * A + (ceil(L/k) - 1) * c bytes, and c for the gradient that comes in: c
 is a block's input, and A all that a block saves, its input among it. Cost in time: one more forward, less what follows
-the last tensor saved (in a block of the GPT, the last matrix product). (Chen et al. 2016, "Training deep nets with
-sublinear memory cost", section 4.)
-
-Why not an autograd function that runs a backward of its own within backward? Gradients of what the function captures
-would be lost, or their hooks run twice, and DDP take the inner end for the end. Here the graph is the one of the plain
-forward, so gradients flow, hooks run and second derivatives exist as ever; our autograd function only keeps the inputs.
-Parameters are not kept at all: the second run meets them as they are then, gathered anew by ZeRO's hooks, say. It runs
-the forward hooks of modules again, but stops early: those it stops in are entered and never left.
+the last tensor saved (in a block of the GPT, the last matrix product). (Chen et al. 2016, section 4.)
 """
 
 from __future__ import annotations

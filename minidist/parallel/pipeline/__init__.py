@@ -1,7 +1,12 @@
-"""Pipeline schedules as data: planned, checked, given sends and receives, simulated. Nothing here imports torch.
+"""Pipelines: stages of a model on different ranks, microbatches that pass through them, and schedules as data.
 
-plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ an executor
+Read `plain.py`, one page: 1F1B by hand. Then what any schedule needs:
+
+plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ executor.py
                    ╰▶ simulate ─▶ bubble, peaks, a drawing
+
+`actions.py`, `schedules.py` and `zero_bubble.py` plan, `order.py` and `check.py` prove, `communicate.py` adds messages,
+`executor.py` runs, with `stage.py` and `weight_gradients.py`. Of what is named here, nothing imports torch.
 """
 
 from minidist.parallel.pipeline.actions import Action, Plan, read_plan

@@ -1,12 +1,14 @@
-"""A pipeline: every rank carries out its part of a plan, one action after the other.
+"""A pipeline beyond `plain.py`: any plan is carried out; messages travel beside the computing, so receives are posted
+early and no send is waited for; outputs are freed once sent; several tensors may cross a cut; a stage may be frozen,
+the first and the last may share a parameter, and gradients may be reduced over a data axis.
 
     2F0        forward of microbatch 0 through stage 2; its output goes to stage 3, and is freed
     2B0        backward, from the gradient that stage 3 sends; the gradient of the input goes to stage 1
     2I0, 2W0   the same in two: for the input now, for the weights when there is time (Qi et al. 2023)
 
 The plan says everything else: this file knows no schedule. Each tensor that crosses a cut is sent once forward, and its
-gradient once backward: 2 m messages a cut for m microbatches. Several may cross: a stage then returns a tuple, and the
-next is called with all of them. Integers, such as a mask, have no gradient, and none is sent.
+gradient once backward. Where several cross, a stage returns a tuple, and the next is called with all of them. Integers,
+such as a mask, have no gradient, and none is sent.
 """
 
 from __future__ import annotations

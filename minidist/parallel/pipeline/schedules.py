@@ -5,7 +5,7 @@
     1f1b         F0 F1 .. B0 F2 B1 F3 B2 .. B3                   a backward as soon as there can be one
     interleaved  the same with several stages a rank             shorter stages, so a shorter bubble
 
-A schedule is a pure function of sizes; its costs stand in `formulas.py`.
+A schedule is a pure function of sizes; its costs stand in `simulate.py`.
 """
 
 from __future__ import annotations

@@ -1,27 +1,17 @@
-"""Tensor parallelism: every matrix is cut, and every rank computes with its piece of it.
+"""Tensor parallelism beyond `plain.py`: the layers of any serial model are replaced, its parameters cut in place and
+recorded; the embedding is cut by words; cuts need not be equal, and ranks may share a key-value head.
 
-                 x [B, T, D], the same on every rank
-                 │ f   forward: nothing          backward: all_reduce
-      ┌──────────┴───────────┐
-      │ column-parallel      │  Y_r = X A_r     [B, T, C/P]   A's outputs are cut: gate, up, query, key, value
-      │ what treats channels │  silu, attention by heads: no message
-      │ row-parallel         │  Z_r = Y_r B_r   [B, T, D]     B's inputs are cut: down, output
-      └──────────┬───────────┘
-                 │ g   forward: all_reduce       backward: nothing
-                 z = Σ Z_r [B, T, D], the same on every rank
+    f and g           a `Boundary`, which sequence parallelism replaces (`sequence.py`); x enters once, at the border of
+                      the region (`ParallelRegion`)
+    column and row    `ColumnParallelLinear` and `RowParallelLinear`, instead of the layers that the module has
 
-Between the two cuts nothing has to be sent: that is why they come in this order. One all-reduce in forward and one in
-backward for each attention and each MLP, of B T D numbers: 2(P - 1)/P of that leaves each rank. Query, key and value
-read one input, which therefore enters once, at the border of the region (`ParallelRegion`); were each to enter by
-itself, backward would reduce three times.
-
-The embedding is cut by words: a rank looks up its own, has zero for the others, and the sum puts them together. So is
-the head, whose logits stay split (see `vocabulary.py`). Cuts are `numpy.array_split`'s, so a vocabulary that P does
-not divide needs no padding: rank 0 holds a row more, where padding would make all hold one more.
+Each rank looks up its own words in the embedding, has zero for the others, and the sum puts them together. The head is
+cut by words too, and its logits stay split (see `vocabulary.py`). Cuts are `numpy.array_split`'s, so a vocabulary that
+P does not divide needs no padding: rank 0 holds a row more, where padding would make all hold one more.
 
 Grouped queries: with fewer key-value heads than ranks, P/H_kv ranks hold the same head. Each gets the gradient of its
 own queries only, so they sum the gradients of that head's weights: two all-reduces a layer, among P/H_kv ranks, of a
-matrix [d, D] each. (Shoeybi et al. 2019, section 3; grouped queries: Ainslie et al. 2023.)
+matrix [d, D] each. (Ainslie et al. 2023.) All other costs are those of `plain.py`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from minidist.parallel.pipeline import (
     Plan,
     ScheduleError,
     check,
-    formulas,
     peak_activations,
     peak_deferred,
     plan,
@@ -27,6 +26,7 @@ from minidist.parallel.pipeline import (
 )
 from minidist.parallel.pipeline.errors import grid
 from minidist.parallel.pipeline.order import execution_order
+from minidist.parallel.pipeline.simulate import activations_1f1b, bubble_ratio, bubble_share, naive_share, zb_h1_idle
 
 COSTS = ((1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (0.7, 1.9))  # of a forward and a backward
 SIZES = [(ranks, microbatches) for ranks in range(1, 8) for microbatches in (1, 2, 3, 4, 5, 7, 8, 12, 13)]
@@ -83,9 +83,9 @@ def test_bubble_of_gpipe_and_1f1b(name: str) -> None:
         for forward, backward in COSTS:
             timeline = simulate(plan(name, p, m), forward, backward)
             assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
-            assert timeline.bubble == pytest.approx(formulas.bubble_share(p, m), abs=1e-12)
+            assert timeline.bubble == pytest.approx(bubble_share(p, m), abs=1e-12)
             assert timeline.ratio == pytest.approx((p - 1) / m, abs=1e-12)
-            assert timeline.ratio == pytest.approx(formulas.bubble_ratio(p, m), abs=1e-12)
+            assert timeline.ratio == pytest.approx(bubble_ratio(p, m), abs=1e-12)
 
 
 def test_bubble_of_interleaved() -> None:
@@ -95,14 +95,14 @@ def test_bubble_of_interleaved() -> None:
                 for forward, backward in COSTS:
                     timeline = simulate(plan("interleaved", p, m, v), forward, backward)
                     assert timeline.bubble == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12)
-                    assert timeline.bubble == pytest.approx(formulas.bubble_share(p, m, v), abs=1e-12)
+                    assert timeline.bubble == pytest.approx(bubble_share(p, m, v), abs=1e-12)
                     assert timeline.ratio == pytest.approx((p - 1) / (v * m), abs=1e-12)
-                    assert timeline.ratio == pytest.approx(formulas.bubble_ratio(p, m, v), abs=1e-12)
+                    assert timeline.ratio == pytest.approx(bubble_ratio(p, m, v), abs=1e-12)
 
 
 def test_bubble_of_naive() -> None:
     for p, m in SIZES:
-        assert simulate(plan("naive", p, m)).bubble == pytest.approx(formulas.naive_share(p))
+        assert simulate(plan("naive", p, m)).bubble == pytest.approx(naive_share(p))
 
 
 def test_bubble_of_zb_h1() -> None:
@@ -112,7 +112,7 @@ def test_bubble_of_zb_h1() -> None:
             forward, input = draw.random(), draw.random()
             weight = draw.random() * min(forward, input)
             idle = simulate(plan("zb-h1", p, m), forward, input=input, weight=weight).idle
-            assert idle == pytest.approx([formulas.zb_h1_idle(p, m, forward, input, weight)] * p, abs=1e-9)
+            assert idle == pytest.approx([zb_h1_idle(p, m, forward, input, weight)] * p, abs=1e-9)
             if m >= p:
                 assert idle == pytest.approx([(p - 1) * (forward + input - weight)] * p, abs=1e-9)
 
@@ -131,7 +131,7 @@ def test_peaks() -> None:
     for p, m in SIZES:
         first = peak_activations(plan("1f1b", p, m))
         assert list(first) == [min(p - stage, m) for stage in range(p)]
-        assert list(first) == [formulas.activations_1f1b(p, m, stage) for stage in range(p)]
+        assert list(first) == [activations_1f1b(p, m, stage) for stage in range(p)]
         assert peak_activations(plan("gpipe", p, m)) == (m,) * p
         assert peak_activations(plan("naive", p, m)) == (1,) * p
         split = plan("zb-h1", p, m)
@@ -429,7 +429,7 @@ def test_the_files_of_schedules_import_no_torch() -> None:
         "import minidist\n"
         "sys.modules['minidist.parallel'] = empty\n"
         "import minidist.parallel.pipeline, minidist.draw.pipeline\n"
-        "from minidist.parallel.pipeline import formulas\n"
+        "from minidist.parallel.pipeline.simulate import bubble_share\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,55 @@
+"""Recomputation on one page: keep the input of a function, and run the function again in backward.
+
+    forward     x ──▶ function, unrecorded ──▶ y         kept: x, and where the random generator stood
+    backward    x ──▶ function, recorded ──▶ y again ──▶ the gradients of x and of the parameters
+
+Between the two nothing of what the function computes inside is held. Cost: one more forward. (Chen et al. 2016,
+"Training deep nets with sublinear memory cost".)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Function = Callable[[Tensor], Tensor]
+
+
+def checkpoint(
+    function: Function, x: Tensor, parameters: Iterable[nn.Parameter], generator: torch.Generator | None = None
+) -> Tensor:
+    """Return `function(x)`, and compute it again in backward.
+
+    `parameters` are all that the function uses besides: what is not named gets no gradient. `generator` is the one that
+    it draws from, by default torch's own of the CPU; nobody notices that it has drawn twice.
+    """
+    result: Tensor = Again.apply(function, generator or torch.default_generator, x, *parameters)  # type: ignore[no-untyped-call]
+    return result
+
+
+class Again(torch.autograd.Function):
+    """A function whose backward begins with its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, generator: torch.Generator, x: Tensor, *parameters: Tensor) -> Tensor:
+        """Run; autograd records nothing of what is done in here, and so saves nothing."""
+        ctx.function, ctx.generator, ctx.state = function, generator, generator.get_state()
+        ctx.save_for_backward(x, *parameters)
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Run again, recorded, on a copy of `x` that leads nowhere; then go backward through that."""
+        x, *parameters = ctx.saved_tensors
+        inputs = [x.detach().requires_grad_(x.requires_grad), *parameters]
+        now = ctx.generator.get_state()
+        ctx.generator.set_state(ctx.state)
+        with torch.enable_grad():
+            y = ctx.function(inputs[0])
+        ctx.generator.set_state(now)
+        wanted = [each for each in inputs if each.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, gradient, allow_unused=True))
+        return None, None, *(next(found) if each.requires_grad else None for each in inputs)

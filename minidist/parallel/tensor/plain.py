@@ -1,0 +1,58 @@
+"""Tensor parallelism on one page: an MLP and an attention of which every rank holds and computes a part.
+
+                 x [B, T, D], the same on every rank
+                 │ f   forward: nothing          backward: all_reduce
+      ┌──────────┴───────────┐
+      │ column-parallel      │  Y_r = X A_r     [B, T, C/P]   A's outputs are cut: gate, up, query, key, value
+      │ what treats channels │  silu, attention by heads: no message
+      │ row-parallel         │  Z_r = Y_r B_r   [B, T, D]     B's inputs are cut: down, output
+      └──────────┬───────────┘
+                 │ g   forward: all_reduce       backward: nothing
+                 z = Σ Z_r [B, T, D], the same on every rank
+
+Between the two cuts nothing has to be sent: that is why they come in this order. What reads `x` enters once, for all
+matrices: were each to enter by itself, backward would reduce two or three times.
+
+Cost of each function: one all-reduce of B T D numbers in forward and one in backward; 2(P - 1)/P of that leaves each
+rank. (Shoeybi et al. 2019, "Megatron-LM", section 3.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from minidist.comm import Communicator
+from minidist.model.gpt import Rotary, causal_attention, rotate
+from minidist.parallel.adjoint import copy_to, reduce_from
+
+
+def mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
+    """Return down(silu(gate(x)) * up(x)) [B, T, D], on every rank; collective, in backward too.
+
+    `mine` are this rank's channels: some rows of `gate` and `up` [C/P, D], the same columns of `down` [D, C/P].
+    """
+    inside = copy_to(x, comm)  # f
+    hidden = F.silu(F.linear(inside, mine["gate"])) * F.linear(inside, mine["up"])  # [B, T, C/P]
+    return reduce_from(F.linear(hidden, mine["down"]), comm)  # g
+
+
+def attention(
+    x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator, rotary: Rotary | None = None
+) -> Tensor:
+    """Return causal attention over all heads [B, T, D], on every rank; collective, in backward too.
+
+    `mine` are this rank's heads, none of them cut: some rows of `query`, `key` and `value` [H/P * d, D], the same
+    columns of `output` [D, H/P * d]. Queries and keys are turned by their positions if there is a `rotary` table.
+    """
+    inside = copy_to(x, comm)  # f
+    query, key, value = (
+        F.linear(inside, mine[name]).view(*x.shape[:2], -1, head_dim).transpose(1, 2)  # [B, H/P, T, d]
+        for name in ("query", "key", "value")
+    )
+    if rotary is not None:
+        query, key = rotate(query, rotary), rotate(key, rotary)
+    found = causal_attention(query, key, value)  # [B, H/P, T, d]
+    return reduce_from(F.linear(found.transpose(1, 2).flatten(2), mine["output"]), comm)  # g
