@@ -11,8 +11,8 @@ from torch import Tensor
 
 from minidist import Communicator
 from minidist.collectives.fast import cut
-from minidist.model.gpt import causal_attention
 from minidist.parallel.adjoint import copy_to, reduce_from
+from minidist.parallel.tensor.plain import attention as parallel_attention
 from minidist.parallel.tensor.tensor_parallel import Boundary, VocabularyParallelEmbedding
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
@@ -40,16 +40,6 @@ def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: 
         raise ValueError(f"{heads} heads cannot be dealt out evenly to {ranks} ranks")
     slices = {name: whole[name].chunk(ranks)[rank].clone() for name in ("query", "key", "value")}
     return slices | {"output": whole["output"].chunk(ranks, dim=1)[rank].clone()}
-
-
-def parallel_attention(x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator) -> Tensor:
-    """Enter once, attend with the heads that are here, leave."""
-    inside = copy_to(x, comm)
-    query, key, value = (
-        F.linear(inside, mine[name]).unflatten(-1, (-1, head_dim)).transpose(1, 2) for name in ("query", "key", "value")
-    )
-    found = causal_attention(query, key, value)  # [B, H/P, T, d]
-    return reduce_from(F.linear(found.transpose(1, 2).flatten(2), mine["output"]), comm)
 
 
 def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Communicator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lesson 11, solved: the package's own checkpoint. Read it in `minidist/memory/recompute/segments.py`."""
+"""Lesson 11, solved: the package's own checkpoint. Read it in `minidist/memory/recompute/plain.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.memory import recompute
+from minidist.memory.recompute import plain
 
 Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
 
@@ -33,26 +34,12 @@ def best_length(layers: int, input_bytes: int, saved_bytes: int) -> int:
 
 def checkpoint(block: nn.Module, x: Tensor) -> Tensor:
     """Keep `x`, and call `block` again in backward."""
-    return recompute.checkpoint(block, x)
+    return plain.checkpoint(block, x, block.parameters())
 
 
 def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Do as `checkpoint`, which sets back torch's default generators only; this one sets back `generator`."""
-    before, again = generator.get_state(), False
-
-    def draw(x: Tensor) -> Tensor:
-        nonlocal again
-        if not again:
-            again = True
-            return block(x)
-        now = generator.get_state()
-        generator.set_state(before)
-        try:
-            return block(x)
-        finally:
-            generator.set_state(now)
-
-    return recompute.checkpoint(draw, x)
+    """Keep also where `generator` stands."""
+    return plain.checkpoint(block, x, block.parameters(), generator)
 
 
 def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int) -> Plan:
@@ -82,6 +69,6 @@ def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[
 def checkpoint_between(parts: Sequence[tuple[nn.Module, bool]], x: Tensor) -> Tensor:
     """Checkpoint each run of silent parts as one."""
     for communicates, run in groupby(parts, key=lambda part: part[1]):
-        modules = [module for module, _ in run]
-        x = recompute.segment(modules, x) if communicates else recompute.checkpoint(recompute.segment, modules, x)
+        part = nn.Sequential(*(module for module, _ in run))
+        x = part(x) if communicates else checkpoint(part, x)
     return x

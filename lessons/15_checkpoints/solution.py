@@ -1,4 +1,4 @@
-"""Lesson 15, solved: the package's records of who holds what, its store, its pieces, its cadence."""
+"""Lesson 15, solved: the package's records of who holds what, its plain checkpoint, its pieces, its cadence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from minidist import Communicator
 from minidist.collectives.fast import cut
 from minidist.parallel.placement import Placement, TensorPlacement, counts
-from minidist.trainer.checkpoint import cadence, pieces, store
+from minidist.trainer.checkpoint import cadence, pieces, plain
 from minidist.trainer.checkpoint.pieces import Extent
 from minidist.trainer.checkpoint.saving import extent_of
 
@@ -44,20 +44,12 @@ def pieces_to_write(tensors: Mapping[str, Any], dp: Communicator, tp: Communicat
 
 
 def save(folder: Path, step: int, held: Mapping[str, Any], state: Mapping[str, Any], comm: Communicator) -> None:
-    """Begin, write, commit: as the trainer's writer does, which does it beside training."""
-    if comm.roll_call(store.final_of(folder, step).exists())[0]:
-        raise FileExistsError(f"{store.final_of(folder, step)} is there already and is not overwritten")
-    if comm.rank == 0:
-        store.begin(folder, step)
-    comm.barrier()
+    """Write, flush, and rename when all have."""
     mine = []
     for name, piece in held.items():
         extent = Extent(piece.shape, None, 0, 0, piece.start, piece.start + len(piece.values))
         mine.append(pieces.Piece(name, extent, piece.values))
-    written = comm.roll_call(store.write_shard(folder / f"{store.UNFINISHED}-{step:08d}", comm.rank, mine))
-    if comm.rank == 0:
-        store.commit(folder, step, written, dict(state))
-    comm.barrier()
+    plain.save(folder, step, mine, state, comm)
 
 
 def load(

@@ -1,7 +1,9 @@
 # task 3: query, key and value enter by themselves: backward reduces three times what one all-reduce does.
 import torch.nn.functional as F
 from solution import *  # noqa: F403
-from solution import causal_attention, copy_to, reduce_from
+from solution import copy_to, reduce_from
+
+from minidist.model.gpt import causal_attention
 
 
 def parallel_attention(x, mine, head_dim, comm):

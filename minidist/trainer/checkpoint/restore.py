@@ -1,4 +1,4 @@
-"""Reading a checkpoint of many ranks, into whatever layout of ranks: what `store` has written.
+"""Loading beyond `plain.py`: only the bytes that are needed are read, and a damaged checkpoint changes nothing.
 
                  stored by 2 ranks        wanted by 3
     layer.0      rank-0000 ─────────────▶ rank 0
@@ -7,8 +7,8 @@
                           ╲─────────────▶ rank 2
 
 Every rank asks for its own pieces. It opens the files that have some of them, and of these it reads what it needs (see
-`pieces`): with the layout that wrote them, its own bytes and no others. Nothing is sent and no code is run.
-Whatever is wrong is found out before the first tensor is changed, and told in one sentence with what can be done.
+`pieces`): with the layout that wrote them, its own bytes and no others. Nothing is sent and no code is run. Whatever is
+wrong is found out before the first tensor is changed, and told in one sentence with what can be done.
 """
 
 from __future__ import annotations

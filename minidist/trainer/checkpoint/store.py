@@ -1,4 +1,5 @@
-"""Checkpoints of many ranks: each writes its own pieces of tensors, and any other layout of ranks can read them.
+"""Sharded checkpoints beyond `plain.py`: its steps can be called one by one, from a thread beside training; what the
+disk refuses or damages is told in a sentence; old checkpoints are removed.
 
     runs/a/step-00000100/          rank-0000.safetensors  rank-0001.safetensors  ...  index.json  state.json  SHA256SUMS
     runs/a/.unfinished-00000100/   what a killed run was writing, or removing; nobody reads it, the next save clears it
@@ -7,10 +8,10 @@
     rank 1          └─ write_shard ─┘                        nothing is sent here: whoever calls this brings `Written`
                                                              to rank 0, which has `begin` done before others write
 
-A rename is one atomic act of the file system: a checkpoint is there whole, or not at all. No complete one is ever
-overwritten. `index.json` says of each tensor its dtype, its shape, and which file has which of its elements, so a rank
-reads the pieces that it needs, and only its own if the layout is the same. What the disk damages later is found out by
-`SHA256SUMS` (`sha256sum -c` reads it too). Safetensors holds plain tensors and the rest is JSON: loading runs no code.
+`index.json` says of each tensor its dtype, its shape, and which file has which of its elements, so a rank reads the
+pieces that it needs, and only its own if the layout is the same (`restore.py`). What the disk damages later is found
+out by `SHA256SUMS` (`sha256sum -c` reads it too). Safetensors holds plain tensors, the rest is JSON: loading runs no
+code.
 
 Cost of saving: each rank writes what it alone holds, once, and reads it once for its checksum.
 """
@@ -33,6 +34,7 @@ from safetensors.torch import save_file
 
 from minidist.trainer.checkpoint import index
 from minidist.trainer.checkpoint.pieces import Extent, Piece
+from minidist.trainer.checkpoint.plain import flush
 
 INDEX, STATE, SUMS, UNFINISHED = "index.json", "state.json", "SHA256SUMS", ".unfinished"
 
@@ -93,7 +95,7 @@ def write_shard(unfinished: Path, rank: int, pieces: Sequence[Piece]) -> Written
     file = unfinished / f"rank-{rank:04d}.safetensors"
     try:
         save_file(tensors, file)
-        _flush(file)
+        flush(file)
         size, checksum = file.stat().st_size, digest(file)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
@@ -128,9 +130,9 @@ def commit(folder: Path, step: int, written: Iterable[Written], state: dict[str,
         sums |= {name: digest(unfinished / name) for name in (INDEX, STATE)}
         (unfinished / SUMS).write_text("".join(f"{checksum}  {name}\n" for name, checksum in sorted(sums.items())))
         for path in (unfinished / INDEX, unfinished / STATE, unfinished / SUMS, unfinished):
-            _flush(path)
+            flush(path)
         unfinished.rename(final)  # fails if there is one already
-        _flush(folder)
+        flush(folder)
     except OSError as error:
         raise _unwritten(final, reason(error)) from None
     finally:
@@ -156,7 +158,7 @@ def forget(folder: Path, keep: int, every: int = 0) -> None:
             if every and step_of(old) % every == 0:
                 continue
             doomed = old.rename(folder / f"{UNFINISHED}-{step_of(old):08d}")
-            _flush(folder)  # so that nobody ever takes what is half removed for a checkpoint
+            flush(folder)  # so that nobody ever takes what is half removed for a checkpoint
             shutil.rmtree(doomed)
     except OSError as error:
         raise CheckpointError(
@@ -221,15 +223,6 @@ def digest(file: Path) -> str:
     """Return the checksum of a file, as `sha256sum` does."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold what was written: a rename must not overtake the data it names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritten(final: Path, problem: str) -> CheckpointError:

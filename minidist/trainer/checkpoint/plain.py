@@ -1,0 +1,81 @@
+"""A sharded checkpoint on one page: saved by some ranks, loaded by any number of others.
+
+    rank 0   make .unfinished-00000100 ─┬─ write and flush its pieces ─┬─ index and state, flush, rename to step-00000100
+    rank 1                              └─ write and flush its pieces ─┘
+
+A rename is one atomic act of the file system, so a kill at any moment leaves what was there before, or that and the
+new checkpoint, never half of one. What is flushed (`fsync`) before the rename is on the disk before the name is:
+without that, a name may outlive a power failure and what it names may not.
+
+Cost: each rank writes what it alone holds, once; nothing is sent. A rank that loads reads all of every tensor of which
+it wants some elements. Files are in the format of `store.py`, but for its checksums: `restore.read` reads them, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from minidist.comm import Communicator
+from minidist.trainer.checkpoint import index
+from minidist.trainer.checkpoint.pieces import Piece, put, take
+
+
+def save(folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], comm: Communicator) -> Path:
+    """Save what the ranks hold, and `state`, fit for JSON; return the folder. Collective.
+
+    Together the `pieces` of all ranks are to be each element of each tensor once. FileExistsError, on every rank, if
+    there is a checkpoint of this step: it is never overwritten.
+    """
+    final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
+    if comm.roll_call(final.exists())[0]:
+        raise FileExistsError(f"{final} is there already and is not overwritten: save to another folder")
+    if comm.rank == 0:
+        for remains in folder.glob(".unfinished*"):  # of killed runs
+            shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
+        unfinished.mkdir(parents=True)
+    comm.barrier()  # now there is a folder to write to
+    mine = [piece for piece in pieces if piece.extent.count]
+    if mine:
+        file = unfinished / f"rank-{comm.rank:04d}.safetensors"
+        save_file({name: tensor.detach().contiguous() for name, _, tensor in mine}, file)
+        flush(file)
+    written = comm.roll_call({name: (tensor.dtype, extent) for name, extent, tensor in mine})  # now all are on the disk
+    if comm.rank == 0:
+        files = {f"rank-{rank:04d}.safetensors": held for rank, held in enumerate(written)}
+        (unfinished / "index.json").write_text(index.compose(files))
+        (unfinished / "state.json").write_text(json.dumps({"step": step, **state}))
+        for path in (unfinished / "index.json", unfinished / "state.json", unfinished):
+            flush(path)
+        unfinished.rename(final)
+        flush(folder)
+    comm.barrier()  # now there is a checkpoint
+    return final
+
+
+def load(path: Path, wanted: Sequence[Piece]) -> None:
+    """Fill the wanted pieces, in place, from the checkpoint `path`, whatever ranks have saved it. Sends nothing."""
+    stored = index.parse((path / "index.json").read_text())
+    for name, extent, tensor in wanted:
+        whole = torch.empty(stored[name].shape, dtype=stored[name].dtype)
+        for part, file in stored[name].pieces:
+            with safe_open(path / file, "pt") as opened:
+                put(opened.get_tensor(name).flatten(), part, whole)
+        tensor.detach().copy_(take(whole, extent).view(tensor.shape))
+
+
+def flush(path: Path) -> None:
+    """Have the disk hold what was written: a rename must not overtake the data it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
