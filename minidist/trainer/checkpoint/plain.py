@@ -1,7 +1,7 @@
 """A sharded checkpoint on one page: saved by some ranks, loaded by any number of others.
 
-    rank 0   make .unfinished-00000100 ─┬─ write and flush its pieces ─┬─ index and state, flush, rename to step-00000100
-    rank 1                              └─ write and flush its pieces ─┘
+    rank 0   make .unfinished-00000100 ─┬─ write, flush its pieces ─┬─ index and state, flush, rename to step-00000100
+    rank 1                              └─ write, flush its pieces ─┘
 
 A rename is one atomic act of the file system, so a kill at any moment leaves what was there before, or that and the
 new checkpoint, never half of one. What is flushed (`fsync`) before the rename is on the disk before the name is:
