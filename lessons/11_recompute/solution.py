@@ -17,7 +17,7 @@ Plan: TypeAlias = "Sequence[int | tuple[int, ...]]"
 
 
 def account(plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float]) -> tuple[int, float]:
-    """Return the peak of bytes and the seconds recomputed. `memory.chain.replay` also counts gradients and outputs."""
+    """Return the peak of bytes and the seconds recomputed."""
     peak, left, again = 0, 0, 0.0
     for part in plan:
         blocks = part if isinstance(part, tuple) else (part,)

@@ -1,4 +1,4 @@
-"""Which activations to store and which to recompute under a budget of bytes: the best plan, and a proof that it fits.
+"""Which activations to store and which to recompute under a budget of bytes: the best plan.
 
     plan          (0, (1, 2), 3)       in parentheses: computed again, from its input x1, when backward gets there
     forward       store 0 ─▶ keep x1, forward 1 ─▶ forward 2 ─▶ store 3
@@ -21,7 +21,7 @@ Cost: O(L³ * F) steps for L stages and F points of a frontier: a handful if the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
@@ -148,44 +148,6 @@ def operations(plan: Plan) -> list[Operation]:
     start, *others = stages_of(first)
     passing = [Operation("keep", start), *(Operation("forward", stage) for stage in others)]
     return passing + operations(rest) + operations(first)
-
-
-def replay(steps: Iterable[Operation], chain: Chain) -> tuple[float, int]:
-    """Return the seconds and the peak of bytes that `steps` take; the proof of a plan, which shares no line with it.
-
-    The gradient of the last output has its room from the start.
-
-    Raises
-    ------
-    ValueError
-        If an operation lacks what it needs, or a stage gets no backward.
-    """
-    count = len(chain.stages)
-    time, peak = 0.0, 0
-    memory = {("x", 0): chain.input, ("gradient", count): chain.bytes_of(count)}
-    for step in steps:
-        stage, cost = step.stage, chain.stages[step.stage]
-        needed = {("x", stage)}
-        if step.verb == "backward":
-            needed |= {("saved", stage), ("gradient", stage + 1)}
-            memory.pop(("x", stage + 1), None)  # the output itself is of no use to its own backward
-            memory[("gradient", stage)] = chain.bytes_of(stage)
-        else:
-            memory[("x", stage + 1)] = cost.output
-        if step.verb == "store":
-            memory[("saved", stage)] = cost.saved
-        if missing := needed - memory.keys():
-            raise ValueError(f"{step.verb} {stage} needs {sorted(missing)}, which memory does not hold")
-        time += cost.backward if step.verb == "backward" else cost.forward
-        peak = max(peak, sum(memory.values()))
-        if step.verb == "forward":
-            del memory[("x", stage)]
-        elif step.verb == "backward":
-            for name in needed:
-                del memory[name]
-    if memory.keys() != {("gradient", 0)}:
-        raise ValueError(f"the end of the plan leaves {sorted(memory)}, not the gradient of the input alone")
-    return time, peak
 
 
 def stages_of(plan: Plan) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -16,7 +17,6 @@ from minidist.memory.recompute.chain import (
     best_plan,
     in_segments,
     operations,
-    replay,
     tradeoff,
 )
 from minidist.memory.recompute.segments import recompute
@@ -34,6 +34,44 @@ def random_chain(length: int, seed: int) -> Chain:
         for _ in range(length)
     ]
     return Chain(tuple(stages), input=draws.randint(1, 9))
+
+
+def replay(steps: Iterable[Operation], chain: Chain) -> tuple[float, int]:
+    """Return the seconds and the peak of bytes that `steps` take; the proof of a plan, which shares no line with it.
+
+    The gradient of the last output has its room from the start.
+
+    Raises
+    ------
+    ValueError
+        If an operation lacks what it needs, or a stage gets no backward.
+    """
+    count = len(chain.stages)
+    time, peak = 0.0, 0
+    memory = {("x", 0): chain.input, ("gradient", count): chain.bytes_of(count)}
+    for step in steps:
+        stage, cost = step.stage, chain.stages[step.stage]
+        needed = {("x", stage)}
+        if step.verb == "backward":
+            needed |= {("saved", stage), ("gradient", stage + 1)}
+            memory.pop(("x", stage + 1), None)  # the output itself is of no use to its own backward
+            memory[("gradient", stage)] = chain.bytes_of(stage)
+        else:
+            memory[("x", stage + 1)] = cost.output
+        if step.verb == "store":
+            memory[("saved", stage)] = cost.saved
+        if missing := needed - memory.keys():
+            raise ValueError(f"{step.verb} {stage} needs {sorted(missing)}, which memory does not hold")
+        time += cost.backward if step.verb == "backward" else cost.forward
+        peak = max(peak, sum(memory.values()))
+        if step.verb == "forward":
+            del memory[("x", stage)]
+        elif step.verb == "backward":
+            for name in needed:
+                del memory[name]
+    if memory.keys() != {("gradient", 0)}:
+        raise ValueError(f"the end of the plan leaves {sorted(memory)}, not the gradient of the input alone")
+    return time, peak
 
 
 @cache
