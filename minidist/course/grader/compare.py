@@ -63,10 +63,7 @@ def expect_close(
     """
     if is_close(found, expected, tolerance):
         return
-    hint = ""
-    for story, value in (instead or {}).items():
-        if not hint and is_close(found, np.asarray(value() if callable(value) else value), tolerance):
-            hint = f": this is what comes out if {story}"
+    hint = known(instead or {}, lambda value: is_close(found, np.asarray(value), tolerance))
     hint = hint or likeness(rank, found, expected, tolerance, others, before)
     if found.shape != expected.shape:
         raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}{hint}")
@@ -100,6 +97,17 @@ def is_close(found: Array, expected: Array, tolerance: float) -> bool:
     if not tolerance or not found.size or found.shape != expected.shape:
         return np.array_equal(found, expected)
     return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(), 1e-300))
+
+
+def known(instead: Instead, same: Callable[[Any], bool]) -> str:
+    """Return which of the mistakes in `instead` gives the `same`, in words that go behind the rejection, or nothing.
+
+    For what is no array: `known({"ranks are counted from 1": 5}, lambda value: value == found)`.
+    """
+    for story, value in instead.items():
+        if same(value() if callable(value) else value):
+            return f": this is what comes out if {story}"
+    return ""
 
 
 def likeness(

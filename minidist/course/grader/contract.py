@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minidist.comm.communicator import Communicator
-from minidist.course.grader.compare import Array, Arrays, Wrong, expect_close, expect_equal, expect_ranks
+from minidist.course.grader.compare import Array, Arrays, Wrong, expect_close, expect_equal, expect_ranks, known
 from minidist.trace import Trace
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "expect_close",
     "expect_equal",
     "expect_ranks",
+    "known",
 ]  # for checks, which import all from here
 SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
 NEVER = ("checks", "judges", "solution", "minidist.course")  # where the answers are
