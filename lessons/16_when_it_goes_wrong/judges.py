@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import Cluster, Communicator, run
 from minidist.collectives import all_reduce
-from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal, known, sent_by
 from minidist.trace import Event, Trace
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "communication")
@@ -50,6 +50,7 @@ SCENES: dict[str, tuple[float, tuple[str, ...], Finding, int]] = {
         ("deadlock", [2, 3]),
         2,
     ),
+    "a clock of whole seconds": (10, ("1: 1@1 0@1", "1.5: 1@1 C", "1.75: 1@1 0@1", "3: F F"), None, 4),
     "all is well": (10, ("1: C 0@0.5 C", "2: 2@1.5 C C", "3: F F F"), None, 3),
 }
 
@@ -61,17 +62,28 @@ def ask_words(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
 
 def judge_words(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Every rank names the same odd ones, after one digest from each to each."""
-    expected = odd_ones([given["words"].tobytes() for given in case.given])
+    texts = [given["words"].tobytes() for given in case.given]
+    instead = {clause: odd_ones([str(digest(text)) for text in texts]) for clause, digest in DIGESTS.items()}
+    instead["what rank 0 has counts as right, not what most have"] = odd_ones(texts, texts[0])
+    last = max(reversed(texts), key=texts.count)
+    instead["of equally many another text than that of the lowest rank counts as right"] = odd_ones(texts, last)
     for rank, result in enumerate(results):
-        expect_ranks(rank, "the odd ranks", result["odd"], expected)
+        expect_ranks(rank, "the odd ranks", result["odd"], odd_ones(texts), instead)
         expect_sent(rank, notes, [8] * (case.ranks - 1))
 
 
-def odd_ones(answers: Sequence[Any]) -> list[int]:
-    """Return which answers are not the most frequent one; of equally frequent ones, the first is right."""
+DIGESTS: dict[str, Callable[[bytes], object]] = {
+    "the digest does not depend on the letters' order, as their sum does not": sorted,
+    "the digest is the length": len,
+    "the digest is of the first letters alone": lambda text: text[:8],
+}
+
+
+def odd_ones(answers: Sequence[Any], right: Any = None) -> list[int]:
+    """Return which answers are not the `right` one: the most frequent one, of equally frequent ones the first."""
     counts = Counter(answers)
-    usual = max(counts, key=lambda answer: (counts[answer], -answers.index(answer)))
-    return [rank for rank, answer in enumerate(answers) if answer != usual]
+    right = right or max(counts, key=lambda answer: (counts[answer], -answers.index(answer)))
+    return [rank for rank, answer in enumerate(answers) if answer != right]
 
 
 def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -95,7 +107,7 @@ def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
     return found
 
 
-def spoil(array: np.ndarray[Any, Any], kind: str) -> None:
+def spoil(array: Array, kind: str) -> None:
     """Change an array of 2 x 4 float64, in place."""
     if kind == "bit":
         array.view(np.uint64)[1, 3] ^= np.uint64(1)
@@ -118,17 +130,38 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     harmless = given["kind"].tobytes() == b"nothing" or len(hit) == case.ranks
     step = NOTHING if harmless else int(given["when"])
     for rank, result in enumerate(results):
-        expect_equal(rank, "the step (-1: none) of the first difference", result["step"], np.array(step))
+        if (found := int(result["step"])) != step:
+            says = [f"at step {number}" if number != NOTHING else "nowhere" for number in (found, step)]
+            missed = found == NOTHING or found > step != NOTHING
+            why = MISSED[given["kind"].tobytes().decode()] if missed else IMAGINED
+            raise Wrong(f"rank {rank}: the first difference is found {says[0]}, expected {says[1]}: {why}")
         if not harmless:
             name = NAMES[int(result["name"])]
             if name != NAMES[int(given["where"])]:
                 several = given["kind"].tobytes() in (b"rest", b"exchange")
                 why = ", the first of several that differ" if several else ""
                 raise Wrong(f"rank {rank}: found {name}, expected {NAMES[int(given['where'])]}{why}")
-            expect_ranks(rank, f"the ranks where {name} is odd", result["ranks"], odd_ones(list(bits.values())))
-        odd_steps, others = 0 if harmless else 4 - step, case.ranks - 1
-        details = [8] * others + [8 * len(NAMES)] * others
-        expect_sent(rank, notes, [8] * others * (4 - odd_steps) + details * odd_steps)
+            expect_ranks(rank, f"the ranks where {name} is odd", result["ranks"], odd_ones(list(bits.values())), {})
+        odd_steps, others, all_of_them = 0 if harmless else 4 - step, case.ranks - 1, 8 * len(NAMES)
+        one, good, where = [8] * others, [8] * others * (4 - odd_steps), int(given["where"])
+        instead = {
+            "the digests of all arrays are sent also while all is well": [all_of_them] * others * 4,
+            "the digests of all arrays are sent besides while all is well": (one + [all_of_them] * others) * 4,
+            "each array has messages of its own": good + one * (1 + len(NAMES)) * odd_steps,
+            "each array, up to the first odd one, has messages of its own": good + one * (2 + where) * odd_steps,
+        }
+        expect_sent(rank, notes, good + (one + [all_of_them] * others) * odd_steps, instead)
+
+
+MISSED = {  # what is overlooked, by what was done
+    "bit": "one bit of one number is another, which the digest has to see: it is of all bits, not of what is printed",
+    "rest": "one bit of one number is another, which the digest has to see: it is of all bits, not of what is printed",
+    "swap": "two numbers have changed places, which the digest has to see",
+    "sum": "two numbers have changed, though not their sum, which the digest has to see",
+    "exchange": "two arrays have changed places, which the digest of everything has to see",
+    "sign": "0.0 has become -0.0, of which a bit is another",
+}
+IMAGINED = "all bits are the same there, also of what is no number; arrays only lie in memory in another order"
 
 
 def as_arrays(events: Sequence[Event]) -> Arrays:
@@ -167,24 +200,34 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     for row, begin, end in zip(given["rank"][counts], begins[counts], given["end"][counts], strict=True):
         moments[ranks.index(row), int(begin) : int(end)] = True
     waited = moments.sum(axis=1).astype(np.float64)
-    expect_equal(0, "the list of ranks in the answer", result["ranks"], np.array(ranks))
+    some = {"ranks that never communicate are left out": sorted(set(given["rank"][counts].tolist()))}
+    expect_equal(0, "the list of ranks in the answer", result["ranks"], np.array(ranks), instead=some)
     lengths = given["end"] - begins
-    for row, rank in enumerate(ranks):
+    for row, (rank, times) in enumerate(zip(ranks, result["seconds"], strict=True)):
         mine = counts & (given["rank"] == rank)
         every = mine | ((given["rank"] == rank) & (given["kind"] >= 1) & (given["kind"] <= 5))
         none = np.where(begins == 0, given["start"], begins)
         instead = {
+            "waited_from = 0.0 is taken for None": covered(none[mine], given["end"][mine]),
             "moments of events that overlap count twice": lengths[mine].sum(),
             "events of other tracks count as well": covered(begins[every], given["end"][every]),
             "waited_from is not looked at": covered(given["start"][mine], given["end"][mine]),
-            "waited_from = 0.0 is taken for None": covered(none[mine], given["end"][mine]),
+            "some moments count twice, as behind a short event within a long one": max(waited[row], times),
         }
-        expect_close(rank, "waiting", result["seconds"][row], waited[row], instead=instead)
-    slow = ranks[int(np.argmin(waited))] if waited.min() < np.median(waited) / 2 else NOTHING
-    expect_equal(0, "straggler (-1: None)", result["slow"], np.array(slow))
+        expect_close(rank, "waiting", times, waited[row], instead=instead)
+    least, most, median = ranks[int(waited.argmin())], ranks[int(waited.argmax())], float(np.median(waited))
+    instead = {
+        "just half of the median is slow already": least if waited.min() <= median / 2 else NOTHING,
+        "a rank is compared with the mean of all": least if waited.min() < waited.mean() / 2 else NOTHING,
+        "less than the median is slow already": least if waited.min() < median else NOTHING,
+        "some rank always counts as slow": least,
+        "the rank that waits most is blamed": most,
+    }
+    slow = least if waited.min() < median / 2 else NOTHING
+    expect_equal(0, "straggler (-1: None)", result["slow"], np.array(slow), instead=instead)
 
 
-def covered(begins: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> float:
+def covered(begins: Array, ends: Array) -> float:
     """Return how many moments lie in one of these intervals at least."""
     moments = np.zeros(HORIZON, bool)
     for begin, end in zip(begins, ends, strict=True):
@@ -204,43 +247,41 @@ def ask_memory(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
 
 def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Compare peaks, which are moments, not sums of what was held at different ones."""
-    peaks = np.array([given["held"][given["held"].sum(axis=1).argmax()] for given in case.given])
-    worst = int(peaks.sum(axis=1).argmax())
-    excess = peaks[worst] - np.median(peaks, axis=0)
-    expected = (worst, int(excess.argmax())) if peaks[worst].sum() > 100 else (NOTHING, NOTHING)
+    held = [given["held"] for given in case.given]
+    instead = {
+        "what is just the capacity counts as above it": blamed(held, capacity=99),
+        "the first rank above the capacity is taken": blamed(held, first=True),
+        "the largest category is to blame": blamed(held, usual=lambda peaks, worst: 0),
+        "the rank is compared with the mean": blamed(held, usual=lambda peaks, worst: peaks.mean(axis=0)),
+        "the rank itself is left out of the median": blamed(
+            held, usual=lambda peaks, worst: np.median(np.delete(peaks, worst, axis=0), axis=0)
+        ),
+        "of equal peaks the last sample is taken": blamed([samples[::-1] for samples in held]),
+        "the largest values of different moments are added up": blamed([each.max(axis=0)[None] for each in held]),
+    }
+    expected = blamed(held)
     for rank, result in enumerate(results):
         found = int(result["rank"]), int(result["category"])
         if found != expected:
+            why = " or if ".join(clause for clause, answer in instead.items() if answer == found)
             says = f"rank {rank}: out of memory is {named(*found)}, expected {named(*expected)}"
-            for clause, answer in other_blame(case.given).items():
-                if found == answer:
-                    raise Wrong(f"{says}: this is what comes out if {clause}")
-            raise Wrong(says)
+            raise Wrong(f"{says}: this is what comes out if {why}" if why else says)
         expect_sent(rank, notes, [40] * (case.ranks - 1))
 
 
-def other_blame(given: Sequence[Arrays]) -> dict[str, tuple[int, int]]:
-    """Return what known mistakes find."""
-    held = [each["held"] for each in given]
-    firsts = np.array([samples[samples.sum(axis=1).argmax()] for samples in held])
-    lasts = np.array([samples[len(samples) - 1 - samples.sum(axis=1)[::-1].argmax()] for samples in held])
-    never, totals = np.array([samples.max(axis=0) for samples in held]), firsts.sum(axis=1)
-    worst, over = int(totals.argmax()), np.flatnonzero(totals > 100)
-    first = int(over[0]) if len(over) else worst
-    median, others = np.median(firsts, axis=0), np.median(np.delete(firsts, worst, axis=0), axis=0)
-    most = int(never.sum(axis=1).argmax())
-    return {
-        "what is just the capacity counts as above it": (worst, int((firsts[worst] - median).argmax())),
-        "the first rank above the capacity is taken": (first, int((firsts[first] - median).argmax())),
-        "the largest category is to blame": (worst, int(firsts[worst].argmax())),
-        "the rank is compared with the mean": (worst, int((firsts[worst] - firsts.mean(axis=0)).argmax())),
-        "the rank itself is left out of the median": (worst, int((firsts[worst] - others).argmax())),
-        "of equal peaks the last sample is taken": (worst, int((lasts[worst] - np.median(lasts, axis=0)).argmax())),
-        "the largest values of different moments are added up": (
-            most,
-            int((never[most] - np.median(never, axis=0)).argmax()),
-        ),
-    }
+def blamed(
+    held: Sequence[Array],
+    usual: Callable[[Array, int], Any] = lambda peaks, worst: np.median(peaks, axis=0),
+    first: bool = False,
+    capacity: int = 100,
+) -> tuple[int, int]:
+    """Return the rank and the category to blame; other arguments than `held` are what goes wrong."""
+    peaks = np.array([samples[samples.sum(axis=1).argmax()] for samples in held])
+    totals = peaks.sum(axis=1)
+    if totals.max() <= capacity:
+        return NOTHING, NOTHING
+    worst = int((totals > capacity).argmax() if first else totals.argmax())
+    return worst, int((peaks[worst] - usual(peaks, worst)).argmax())
 
 
 def named(rank: int, category: int) -> str:
@@ -279,38 +320,76 @@ def look_on(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
 def judge_scene(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """The finding that the scene was written for, at the right look."""
     _, _, finding, looks = SCENES[case.label]
-    expect_finding(results[0], finding, looks)
+    expect_finding(case.given[0], results[0], finding, looks)
 
 
-def expect_finding(result: Arrays, finding: Finding, looks: int) -> None:
+def expect_finding(given: Arrays, result: Arrays, finding: Finding, looks: int) -> None:
     """Raise `Wrong` unless this was found, after so many looks, with a pause between each two."""
-    kind = result["kind"].tobytes().decode()
-    found = None if kind == "nothing" else (kind, result["ranks"].tolist())
-    if kind == "on and on":
-        raise Wrong(f"watch went on after look {int(result['looks'])}, expected {finding} at look {looks}")
-    if found != finding:
-        raise Wrong(f"watch found {found} at look {int(result['looks'])}, expected {finding} at look {looks}")
-    if int(result["looks"]) != looks:
-        raise Wrong(f"watch found {found} at look {int(result['looks'])}, expected that at look {looks}")
+    kind, ranks, when = result["kind"].tobytes().decode(), result["ranks"].tolist(), int(result["looks"])
+    found = None if kind == "nothing" else (kind, ranks)
+    if found != finding or when != looks:
+        says = "watch went on after" if kind == "on and on" else f"watch found {found} at"
+        expected = "that" if found == finding else finding
+        why = unfounded(given, kind, ranks, when) or overlooked(finding, kind, ranks, looks < when)
+        raise Wrong(f"{says} look {when}, expected {expected} at look {looks}{why}")
     expect_equal(0, "the number of pauses", result["pauses"], np.array(looks - 1))
 
 
-def letters(text: str) -> np.ndarray[Any, Any]:
+def unfounded(given: Arrays, kind: str, ranks: Sequence[int], when: int) -> str:
+    """Return why what was found at look number `when` does not count, in words behind the rejection, or nothing."""
+    doing, since = given["doing"], given["since"]
+    waits = [rank for rank in ranks if doing[when - 1][rank] == 1]
+    if kind == "nothing" and (doing[when - 1] == 0).any():
+        return ": some ranks still compute, and may wait later: it is over when all have finished"
+    if kind == "slow" and not given["now"][when - 1] - since[when - 1][ranks[0]] > given["limit"]:
+        return f": rank {ranks[0]}, where the chain begins, has not waited for more than the limit"
+    if kind not in ("deadlock", "gone"):
+        return ""
+    if when == 1:
+        return ": one look proves nothing, a message may be on its way"
+    moved = [
+        rank
+        for rank in waits
+        for name in ("doing", "peer")
+        if given[name][when - 1][rank] != given[name][when - 2][rank]
+    ]
+    if moved:
+        return f": rank {moved[0]} did something else at the look before"
+    again = [rank for rank in waits if since[when - 1][rank] != since[when - 2][rank]]
+    return f": at the look before, rank {again[0]} was in another wait, which has ended" if again else ""
+
+
+def overlooked(finding: Finding, kind: str, ranks: Sequence[int], late: bool) -> str:
+    """Return why `finding` is one, or in which form, if something else was found, or nothing, or the same too late."""
+    if finding is None:
+        return ""
+    if kind == finding[0] == "deadlock" and {*ranks} > {*finding[1]}:
+        return ": ranks that lead to the circle are not in it"
+    if kind == finding[0] == "deadlock" and {*ranks} == {*finding[1]} and not late:
+        return ": the circle begins with its lowest rank"
+    return {
+        "deadlock": ": the ranks in the circle wait as at the look before; those that lead to it need not",
+        "gone": ": the ranks in the chain that wait do so as at the look before; the finished one need not",
+        "slow": ": the rank where the chain begins has waited for more than the limit, whoever it waits for",
+    }[finding[0]]
+
+
+def letters(text: str) -> Array:
     """Return a text as an array."""
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def expect_ranks(rank: int, name: str, found: np.ndarray[Any, Any], expected: Sequence[int]) -> None:
-    """Raise `Wrong` unless just these ranks were named."""
-    if found.tolist() != list(expected):
-        raise Wrong(f"rank {rank}: {name} are {found.tolist()}, expected {list(expected)}")
+def expect_ranks(rank: int, name: str, found: Any, expected: list[int], instead: Mapping[str, Any]) -> None:
+    """Raise `Wrong` unless just these ranks were named; `instead` is what known mistakes name."""
+    if (ranks := found.tolist()) != expected:
+        raise Wrong(f"rank {rank}: {name} are {ranks}, expected {expected}{known(instead, ranks.__eq__)}")
 
 
-def expect_sent(rank: int, notes: Sequence[Note], sizes: Sequence[int]) -> None:
-    """Raise `Wrong` unless a rank sent messages of just these sizes, in this order."""
+def expect_sent(rank: int, notes: Sequence[Note], sizes: list[int], instead: Mapping[str, Any] = {}) -> None:
+    """Raise `Wrong` unless a rank sent messages of just these sizes, in this order; `instead`: as known mistakes do."""
     found = [note.bytes for note in sent_by(rank, notes)]
-    if found != list(sizes):
-        raise Wrong(f"rank {rank} sent messages of {found} bytes, expected {list(sizes)}")
+    if found != sizes:
+        raise Wrong(f"rank {rank} sent messages of {found} bytes, expected {sizes}{known(instead, found.__eq__)}")
 
 
 def real_run(slow: int | None, ranks: int = 4) -> Callable[[np.random.Generator], list[Event]]:
