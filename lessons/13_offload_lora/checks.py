@@ -6,10 +6,18 @@ rule is taken for right.
 
 from __future__ import annotations
 
-import numpy as np
-from judges import STEPS, judge_lora, judge_nf4, judge_offload, judge_reduce, run_lora, run_nf4, run_offload, run_reduce
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
-from minidist.course.grader.contract import BY_OPTIMIZERS, Case, Check, Draw, Task
+import numpy as np
+import torch
+from judges import DECAY, RATE, STEPS, judge_lora, judge_nf4, judge_offload, judge_reduce
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from minidist import Communicator
+from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.memory", "minidist.parallel")
 LORA = Task(1, "an adapter", BY_HAND)
@@ -76,6 +84,112 @@ def optimized(*sizes: tuple[int, int]) -> Draw:
         ]
 
     return draw
+
+
+# ---------------------------------------------------------------- programs: on every rank, with the student's module
+
+
+def layer_of(given: Arrays) -> nn.Linear:
+    """Return the layer that is to be adapted."""
+    outputs, inputs = given["weight"].shape
+    linear = nn.Linear(inputs, outputs, dtype=torch.float64, device="meta").to_empty(device="cpu")
+    linear.weight.data.copy_(torch.from_numpy(given["weight"]))
+    linear.bias.data.copy_(torch.from_numpy(given["bias"]))
+    return linear
+
+
+def run_lora(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 1: look at the new adapter, then give it values, go forward and backward, and merge."""
+    linear, low, alpha = layer_of(given), len(given["A"]), float(given["alpha"])
+    adapted = exercise.adapt(linear, low, alpha, torch.Generator().manual_seed(int(given["seed"])))
+    x = torch.from_numpy(given["x"].copy()).requires_grad_()
+    found = {"drawn A": adapted.A.detach().numpy().copy(), "drawn B": adapted.B.detach().numpy().copy()}
+    found["output at the start"] = adapted(x).detach().numpy()
+    with torch.no_grad():
+        adapted.A.copy_(torch.from_numpy(given["A"]))
+        adapted.B.copy_(torch.from_numpy(given["B"]))
+    saved: list[Tensor] = []
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        y = adapted(x)
+    address = linear.weight.data_ptr()
+    found["largest"] = max([tensor.numel() for tensor in saved if tensor.data_ptr() != address], default=0)
+    y.square().sum().backward()
+    found |= {"output": y.detach().numpy(), "gradient of x": x.grad.numpy()}
+    found |= {f"gradient of {name}": getattr(adapted, name).grad.numpy() for name in "AB"}
+    found["frozen"] = [parameter.grad is None and not parameter.requires_grad for parameter in linear.parameters()]
+    found["trained"] = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    merged = exercise.merge(adapted)
+    found |= {"plain": type(merged) is nn.Linear, "merged weight": merged.weight.detach().numpy()}
+    mine = {parameter.data_ptr() for parameter in linear.parameters()}
+    found["shared"] = any(parameter.data_ptr() in mine for parameter in merged.parameters())
+    found["merged output"] = merged(x).detach().numpy()
+    return found | {"weight of the layer after merging": linear.weight.detach().numpy()}
+
+
+def run_reduce(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 2 on a model with frozen layers before, between and after the trained ones."""
+    frozen = [layer_of(given).requires_grad_(False) for _ in range(3)]
+    A, B = (nn.ParameterList([torch.from_numpy(given[name].copy())]) for name in "AB")
+    model = nn.ModuleList([frozen[0], A, frozen[1], B, frozen[2]])
+    for name, holder in (("A", A), ("B", B)):
+        holder[0].grad = torch.from_numpy(given[name] * given["x"].sum())
+    exercise.reduce_adapters(model, comm)
+    found = {name: holder[0].grad.numpy() for name, holder in (("A", A), ("B", B))}
+    return found | {
+        "kept": frozen[0].weight.numpy(),
+        "none": all(p.grad is None for f in frozen for p in f.parameters()),
+    }
+
+
+def run_nf4(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 3."""
+    count, shape = given["weights"].size, given["weights"].shape
+    packed = exercise.quantize(torch.from_numpy(given["weights"].copy()))
+    names = ("codes", "scales", "steps", "mean")
+    found = {name: tensor.numpy() for name, tensor in zip(names, packed, strict=True)}
+    found["read"] = exercise.dequantize(tuple(torch.from_numpy(given[name].copy()) for name in names), shape).numpy()
+    return found | {"bits": [exercise.bits_per_weight(each) for each in (count, 64, 100_000)]}
+
+
+class Slow:
+    """A slow memory that writes down who came: 2n for fetching state n, 2n + 1 for bringing it back."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.log: list[int] = []
+        zeros = [torch.zeros_like(parameter.detach()) for parameter in parameters]
+        self.states = [{"step": torch.zeros(()), "exp_avg": zero, "exp_avg_sq": zero} for zero in zeros]
+
+    def fetch(self, number: int) -> dict[str, Tensor]:
+        """Return a copy."""
+        self.log.append(2 * number)
+        return {name: value.detach().clone() for name, value in self.states[number].items()}
+
+    def keep(self, number: int, state: dict[str, Tensor]) -> None:
+        """Take a copy back."""
+        self.log.append(2 * number + 1)
+        self.states[number] = {name: value.detach().clone() for name, value in state.items()}
+
+    def overwrite(self) -> None:
+        """Let all mean squares be four times as large, and no step done, as if somebody had loaded others."""
+        for state in self.states:
+            state["exp_avg_sq"], state["step"] = 4 * state["exp_avg_sq"], torch.zeros(())
+
+
+def run_offload(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4 for some steps; state is overwritten after the first."""
+    parameters = [nn.Parameter(torch.from_numpy(start.copy())) for start in given["start"]]
+    slow, until = Slow(parameters), []
+    for step, gradients in enumerate(given["gradients"]):
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            parameter.grad = None if number % 3 == 1 else torch.from_numpy(gradient.copy())
+        exercise.offloaded_step(parameters, slow, lr=RATE, weight_decay=DECAY)
+        until.append(len(slow.log))
+        if step == 0:
+            slow.overwrite()
+    found = {"parameters": [parameter.detach().numpy() for parameter in parameters], "log": slow.log, "until": until}
+    return found | {
+        name: np.array([s[name].numpy() for s in slow.states]) for name in ("step", "exp_avg", "exp_avg_sq")
+    }
 
 
 # ---------------------------------------------------------------- the checks
