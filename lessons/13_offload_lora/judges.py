@@ -123,42 +123,10 @@ def judge_nf4(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
     if not flat.any() and (astray := np.flatnonzero(found["codes"][: count // 2] != 0x77)).size:
         code = found["codes"][astray[0]] >> 4
         raise Wrong(f"all weights and scales are 0, and weight {2 * astray[0]} has the code {code}, expected 7")
-    largest = np.array([np.abs(flat[start : start + 64]).max() for start in range(0, count, 64)])
-    far = np.abs(largest - largest.mean())
-    steps = np.array([far[start : start + 256].max() for start in range(0, len(far), 256)]) / 127
-    expect_close(0, "mean", found["mean"], largest.mean().reshape(1), 1e-5)
-    instead = {"all groups have the step of the largest deviation of all": np.full(len(steps), far.max() / 127)}
-    expect_close(0, "steps", found["steps"], steps, 1e-4, instead=instead)
-    step, scales = np.repeat(found["steps"], 256)[: len(far)], read_scales(found)
-    off = (scales - largest) / np.where(step == 0, 1, step)
-    if (wrong := np.flatnonzero((off < -1e-3) | (off > 1.001))).size:
-        says = (
-            f"the scale of block {wrong[0]} lies {off[wrong[0]]:.3f} steps above its largest |weight|, expected 0 to 1"
-        )
-        ways = {"to the nearest": 0.5, "down": 0.0}
-        way = next(
-            (f": scale codes are rounded {way}, not up" for way, most in ways.items() if off.max() <= most + 1e-3), ""
-        )
-        raise Wrong(says + way)
-    scale = np.repeat(scales, 64)[:count]
-    best = np.abs(LEVELS * scale[:, None] - flat[:, None]).min(1)
-    error = np.abs(read(found, count) - flat)
-    if (wrong := np.flatnonzero(error > best + 1e-6 * largest.max())).size:
-        where, swapped = wrong[0], {**found, "codes": found["codes"] >> 4 | found["codes"] << 4}
-        exactly = np.abs(LEVELS - (flat / np.repeat(largest, 64)[:count])[:, None]).argmin(1)
-        instead = {
-            "the earlier weight's code is in the low four bits": np.abs(read(swapped, count) - flat)
-            <= best + 1e-6 * largest.max(),
-            "a code is that of weight / largest, not of weight / scale": LEVELS[exactly] * scale == read(found, count),
-            "weights are cut off to the level towards zero": np.abs(read(found, count)) <= np.abs(flat) + 1e-9,
-        }
-        says = (
-            f"weight {where} is {flat[where]:.6f} and is read as {read(found, count)[where]:.6f}: not the nearest level"
-        )
-        raise Wrong(says + known(instead, lambda fits: fits.mean() > 0.98))
-    expect_close(
-        0, "dequantize of given codes", found["read"], read(given, count).reshape(given["weights"].shape), 1e-5
-    )
+    expect_scales(found, np.array([np.abs(flat[start : start + 64]).max() for start in range(0, count, 64)]))
+    expect_codes(found, flat)
+    reread = read(given, count).reshape(given["weights"].shape)
+    expect_close(0, "dequantize of given codes", found["read"], reread, 1e-5)
     for each, bits in zip((count, 64, 100_000), found["bits"].tolist(), strict=True):
         codes, blocks, groups = -(-each // 2), -(-each // 64), -(-each // 64 // 256)
         expected = 8 * (codes + blocks + 4 * groups + 4) / each
@@ -172,6 +140,39 @@ def judge_nf4(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
         if abs(bits - expected) > 1e-9:
             why = known(instead, lambda value: abs(value - bits) < 1e-9)  # noqa: B023
             raise Wrong(f"bits_per_weight({each}) is {bits:.6f}, expected {expected:.6f}{why}")
+
+
+def expect_scales(found: Arrays, largest: Array) -> None:
+    """Raise `Wrong` unless the mean, the steps and the scales are those of blocks with these largest |weights|."""
+    far = np.abs(largest - largest.mean())
+    steps = np.array([far[start : start + 256].max() for start in range(0, len(far), 256)]) / 127
+    expect_close(0, "mean", found["mean"], largest.mean().reshape(1), 1e-5)
+    instead = {"all groups have the step of the largest deviation of all": np.full(len(steps), far.max() / 127)}
+    expect_close(0, "steps", found["steps"], steps, 1e-4, instead=instead)
+    step = np.repeat(found["steps"], 256)[: len(far)]
+    off = (read_scales(found) - largest) / np.where(step == 0, 1, step)
+    if (wrong := np.flatnonzero((off < -1e-3) | (off > 1.001))).size:
+        says = f"the scale of block {wrong[0]} lies {off[wrong[0]]:.3f} steps above its largest |weight|"
+        ways = {"scale codes are rounded down, not up": 0.0, "scale codes are rounded to the nearest, not up": 0.5}
+        raise Wrong(f"{says}, expected 0 to 1{known(ways, lambda most: off.max() <= most + 1e-3)}")
+
+
+def expect_codes(found: Arrays, flat: Array) -> None:
+    """Raise `Wrong` unless each weight has the code of the level that is nearest, by the scales as they are read."""
+    count, scale = len(flat), np.repeat(read_scales(found), 64)[: len(flat)]
+    most = np.abs(LEVELS * scale[:, None] - flat[:, None]).min(1) + 1e-6 * np.abs(flat).max()
+    weights = read(found, count)
+    if (wrong := np.flatnonzero(np.abs(weights - flat) > most)).size:
+        swapped = read({**found, "codes": found["codes"] >> 4 | found["codes"] << 4}, count)
+        largest = np.maximum.reduceat(np.abs(flat), range(0, count, 64)).repeat(64)[:count]
+        by_largest = LEVELS[np.abs(LEVELS * largest[:, None] - flat[:, None]).argmin(1)] * scale
+        instead = {
+            "the earlier weight's code is in the low four bits": np.abs(swapped - flat) <= most,
+            "a code is that of weight / largest, not of weight / scale": by_largest == weights,
+            "weights are cut off to the level towards zero": np.abs(weights) <= np.abs(flat) + 1e-9,
+        }
+        says = f"weight {wrong[0]} is {flat[wrong[0]]:.6f} and is read as {weights[wrong[0]]:.6f}"
+        raise Wrong(f"{says}: not the nearest level{known(instead, lambda fits: fits.mean() > 0.98)}")
 
 
 def read_scales(packed: Arrays) -> np.ndarray:

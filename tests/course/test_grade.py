@@ -22,7 +22,7 @@ import pytest
 from minidist.__main__ import main
 from minidist.course.grade import default_lessons
 from minidist.course.grader import record
-from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks
+from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks, known
 from minidist.course.grader.contract import Check
 from minidist.course.grader.grading import NOT_STARTED, Graded, grade
 from minidist.course.grader.report import totals
@@ -178,6 +178,12 @@ def test_what_a_wrong_value_looks_like_is_told(found: list[float], said: str) ->
 
 
 BEFORE = np.array([7.0, 5.0])
+
+
+def test_a_known_mistake_is_told_also_of_what_is_no_array() -> None:
+    instead = {"ranks are counted from 1": [1, 2], "the last is forgotten": lambda: [0]}
+    assert known(instead, [0].__eq__) == ": this is what comes out if the last is forgotten"
+    assert known(instead, [7].__eq__) == ""
 
 
 def test_a_transposed_array_and_another_rank_s_are_told() -> None:

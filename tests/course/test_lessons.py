@@ -181,6 +181,20 @@ def loses(graded: Grader, name: str, mistake: str, **options: Any) -> None:
     failed = [test for test in tests if test.score < test.max_score]
     assert failed and {test.status for test in failed} == {FAILED}
     assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), "it crashes"
+    assert any(SLIPS.get(mistake, "") in test.output for test in failed), "the rejection names the slip"
+
+
+SLIPS = {  # by mistake, what its rejection says
+    "all_casts_at_first": "if before the first update the scale goes by all casts so far",
+    "alpha_without_rank": "if the adapter is scaled by alpha, not by alpha/rank",
+    "forgets_to_enter": "if nothing is summed in backward where the region is entered",
+    "adds_norms": "if the ranks' norms are added, not their squares",
+    "slices_rounded_up": "if slices have n/dp elements, rounded up, and the last one what is left",
+    "forgets_the_step": "if the count of steps is not restored",
+    "order_of_letters_lost": "if the digest does not depend on the letters' order",
+    "the_last_of_equal_peaks": "if of equal peaks the last sample is taken",
+    "any_earlier_look": "rank 1 did something else at the look before",
+}
 
 
 def test_who_clears_the_folder_is_told_so(graded: Grader) -> None:
