@@ -134,6 +134,50 @@ def test_the_package_stays_compact(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(counts.values()) < MOST_LINES[1], "the package has outgrown its promise"
 
 
+def test_nothing_imports_in_a_circle() -> None:
+    """Neither do files, nor folders of one floor; imports that only name a type and imports inside functions count."""
+    files = {file: set(files_imported(file)) - {file} for file in FILES}
+    assert circles(files) == []
+    folders: dict[Path, set[Path]] = {}
+    for file, targets in files.items():
+        if file.parent != PACKAGE:
+            folders.setdefault(file.parent, set()).update(
+                target.parent for target in targets if target.parent != PACKAGE and not inside(file, target)
+            )
+    assert circles(folders) == []
+
+
+def inside(file: Path, target: Path) -> bool:
+    """Tell whether one lies in a folder of the other's: a front door names what is behind it."""
+    return file.parent in target.parents or target.parent in file.parents
+
+
+def files_imported(file: Path) -> Iterator[Path]:
+    """Yield the files of the package that a file imports: a module, or what a front door takes its names from."""
+    for node in ast.walk(parse(file)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            path = PACKAGE.parent.joinpath(*name.split("."))
+            yield from (
+                found for found in (path.with_suffix(".py"), path.parent.with_suffix(".py")) if found in set(FILES)
+            )
+
+
+def circles(edges: dict[Path, set[Path]]) -> list[str]:
+    """Return what cannot be put in an order: leave out what imports nothing that is left, as often as possible."""
+    left = dict(edges)
+    while done := [one for one, targets in left.items() if not targets & left.keys() - {one}]:
+        left = {one: targets for one, targets in left.items() if one not in done}
+    while done := [one for one in left if not any(one in targets for other, targets in left.items() if other != one)]:
+        left = {one: targets for one, targets in left.items() if one not in done}
+    return sorted(name_of(one) for one in left)
+
+
 def test_no_module_keeps_state() -> None:
     assert [found for file in FILES for found in state_of(file)] == [], "pass what is needed as an argument"
 

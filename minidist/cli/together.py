@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from minidist.comm import Communicator, LaunchError, init
-from minidist.comm.job.start import launched_rank
+from minidist.comm.start import launched_rank
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.flags import HelpAsked

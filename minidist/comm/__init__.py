@@ -11,7 +11,7 @@ processes.
 
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import CommunicationError, DeadlockError, LaunchError, MismatchError, RankFailed
-from minidist.comm.job.start import init
+from minidist.comm.start import init
 from minidist.comm.threads_wire.cluster import Cluster, Link
 from minidist.comm.threads_wire.threads import run
 

@@ -9,12 +9,18 @@ Whatever all ranks must call together passes here first, so that different calls
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from minidist.comm.errors import MismatchError
 
-if TYPE_CHECKING:
-    from minidist.comm.communicator import Communicator
+
+class Ranks(Protocol):
+    """Ranks that can ask each other; a `Communicator`."""
+
+    name: str
+    debug: bool
+
+    def roll_call(self, answer: Any) -> list[Any]: ...
 
 
 def debug_mode(wanted: bool | None) -> bool:
@@ -22,7 +28,7 @@ def debug_mode(wanted: bool | None) -> bool:
     return os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if wanted is None else wanted
 
 
-def agree(comm: Communicator, operation: str, *details: object, **named: object) -> None:
+def agree(comm: Ranks, operation: str, *details: object, **named: object) -> None:
     """Raise the same MismatchError on every rank unless all ranks make the same call. Does nothing but in debug mode.
 
     Parameters

@@ -28,6 +28,7 @@ import numpy as np
 from minidist.comm.agree import agree
 from minidist.comm.buffers import flatten, shaped
 from minidist.comm.registered import Registered
+from minidist.comm.report import TAGS
 from minidist.comm.request import Awaited, Pending, Request, Span, Status, Statuses, Traffic, name_flow, record_end
 from minidist.comm.stream import ThreadStream
 from minidist.trace import Trace
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from minidist.comm.stream import Stream
 
 Kept = TypeVar("Kept")
-TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
 
 
 class Nodes(list[tuple[int, ...]]):
@@ -73,10 +73,10 @@ class Communicator(ABC):
         self.status: Status = origin.status if origin else Status()
         self.statuses: Statuses = origin.statuses if origin else WeakValueDictionary({id(self.status): self.status})
         self.kept: dict[type, Any] = {}
-        self._tag_offset = 0
+        self.tag_offset = 0
         self._children = itertools.count(1)
         self.registered = Registered()
-        self._flows: Counter[tuple[int, int, int]] = Counter()
+        self.flows: Counter[tuple[int, int, int]] = Counter()
         self._changed = threading.Condition()
 
     # ---------------------------------------------------------------- what a wire supplies
@@ -136,12 +136,12 @@ class Communicator(ABC):
         """Start sending; the buffer must stay unchanged until the returned request has been waited for."""
         array = self._checked(buffer, to, tag, "to")
         self.traffic.sent(1, array.nbytes)
-        return Pending(self, "send", array, to, tag, self._isend(array, to, tag + self._tag_offset))
+        return Pending(self, "send", array, to, tag, self._isend(array, to, tag + self.tag_offset))
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
         """Start receiving; the buffer holds the message once the returned request has been waited for."""
         array = self._checked(buffer, source, tag, "source")
-        return Pending(self, "recv", array, source, tag, self._irecv(array, source, tag + self._tag_offset))
+        return Pending(self, "recv", array, source, tag, self._irecv(array, source, tag + self.tag_offset))
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send and wait until the buffer may be changed. It may wait for the receiver: never rely on that it does not.
@@ -171,16 +171,16 @@ class Communicator(ABC):
         self.traffic.sent(1, leaving.nbytes)
         started = self.status.since = self.clock()
         self.status.waiting = Awaited(
-            "exchange, receiving from", (self.members[source],), tag + self._tag_offset, arriving.nbytes
+            "exchange, receiving from", (self.members[source],), tag + self.tag_offset, arriving.nbytes
         )
         try:
-            self._exchange(leaving, to, arriving, source, tag + self._tag_offset)
+            self._exchange(leaving, to, arriving, source, tag + self.tag_offset)
         finally:
             self.status.waiting = None
         if self.trace is not None:
             record_end(self, "send", to, name_flow(self, "send", to, tag), leaving.nbytes, started)
             record_end(self, "recv", source, name_flow(self, "recv", source, tag), arriving.nbytes, started)
-        if not self._tag_offset:
+        if not self.tag_offset:
             self.traffic.waited(self.clock() - started)
 
     def barrier(self) -> None:
@@ -199,10 +199,10 @@ class Communicator(ABC):
     @cached_property
     def internal(self) -> Communicator:
         """The same ranks, on tags that users cannot name: a collective never takes a user's message for its own."""
-        if self._tag_offset:
+        if self.tag_offset:
             return self
         twin = copy.copy(self)
-        twin._tag_offset = TAGS
+        twin.tag_offset = TAGS
         return twin
 
     # ---------------------------------------------------------------- groups and streams
@@ -225,7 +225,7 @@ class Communicator(ABC):
         self.statuses[id(twin.status)] = twin.status
         return twin
 
-    def stream(self) -> Stream:
+    def stream(self) -> Stream[Communicator]:
         """Return a queue that runs collectives beside this thread, in the order of launching. Collective."""
         return ThreadStream(self)
 

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
 PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -17,8 +18,6 @@ def describe(what: str, peer: int, tag: int, bytes: int) -> str:
 
 def label(tag: int) -> str:
     """Return `tag 5`, or for the package's own messages, `inside a collective`."""
-    from minidist.comm.communicator import TAGS
-
     return f"tag {tag}" if tag < TAGS else "inside a collective"
 
 

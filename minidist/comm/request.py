@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,27 @@ from minidist.trace.events import Event, source_line
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+    from minidist.trace import Trace
 
 
 VERBS = {"send": "send to", "recv": "receive from"}
+
+
+class Accounts(Protocol):
+    """One rank's accounts, which messages and spans are entered in; a `Communicator`."""
+
+    rank: int
+    size: int
+    members: tuple[int, ...]
+    name: str
+    track: str
+    trace: Trace | None
+    traffic: Traffic
+    status: Status
+    tag_offset: int
+    flows: Counter[tuple[int, int, int]]
+
+    def clock(self) -> float: ...
 
 
 class Request(Protocol):
@@ -33,7 +51,7 @@ class Request(Protocol):
 class Pending:
     """A message under way. `wait` and `test` as on `Request`; a request may be waited for more than once."""
 
-    def __init__(self, comm: Communicator, kind: str, array: Array, peer: int, tag: int, request: Request):
+    def __init__(self, comm: Accounts, kind: str, array: Array, peer: int, tag: int, request: Request):
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.request: Request | None = request
         self.posted = comm.clock()
@@ -45,14 +63,14 @@ class Pending:
             return
         comm, status = self.comm, self.comm.status
         started = status.since = comm.clock()
-        verb, tag = VERBS[self.kind], self.tag + comm._tag_offset
+        verb, tag = VERBS[self.kind], self.tag + comm.tag_offset
         status.waiting = Awaited(verb, (comm.members[self.peer],), tag, self.array.nbytes)
         try:
             self.request.wait()
         finally:
             status.waiting = None
         self._finish(waited_from=started)
-        if not comm._tag_offset:
+        if not comm.tag_offset:
             comm.traffic.waited(comm.clock() - started)
 
     def test(self) -> bool:
@@ -67,16 +85,16 @@ class Pending:
             record_end(self.comm, self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
 
 
-def name_flow(comm: Communicator, kind: str, peer: int, tag: int) -> str:
+def name_flow(comm: Accounts, kind: str, peer: int, tag: int) -> str:
     """Name a message as it is posted. Both ends count alike, so they arrive at the same name unasked."""
     ends = (comm.rank, peer) if kind == "send" else (peer, comm.rank)
-    key = (*ends, tag + comm._tag_offset)
-    comm._flows[key] += 1
-    return f"{comm.name}:{ends[0]}>{ends[1]}:{key[2]}:{comm._flows[key]}"
+    key = (*ends, tag + comm.tag_offset)
+    comm.flows[key] += 1
+    return f"{comm.name}:{ends[0]}>{ends[1]}:{key[2]}:{comm.flows[key]}"
 
 
 def record_end(
-    comm: Communicator, kind: str, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
+    comm: Accounts, kind: str, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
 ) -> None:
     """Record one end of a message."""
     assert comm.trace is not None
@@ -93,7 +111,7 @@ class Span:
 
     __slots__ = ("bytes", "comm", "kind", "name", "native", "started")  # one is made in every collective
 
-    def __init__(self, comm: Communicator, name: str, kind: str, bytes: int, native: bool = False):
+    def __init__(self, comm: Accounts, name: str, kind: str, bytes: int, native: bool = False):
         self.comm, self.name, self.kind, self.bytes, self.native = comm, name, kind, bytes, native
 
     def __enter__(self) -> None:
@@ -182,7 +200,7 @@ class Status:
         self.thread = threading.get_ident()
 
     @contextmanager
-    def meeting(self, what: str, comm: Communicator) -> Iterator[None]:
+    def meeting(self, what: str, comm: Accounts) -> Iterator[None]:
         """Note for the time of the body that this thread waits for all ranks of `comm`, unless it does so already."""
         before = self.waiting
         if before is None:

@@ -15,12 +15,36 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from minidist.comm.job.background import BackgroundThread
+from minidist.comm.request import Status
 
-if TYPE_CHECKING:
-    from minidist.comm.communicator import Communicator
+
+class Forking(Protocol):
+    """What a stream asks of the communicator that launches on it, and of the fork that it runs on."""
+
+    rank: int
+    members: tuple[int, ...]
+    status: Status
+
+    def fork(self) -> Self: ...
+
+    def clock(self) -> float: ...
+
+    def advance(self, seconds: float) -> None: ...
+
+    def span(self, name: str, kind: str) -> AbstractContextManager[None]: ...
+
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None: ...
+
+    def wake(self, blocking: bool = True) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+Comm = TypeVar("Comm", bound=Forking)
 
 
 class Handle(Protocol):
@@ -32,19 +56,19 @@ class Handle(Protocol):
         """Block until it is done; return its result or raise its error."""
 
 
-class Stream(Protocol):
+class Stream(Protocol[Comm]):
     """What `comm.stream()` returns on every wire."""
 
-    comm: Communicator
+    comm: Comm
 
     def launch(self, work: Callable[..., Any], *args: Any) -> Handle:
         """Run `work(*args)` after what was launched before, and return at once."""
 
 
-class Job:
+class Job(Generic[Comm]):
     """A piece of work and its outcome."""
 
-    def __init__(self, caller: Communicator, comm: Communicator, work: Callable[..., Any], args: tuple[Any, ...]):
+    def __init__(self, caller: Comm, comm: Comm, work: Callable[..., Any], args: tuple[Any, ...]):
         self.caller, self.comm = caller, comm
         self.work: tuple[Callable[..., Any], tuple[Any, ...]] | None = (work, args)  # until it is done: it may be large
         self.name = getattr(work, "__name__", type(work).__name__)
@@ -78,19 +102,19 @@ class Job:
         return self.result
 
 
-class ThreadStream:
+class ThreadStream(Generic[Comm]):
     """A stream that is a thread. `comm` is what its work communicates on.
 
     The thread knows the jobs, and not the stream: it ends when nobody holds the stream any more and all jobs are done.
     """
 
-    def __init__(self, caller: Communicator) -> None:
+    def __init__(self, caller: Comm) -> None:
         self.caller, self.comm = caller, caller.fork()
-        self.jobs: deque[Job | None] = deque()
+        self.jobs: deque[Job[Comm] | None] = deque()
         BackgroundThread(_work, caller, self.comm, self.jobs, name=f"rank {caller.members[caller.rank]} stream").start()
         weakref.finalize(self, _end, self.comm, self.jobs).atexit = False
 
-    def launch(self, work: Callable[..., Any], *args: Any) -> Job:
+    def launch(self, work: Callable[..., Any], *args: Any) -> Job[Comm]:
         """Queue `work(*args)`; it starts no earlier than the caller's clock."""
         job = Job(self.caller, self.comm, work, args)
         self.jobs.append(job)
@@ -98,7 +122,7 @@ class ThreadStream:
         return job
 
 
-def _work(caller: Communicator, comm: Communicator, jobs: deque[Job | None]) -> None:
+def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
     thread = threading.current_thread()
     assert isinstance(thread, BackgroundThread)
     comm.status.thread = threading.get_ident()
@@ -117,7 +141,7 @@ def _work(caller: Communicator, comm: Communicator, jobs: deque[Job | None]) -> 
         caller.wake()
 
 
-def _end(comm: Communicator, jobs: deque[Job | None]) -> None:
+def _end(comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
     """Have the thread end. The garbage collector calls this in the midst of anything, so it waits for no lock."""
     jobs.append(None)
     comm.wake(blocking=False)

@@ -1,5 +1,5 @@
 """A job of many processes: how it is started, watched and ended.
 
-`start.py` finds out who started this process; `watchdog.py`, `interrupt.py` and `background.py` see to it that it ends;
+`watchdog.py`, `interrupt.py` and `background.py` see to it that it ends; `mpirun.py` finds the right launcher;
 `jobs.py` runs other programs and ends them for certain; `marked_output.py` names the rank in each printed line.
 """

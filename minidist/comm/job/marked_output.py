@@ -17,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 
-from minidist.comm.job.start import launched_rank
+from minidist.comm.start import launched_rank
 
 
 class MarkedLines(io.TextIOBase):

@@ -170,7 +170,7 @@ class TorchCommunicator(Communicator):
         members = tuple(self.members[rank] for rank in mine)
         return TorchCommunicator(group, addresses, members, self.job, name, self)
 
-    def stream(self) -> Stream:
+    def stream(self) -> Stream[Communicator]:
         if self.cuda is None:
             return super().stream()
         from minidist.comm.torch_wire.cuda_stream import CudaStream

@@ -85,7 +85,7 @@ class Witness(Communicator):
     def nodes(self) -> list[tuple[int, ...]]:
         return self._inner.nodes
 
-    def stream(self) -> Stream:
+    def stream(self) -> Stream[Communicator]:
         return super().stream()  # whose messages are ours, where the wire's own stream would pass the witness by
 
     def fence(self) -> None:
