@@ -188,7 +188,7 @@ def test_another_ones_mpirun_is_passed_over(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_no_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "ASK_LIBRARY", "raise ModuleNotFoundError('no mpi4py')")
+    monkeypatch.setattr(mpirun, "ASK_LIBRARY", "raise ModuleNotFoundError('no mpi4py')")
     with pytest.raises(LaunchError, match=r"mpi4py cannot be used \(ModuleNotFoundError: no mpi4py\): pip install"):
         mpirun.find_mpirun()
 
@@ -209,7 +209,7 @@ def test_ranks_of_another_ones_mpirun_notice(tmp_path: Path, names: tuple[str, s
 def test_open_mpi_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("SLURM_NTASKS", "64")
-    env = launch.environment(launch.Mpirun("mpirun", "Open MPI", "Open MPI v5.0.6", OPEN_MPI))
+    env = mpirun.environment(mpirun.Mpirun("mpirun", "Open MPI", "Open MPI v5.0.6", OPEN_MPI))
     assert env["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     assert env["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
     assert env["OMP_NUM_THREADS"] == "7", "what the user has set stays"
