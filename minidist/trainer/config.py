@@ -12,10 +12,9 @@ from typing import Any, Literal
 from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES
-from minidist.parallel.recipe import RECOMPUTES, is_policy
+from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
-STRATEGIES = ("ddp", "naive", "server")
 OFFLOADS = ("none", "memory", "disk")
 
 Sections = dict[str, dict[str, Any]]

@@ -14,7 +14,8 @@ from training import train_on
 
 from minidist.cli.train import main
 from minidist.model import GPTConfig
-from minidist.trainer.config import STRATEGIES, Config, ConfigError, DataOptions, OptimizerOptions, RunOptions
+from minidist.parallel.recipe import STRATEGIES
+from minidist.trainer.config import Config, ConfigError, DataOptions, OptimizerOptions, RunOptions
 from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
 
 FROZEN = """
