@@ -7,6 +7,7 @@ reader who starts at the bottom never meets a name from above.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tokenize
@@ -121,6 +122,17 @@ def test_a_file_fits_in_a_sitting_and_a_function_on_a_screen() -> None:
 def test_a_folder_is_one_subject() -> None:
     folders = Counter(name_of(file.parent) for file in FILES if file.stem != "__init__")
     assert {folder: files for folder, files in folders.items() if files > 12} == {}, "at most a dozen files"
+
+
+def test_a_plain_page_fits_on_a_screen_and_is_read_first() -> None:
+    pages = [file for file in FILES if file.name == "plain.py"]
+    assert pages
+    for page in pages:
+        assert len(code_lines(page)) <= 75, (
+            f"{name_of(page)} does it in the most direct way, or it is not the plain page"
+        )
+        order = re.findall(r"`([\w/]+\.py)`", ast.get_docstring(parse(page.with_name("__init__.py"))) or "")
+        assert order[:1] == ["plain.py"], f"the docstring of {name_of(page.parent)} names plain.py first"
 
 
 def test_the_package_stays_compact(capsys: pytest.CaptureFixture[str]) -> None:
