@@ -1,10 +1,10 @@
-# make setup | demo | test | soak | lint
+# make setup | demo | test | soak | mutants | lint
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test soak lint
+.PHONY: setup demo test soak mutants lint
 
 setup: .venv/installed
 
@@ -29,3 +29,6 @@ lint: setup
 
 soak: setup
 	python -m pytest -m soak --timeout 3600
+
+mutants: setup
+	python tests/mutations/run.py

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +41,7 @@ from minidist.collectives import (
     reduce,
     reduce_scatter,
     scatter,
+    shared,
 )
 from minidist.comm import Link, MismatchError
 
@@ -194,6 +197,23 @@ def test_auto_chooses_alike_on_all_ranks_and_says_why(ranks: int, cluster: Clust
 
 def test_explaining_is_not_collective() -> None:
     run(lambda comm: comm.rank or explain("all_reduce", 1 << 20, comm), 9, cluster=Cluster.h100(2))
+
+
+def test_what_a_slow_rank_still_reads_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_up = shared._add_up
+
+    def late(copies: list[Any], out: Any, comm: Communicator, combine: Any) -> None:
+        time.sleep(0.02 * comm.rank)  # the others are at the next all-reduce by then
+        add_up(copies, out, comm, combine)
+
+    def program(comm: Communicator) -> None:
+        for step in range(4):
+            buffer = np.full(3, 10.0**step)
+            all_reduce(buffer, comm, algorithm="shared")
+            assert (buffer == 2 * 10.0**step).all()
+
+    monkeypatch.setattr(shared, "_add_up", late)
+    run(program, 2)
 
 
 def test_registered_buffers_are_reduced_in_place() -> None:

@@ -83,9 +83,17 @@ def test_an_outgoing_port_sends_one_message_after_the_other_and_both_directions_
         for request in requests:
             request.wait()
 
+    def spread(comm: Communicator) -> None:
+        if comm.rank:
+            comm.recv(meta(1000), 0)
+            return
+        for request in [comm.isend(meta(1000), peer) for peer in range(1, comm.size)]:
+            request.wait()
+
     cluster = Cluster.uniform(0, 1000)  # a second a message
     assert seconds(program, 4, cluster)[0] >= 3
     assert max(seconds(program, 2, cluster)) == 1
+    assert seconds(spread, 4, cluster) == [3, 1, 2, 3]  # whose incoming ports are all free
 
 
 def test_an_incoming_port_takes_one_message_after_the_other() -> None:

@@ -135,6 +135,10 @@ def test_a_fork_that_nobody_uses_does_not_hide_a_deadlock() -> None:
         run(program, 2)
 
 
+def test_a_stream_that_outlives_its_run_without_work_is_no_deadlock() -> None:
+    assert len(run(lambda comm: comm.stream(), 2)) == 2
+
+
 def test_a_deadlock_on_forks_that_the_main_threads_use_is_found() -> None:
     def program(comm: Communicator) -> None:
         comm.fork().recv(np.zeros(1), 1 - comm.rank)

@@ -92,8 +92,8 @@ def test_ends_pair_in_the_order_of_posting_whatever_is_waited_for_first() -> Non
             requests = [comm.isend(buffer, 1) for buffer in buffers]
             comm.internal.send(np.zeros(4), 1)  # as a collective does, while the user's messages are under way
         else:
+            comm.internal.recv(np.zeros(4), 0)  # which the other end has posted after them
             requests = [comm.irecv(buffer, 0) for buffer in buffers]
-            comm.internal.recv(np.zeros(4), 0)
         for request in requests if comm.rank else reversed(requests):
             request.wait()
 
@@ -406,6 +406,11 @@ def test_there_are_as_few_rows_as_can_be() -> None:
     ]
     assert {slice.row for slice in check(Trace(sends[:3])).slices} == {"sends"}
     assert {slice.row for slice in check(Trace(sends)).slices} == {"sends", "sends 2"}
+
+
+def test_spans_that_cross_lie_in_two_rows() -> None:
+    waits = [Event(0, "wait", "wait for one", 0.0, 2.0), Event(0, "wait", "wait for another", 1.0, 3.0)]
+    assert {slice.row for slice in check(Trace(waits)).slices} == {"communication", "communication 2"}
 
 
 def test_an_empty_trace_is_a_valid_file(tmp_path: Path) -> None:

@@ -116,6 +116,16 @@ def test_an_untrained_adapter_changes_no_bit() -> None:
 
 
 @EACH_KIND
+def test_an_adapter_is_scaled_by_alpha_over_rank(add: Any) -> None:
+    model, x = build(), torch.randn(5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    add(model, rank=2, alpha=6, targets=("query",))
+    adapter = model.layers[0].attention.query
+    assert isinstance(adapter, LoRALinear)
+    nn.init.ones_(adapter.B)
+    torch.testing.assert_close(adapter(x) - adapter.base(x), 6 / 2 * x @ (adapter.B @ adapter.A).T)
+
+
+@EACH_KIND
 def test_only_adapters_are_trained(add: Any) -> None:
     model = build()
     add(model, rank=2, targets=("query", "down"))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from data_parallel import CONFIG, DROPPING, ZEROS, Case, Zero, build, check_parity, parallel, train, wrap
+from test_ddp_traps import Branches, rows
 from torch import Tensor, nn
 
 import minidist
@@ -82,6 +83,20 @@ def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> N
             assert after == total
         else:
             assert after == 0 and max(during) <= largest < total / 2  # the other bucket is the one that travels
+
+
+@EACH
+def test_what_no_rank_has_used_is_not_decayed(stage: type[ZeRO1]) -> None:
+    def program(comm: Communicator) -> list[Tensor]:
+        model = stage(Branches(), comm, unused=True)
+        optimizer = model.optimizer(torch.optim.AdamW, weight_decay=0.3)
+        model(rows(comm.rank), 0).sum().backward()
+        optimizer.step()
+        return [parameter.detach() for parameter in model.module.parameters()]
+
+    before = list(Branches().parameters())
+    for used, *others in minidist.run(program, 2):
+        assert not torch.equal(used, before[0]) and all(map(torch.equal, others, before[1:]))
 
 
 @EACH

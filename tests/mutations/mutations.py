@@ -1,0 +1,1142 @@
+"""Slips that nobody may make unseen: what to break in the package, and the tests that must then turn red.
+
+Each is one that a good programmer makes on a tired evening: off by one, a wait left out, a sum for a mean, the wrong
+rank, a view for a copy, a check skipped, a rule ignored. `run.py` makes them, one at a time; `make mutants` runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A slip: in `file`, `new` stands in place of `old`; at least one of `tests` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def broken(self, whole: str) -> str:
+        """Return the file with the slip in it. Raises ValueError unless `old` stands there exactly once."""
+        if (count := whole.count(self.old)) != 1:
+            raise ValueError(f"{self.name}: {self.file} must have this once, but has it {count} times:\n{self.old}")
+        return whole.replace(self.old, self.new)
+
+
+# ---------------------------------------------------------------- floor 0: trace
+
+TRACE = [
+    Mutation(
+        "a moment that two events cover counts twice",
+        "minidist/trace/table.py",
+        old="total += end - max(start, reached)",
+        new="total += end - start",
+        tests=("tests/trace/test_trace.py::test_covered_counts_each_moment_once",),
+    ),
+    Mutation(
+        "a message posted ahead counts as waited for all along",
+        "minidist/trace/table.py",
+        old="return event.start if event.waited_from is None else event.waited_from",
+        new="return event.start",
+        tests=("tests/trace/test_trace.py::test_a_message_posted_ahead_is_overlapped_until_it_is_waited_for",),
+    ),
+    Mutation(
+        "the arrow of a receive that was posted early runs back in time",
+        "minidist/trace/perfetto.py",
+        old="arriving = max(start, _nanoseconds(sent - begin))",
+        new="arriving = start",
+        tests=("tests/trace/test_trace.py::test_a_receive_posted_early_shows_when_its_message_was_sent",),
+    ),
+    Mutation(
+        "slices of one row may cross",
+        "minidist/trace/perfetto.py",
+        old="return not self.ends or (may_nest and event.end <= self.ends[-1])",
+        new="return not self.ends or may_nest",
+        tests=("tests/trace/test_trace.py::test_spans_that_cross_lie_in_two_rows",),
+    ),
+    Mutation(
+        "every rank gathers the events of all that share its trace",
+        "minidist/comm/job/gather_trace.py",
+        old="[event for event in comm.trace.events if event.rank == me]",
+        new="list(comm.trace.events)",
+        tests=("tests/trace/test_trace.py::test_gathering_a_shared_trace_doubles_nothing",),
+    ),
+]
+
+# ---------------------------------------------------------------- floor 1: ranks and messages
+
+COMM = [
+    Mutation(
+        "an incoming port takes two messages at once",
+        "minidist/comm/threads_wire/lanes.py",
+        old="starts = max(self.met, 0.0 if self.eager else self.posted, self.lane.incoming_free)",
+        new="starts = max(self.met, 0.0 if self.eager else self.posted)",
+        tests=("tests/comm/test_clock.py::test_an_incoming_port_takes_one_message_after_the_other",),
+    ),
+    Mutation(
+        "an outgoing port is free while it sends",
+        "minidist/comm/threads_wire/world.py",
+        old="send.lane.outgoing_free = send.departs + seconds",
+        new="send.lane.outgoing_free = send.departs",
+        tests=(
+            "tests/comm/test_clock.py::"
+            "test_an_outgoing_port_sends_one_message_after_the_other_and_both_directions_go_at_once",
+        ),
+    ),
+    Mutation(
+        "a message arrives without latency",
+        "minidist/comm/threads_wire/lanes.py",
+        old="self.completed = starts + seconds + link.latency",
+        new="self.completed = starts + seconds",
+        tests=("tests/comm/test_clock.py::test_a_message_takes_latency_plus_bytes_over_bandwidth",),
+    ),
+    Mutation(
+        "a message takes the link of another pair of ranks",
+        "minidist/comm/threads_wire/cluster.py",
+        old="return self.inside if self.node_of(sender) == self.node_of(receiver) else self.across",
+        new="return self.inside if abs(sender - receiver) < (self.ranks_per_node or sender + 1) else self.across",
+        tests=("tests/comm/test_clock.py::test_clusters_have_the_bandwidths_they_promise",),
+    ),
+    Mutation(
+        "an eager message is a view of the sender's buffer",
+        "minidist/comm/threads_wire/world.py",
+        old="operation.array = _snapshot(array)",
+        new="operation.array = array",
+        tests=("tests/comm/test_threads.py::test_sends_wait_for_their_receive_however_small_unless_they_are_eager",),
+    ),
+    Mutation(
+        "a rank whose message has come counts as stuck",
+        "minidist/comm/threads_wire/world.py",
+        old="return lane.ready()",
+        new="return False",
+        tests=("tests/comm/test_deadlock.py::test_random_legal_programs_pass",),
+    ),
+    Mutation(
+        "a stream without work counts as stuck",
+        "minidist/comm/threads_wire/world.py",
+        old="if not lane.finished and lane.ready is not None and not lane.idle]",
+        new="if not lane.finished and lane.ready is not None]",
+        tests=("tests/comm/test_streams.py::test_a_stream_that_outlives_its_run_without_work_is_no_deadlock",),
+    ),
+    Mutation(
+        "the cycle of a deadlock has ranks in it that only wait for the cycle",
+        "minidist/comm/threads_wire/world.py",
+        old="chain = [*chain[chain.index(peer) :], peer]",
+        new="chain = [*chain, peer]",
+        tests=("tests/comm/test_deadlock.py::test_a_cycle_that_not_all_ranks_are_in",),
+    ),
+    Mutation(
+        "a report names the line of the package instead of its caller's",
+        "minidist/comm/report.py",
+        old="while caller is not None and not (entered and not _in_package(caller)):",
+        new="while caller is not None and not entered:",
+        tests=("tests/comm/test_deadlock.py::test_the_line_named_is_the_callers_own",),
+    ),
+    Mutation(
+        "a read-only buffer may receive",
+        "minidist/comm/communicator.py",
+        old='return flatten(buffer, writable=role == "source")',
+        new="return flatten(buffer)",
+        tests=("tests/comm/test_buffers.py::test_what_would_be_overwritten_is_refused",),
+    ),
+    Mutation(
+        "a vector counts as contiguous whatever its stride",
+        "minidist/comm/buffers.py",
+        old="if not tensor.is_contiguous():",
+        new="if tensor.dim() > 1 and not tensor.is_contiguous():",
+        tests=("tests/comm/test_buffers.py::test_what_is_not_a_buffer_is_refused[an expanded tensor]",),
+    ),
+    Mutation(
+        "a collective's messages go on tags that users have",
+        "minidist/comm/communicator.py",
+        old="twin.tag_offset = TAGS",
+        new="twin.tag_offset = 0",
+        tests=("tests/collectives/test_collectives.py::test_a_users_messages_never_mix_with_a_collectives",),
+    ),
+    Mutation(
+        "both ends of a message of a collective are named after the user's",
+        "minidist/comm/request.py",
+        old="key = (*ends, tag + comm.tag_offset)",
+        new="key = (*ends, tag)",
+        tests=("tests/trace/test_trace.py::test_ends_pair_in_the_order_of_posting_whatever_is_waited_for_first",),
+    ),
+    Mutation(
+        "the barrier leaves out its last round",
+        "minidist/comm/communicator.py",
+        old="while distance < self.size:",
+        new="while 2 * distance < self.size:",
+        tests=("tests/collectives/test_collective_bytes.py::test_a_barrier_sends_empty_messages[3]",),
+    ),
+    Mutation(
+        "a split ignores the key",
+        "minidist/comm/pool.py",
+        old="for chosen, _, rank in sorted(comm.roll_call((color, key, comm.rank))):",
+        new="for chosen, _, rank in sorted(comm.roll_call((color, 0, comm.rank))):",
+        tests=("tests/comm/test_threads.py::test_split_groups_by_color_in_the_order_of_keys",),
+    ),
+    Mutation(
+        "a group is taken again while another rank still holds it",
+        "minidist/comm/pool.py",
+        old="if all(everyones[rank].get(n) == part for rank in part)",
+        new="if everyones[part[0]].get(n) == part",
+        tests=("tests/comm/test_lifetimes.py::test_a_group_is_taken_again_once_all_its_ranks_have_forgotten_it",),
+    ),
+    Mutation(
+        "a stream does the latest work first",
+        "minidist/comm/stream.py",
+        old="job = jobs.popleft()",
+        new="job = jobs.pop()",
+        tests=("tests/comm/test_streams.py::test_a_stream_runs_its_work_in_order_and_hands_back_results",),
+    ),
+    Mutation(
+        "a stream begins before the work was launched",
+        "minidist/comm/stream.py",
+        old="        comm.advance(max(0.0, job.launched - comm.clock()))\n",
+        new="",
+        tests=("tests/comm/test_streams.py::test_a_stream_starts_at_the_later_of_its_own_time_and_its_launchers",),
+    ),
+    Mutation(
+        "an error of a stream's work is kept to itself",
+        "minidist/comm/stream.py",
+        old="        if self.error is not None:\n            self.comm.fail(self.error)\n",
+        new="",
+        tests=("tests/comm/test_streams.py::test_an_error_that_nobody_waits_for_ends_the_run_too",),
+    ),
+    Mutation(
+        "what a stream waits for is the main thread's communication",
+        "minidist/comm/request.py",
+        old="if self._origin is not None and not self._other_thread:",
+        new="if self._origin is not None:",
+        tests=(
+            "tests/comm/test_streams.py::"
+            "test_what_a_stream_does_meanwhile_is_not_counted_as_the_main_threads_communication",
+        ),
+    ),
+    Mutation(
+        "debug mode does not look at arguments with a name",
+        "minidist/comm/agree.py",
+        old='[_word(detail) for detail in details] + [f"{name}={_word(detail)}" for name, detail in named.items()]',
+        new="[_word(detail) for detail in details]",
+        tests=("tests/comm/test_mismatch.py::test_debug_mode_names_what_differs_on_every_rank[root]",),
+    ),
+    Mutation(
+        "a watchdog takes a rank that has finished for one that computes",
+        "minidist/comm/job/watchdog.py",
+        old="gone = [rank for rank in self._awaited(status) if self.answers.get(rank) == FINISHED]",
+        new="gone = [rank for rank in self._awaited(status) if rank in self.answers and self.finished]",
+        tests=(
+            "tests/comm/test_faults_mpi.py::"
+            "test_a_fault_ends_the_job[a roll call that never ends, found before the limit]",
+        ),
+    ),
+    Mutation(
+        "true is read as the number 1",
+        "minidist/comm/job/number.py",
+        old="if isinstance(written, bool) or not isinstance(",
+        new="if not isinstance(",
+        tests=("tests/test_odd_values.py::test_numbers",),
+    ),
+    Mutation(
+        "a number that is not a number is read as one",
+        "minidist/comm/job/number.py",
+        old="    if number != number:\n        raise ValueError(wrong)\n",
+        new="",
+        tests=("tests/test_odd_values.py::test_numbers",),
+    ),
+]
+
+# ---------------------------------------------------------------- floor 2: collectives
+
+EVERY_ALGORITHM = (
+    "tests/collectives/test_collectives.py::test_every_algorithm_gives_numpys_answer_on_any_number_of_ranks"
+)
+
+COLLECTIVES = [
+    Mutation(
+        "the parameter server forgets the last rank",
+        "minidist/collectives/central.py",
+        old="    arriving = temporary(comm, array, len(array))\n    for rank in range(comm.size):\n",
+        new="    arriving = temporary(comm, array, len(array))\n    for rank in range(comm.size - 1):\n",
+        tests=(f"{EVERY_ALGORITHM}[reduce-4]",),
+    ),
+    Mutation(
+        "recursive doubling combines in another order on either side",
+        "minidist/collectives/recursive.py",
+        old="lower, upper = (array, arriving) if comm.rank < partner else (arriving, array)",
+        new="lower, upper = array, arriving",
+        tests=(
+            "tests/collectives/test_collectives.py::"
+            "test_signed_zeros_and_not_a_numbers_are_the_same_bits_on_all_ranks[2]",
+        ),
+    ),
+    Mutation(
+        "recursive halving keeps the other rank's half",
+        "minidist/collectives/recursive.py",
+        old="if comm.rank >= middle:",
+        new="if comm.rank < middle:",
+        tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
+    ),
+    Mutation(
+        "ranks beyond the power of two never hear the result",
+        "minidist/collectives/recursive.py",
+        old="        comm.recv(array, comm.rank - ranks)\n    elif comm.rank + ranks < comm.size:\n"
+        "        comm.send(array, comm.rank + ranks)\n",
+        new="        pass\n",
+        tests=(f"{EVERY_ALGORITHM}[all_reduce-5]",),
+    ),
+    Mutation(
+        "a rank in the midst of a tree loses its own buffer",
+        "minidist/collectives/tree.py",
+        old="target = block if parent is None else temporary(comm, block, len(block), slot=1)",
+        new="target = block",
+        tests=(f"{EVERY_ALGORITHM}[reduce-4]",),
+    ),
+    Mutation(
+        "a tree hands a child the shards of all that come behind it",
+        "minidist/collectives/tree.py",
+        old="after = [len(held), *first]",
+        new="after = [len(held)] * (len(first) + 1)",
+        tests=(f"{EVERY_ALGORITHM}[scatter-8]",),
+    ),
+    Mutation(
+        "pairwise exchange fills the place of the one that it sends to",
+        "minidist/collectives/pairwise.py",
+        old="comm.exchange(leaving[to], to, arriving[source], source)",
+        new="comm.exchange(leaving[to], to, arriving[to], source)",
+        tests=(f"{EVERY_ALGORITHM}[all_to_all-4]",),
+    ),
+    Mutation(
+        "hierarchies take all nodes to be as large as each other",
+        "minidist/collectives/hierarchical.py",
+        old="len({len(node) for node in comm.nodes}) == 1)",
+        new="True)",
+        tests=("tests/collectives/test_collectives.py::test_hierarchies_on_nodes_of_three[all_reduce-5]",),
+    ),
+    Mutation(
+        "shared memory is left before the others have read it",
+        "minidist/collectives/shared.py",
+        old="_reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)\n        comm.fence()\n",
+        new="_reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)\n",
+        tests=("tests/collectives/test_collective_bytes.py::test_all_reduce_of_registered_buffers",),
+    ),
+    Mutation(
+        "shared memory is written again into the half that is still read",
+        "minidist/collectives/shared.py",
+        old="self.parity = 1 - self.parity",
+        new="self.parity = 0",
+        tests=("tests/collectives/test_collectives.py::test_what_a_slow_rank_still_reads_is_not_written_again",),
+    ),
+    Mutation(
+        "the mean of a reduce-scatter is a sum",
+        "minidist/collectives/operations.py",
+        old="            function(chunks, out, comm.internal, combine)\n    finish(op, out, comm.size)\n",
+        new="            function(chunks, out, comm.internal, combine)\n",
+        tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
+    ),
+    Mutation(
+        "unequal shards are cut with the longer ones last",
+        "minidist/collectives/fast.py",
+        old="return [whole + 1] * rest + [whole] * (parts - rest)",
+        new="return [whole] * (parts - rest) + [whole + 1] * rest",
+        tests=(f"{EVERY_ALGORITHM}[reduce_scatter-5]",),
+    ),
+    Mutation(
+        "the rule takes halving where there is no power of two of ranks",
+        "minidist/collectives/choose.py",
+        old='if bytes <= SMALL and (power or operation == "all_reduce"):',
+        new="if bytes <= SMALL:",
+        tests=(f"{EVERY_ALGORITHM}[reduce_scatter-5]",),
+    ),
+    Mutation(
+        "the rule sends everything across nodes though several ranks share one",
+        "minidist/collectives/choose.py",
+        old='if operation == "all_reduce" and len(comm.node) < ranks and any(len(node) > 1 for node in comm.nodes):',
+        new='if operation == "all_reduce" and len(comm.node) == ranks and any(len(node) > 1 for node in comm.nodes):',
+        tests=("tests/comm/test_clock.py::test_hierarchies_pay_across_nodes",),
+    ),
+]
+
+# ---------------------------------------------------------------- floor 3: mesh and models
+
+MODEL = "tests/model/test_model.py"
+
+MESH_AND_MODEL = [
+    Mutation(
+        "pipeline parallelism is outside of data parallelism",
+        "minidist/mesh.py",
+        old="np.arange(self.size).reshape(self.dp, self.pp, self.cp, self.tp)",
+        new="np.arange(self.size).reshape(self.pp, self.dp, self.cp, self.tp).transpose(1, 0, 2, 3)",
+        tests=("tests/test_mesh.py::test_the_axes_stand_in_the_order_of_the_docstring",),
+    ),
+    Mutation(
+        "the experts of a mesh are dealt out among ranks far apart",
+        "minidist/mesh.py",
+        old="edp, ep = divmod(dp * self.cp + cp, self.ep)",
+        new="ep, edp = divmod(dp * self.cp + cp, self.edp)",
+        tests=(
+            "tests/test_mesh.py::test_experts_are_cut_from_the_data_axes",
+            "tests/test_mesh.py::test_groups_divide_the_ranks",
+        ),
+    ),
+    Mutation(
+        "rotary embedding turns neighbouring channels, not halves",
+        "minidist/model/gpt.py",
+        old="first, second = x.chunk(2, dim=-1)",
+        new="first, second = x[..., ::2], x[..., 1::2]",
+        tests=(f"{MODEL}::test_logits_and_gradients_equal_hugging_face_in_float64[2-untied]",),
+    ),
+    Mutation(
+        "rotary embedding counts positions from where the rank's part begins",
+        "minidist/model/gpt.py",
+        old="rotary = self.rotary(where.position_numbers(time, x.device), x.dtype)",
+        new="rotary = self.rotary(torch.arange(time, device=x.device), x.dtype)",
+        tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),
+    ),
+    Mutation(
+        "attention sees what comes later",
+        "minidist/model/gpt.py",
+        old="is_causal=True, enable_gqa=grouped",
+        new="is_causal=False, enable_gqa=grouped",
+        tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),
+    ),
+    Mutation(
+        "dropout's mask depends on where a token is in this rank's part",
+        "minidist/model/dropout.py",
+        old="token_key = child(row_key[:, None], where.position_numbers(time, device))",
+        new="token_key = child(row_key[:, None], torch.arange(time, device=device))",
+        tests=(f"{MODEL}::test_a_slice_of_the_batch_gets_the_slice_of_the_serial_mask",),
+    ),
+    Mutation(
+        "both dropouts of a layer draw the same mask",
+        "minidist/model/gpt.py",
+        old="self.mlp_dropout = Dropout(config.dropout, site=2 * index + 1)",
+        new="self.mlp_dropout = Dropout(config.dropout, site=2 * index)",
+        tests=(f"{MODEL}::test_every_dropout_of_the_model_has_masks_of_its_own",),
+    ),
+    Mutation(
+        "a tied head is a copy of the embedding",
+        "minidist/model/gpt.py",
+        old="self.head.weight = self.embedding.weight",
+        new="self.head.weight = nn.Parameter(self.embedding.weight.detach().clone())",
+        tests=(f"{MODEL}::test_parameters_and_flops_are_counted",),
+    ),
+    Mutation(
+        "padding counts in the loss",
+        "minidist/model/gpt.py",
+        old='return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")',
+        new='return F.cross_entropy(wide.flatten(0, -2), targets.flatten().clamp(min=0), reduction="sum")',
+        tests=(f"{MODEL}::test_the_loss_is_a_sum_in_at_least_float32",),
+    ),
+]
+
+# ---------------------------------------------------------------- floor 4: parallel
+
+SAMPLER = "tests/parallel/data/test_sampler.py"
+DDP_TRAPS = "tests/parallel/data/test_ddp_traps.py"
+ZERO = "tests/parallel/sharded/test_zero.py"
+SHARDED_OPTIMIZER = "tests/parallel/sharded/test_sharded_optimizer.py"
+ADJOINT = "tests/parallel/test_adjoint.py"
+SCHEDULES = "tests/parallel/pipeline/test_schedules.py"
+
+DATA = [
+    Mutation(
+        "ranks that have a row more are not counted by those behind them",
+        "minidist/parallel/data/sampler.py",
+        old="first = rank * size + min(rank, larger)",
+        new="first = rank * size",
+        tests=(f"{SAMPLER}::test_a_share_is_the_cut_of_array_split",),
+    ),
+    Mutation(
+        "every epoch has the order of the first",
+        "minidist/parallel/data/sampler.py",
+        old="np.random.default_rng([seed, epoch])",
+        new="np.random.default_rng([seed, 0])",
+        tests=(f"{SAMPLER}::test_every_epoch_has_another_order_without_being_told",),
+    ),
+    Mutation(
+        "a batch is counted as dealt out only when the next one is asked for",
+        "minidist/parallel/data/sampler.py",
+        old="            self.position += len(whole)\n"
+        "            if self.position == self.length:\n"
+        "                self.epoch, self.position = self.epoch + 1, 0\n"
+        "            yield whole\n",
+        new="            yield whole\n"
+        "            self.position += len(whole)\n"
+        "            if self.position == self.length:\n"
+        "                self.epoch, self.position = self.epoch + 1, 0\n",
+        tests=(f"{SAMPLER}::test_a_restart_continues_exactly_on_any_number_of_ranks",),
+    ),
+    Mutation(
+        "a gradient that is not in its bucket yet is not copied there",
+        "minidist/parallel/data/buckets.py",
+        old="        elif parameter.grad is not view:\n            view.copy_(parameter.grad)\n",
+        new="",
+        tests=(f"{DDP_TRAPS}::test_gradients_replaced_by_hand_are_reduced[DDP]",),
+    ),
+    Mutation(
+        "parameters of two precisions share a bucket",
+        "minidist/parallel/data/buckets.py",
+        old="if same and held < limit:",
+        new="if parts and held < limit:",
+        tests=("tests/parallel/data/test_ddp.py::test_partition_keeps_precisions_apart",),
+    ),
+    Mutation(
+        "replicas start from their own values",
+        "minidist/parallel/data/replicas.py",
+        old="        copy_from_root(tensor, comm)\n",
+        new="        tensor.detach()\n",
+        tests=(
+            "tests/parallel/data/test_ddp_wrapper.py::test_ranks_start_with_the_parameters_and_buffers_of_rank_0[DDP]",
+        ),
+    ),
+]
+
+SHARDED = [
+    Mutation(
+        "a parameter's place in a shard is taken for its place in the parameter",
+        "minidist/parallel/sharded/shard.py",
+        old="self.held[parameter] = slice(begin, begin + last - first)",
+        new="self.held[parameter] = slice(first, last)",
+        tests=(f"{ZERO}::test_parity_with_the_serial_run[plain-3-ZeRO1]",),
+    ),
+    Mutation(
+        "a parameter that nobody used gets a gradient of zeros",
+        "minidist/parallel/sharded/shard.py",
+        old="used = self.gradient is not None and parameter not in without",
+        new="used = self.gradient is not None",
+        tests=(f"{ZERO}::test_what_no_rank_has_used_is_not_decayed[ZeRO1]",),
+    ),
+    Mutation(
+        "gradients of one parameter that are forgotten stay in the shard",
+        "minidist/parallel/sharded/shard.py",
+        old="                if self.gradient is not None:\n"
+        "                    self.gradient[self.held[parameter]].zero_()\n",
+        new="",
+        tests=(f"{SHARDED_OPTIMIZER}::test_two_optimizers_share_a_model",),
+    ),
+    Mutation(
+        "a step passes over gradients that nobody has reduced",
+        "minidist/parallel/sharded/shard.py",
+        old="            if self.passed_over(parameter):",
+        new="            if parameter.grad is None and self.passed_over(parameter):",
+        tests=(f"{SHARDED_OPTIMIZER}::test_a_step_that_would_ignore_a_gradient_is_refused",),
+    ),
+    Mutation(
+        "an optimizer over parameters that are sharded may step",
+        "minidist/parallel/optimizer/guard.py",
+        old="if not self.parameters.isdisjoint(updated):",
+        new="if self.parameters == updated:",
+        tests=(f"{ZERO}::test_an_optimizer_over_whole_parameters_is_refused",),
+    ),
+    Mutation(
+        "ZeRO-2 keeps the gradients of the last microbatch only",
+        "minidist/parallel/sharded/zero.py",
+        old="self.shards[bucket].gradient.add_(self._scattered(gradients))",
+        new="self.shards[bucket].gradient.copy_(self._scattered(gradients))",
+        tests=(f"{ZERO}::test_parity_whoever_zeroes_and_however_many_microbatches[2-to_none-ZeRO2]",),
+    ),
+    Mutation(
+        "ZeRO gathers parameters that are not rounded from their masters yet",
+        "minidist/parallel/sharded/zero.py",
+        old="            self.mine.copy_(self.values)\n",
+        new="            pass\n",
+        tests=(f"{ZERO}::test_master_values_are_kept_in_float32",),
+    ),
+    Mutation(
+        "ZeRO++ reduces inside a node the rows of other ranks than their owners",
+        "minidist/parallel/sharded/zero_plus_plus.py",
+        old="                rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together\n",
+        new="                pass\n",
+        tests=(
+            "tests/parallel/sharded/test_zero_plus_plus.py::"
+            "test_rows_are_gathered_in_order_and_summed_for_their_owners[6-2]",
+        ),
+    ),
+    Mutation(
+        "ZeRO++ uses its second partition when parameters have new values",
+        "minidist/parallel/sharded/zero_plus_plus.py",
+        old="        super().publish()\n        self.second = None\n",
+        new="        super().publish()\n",
+        tests=("tests/parallel/sharded/test_zero_plus_plus.py::test_it_trains_as_fsdp_does_but_for_rounding[sum]",),
+    ),
+]
+
+OPTIMIZER = [
+    Mutation(
+        "a rank cuts its slice of saved state from the beginning",
+        "minidist/parallel/optimizer/state.py",
+        old="value.flatten()[placement.start : placement.stop]",
+        new="value.flatten()[: placement.stop - placement.start]",
+        tests=(f"{ZERO}::test_optimizer_state_of_any_number_of_ranks[ZeRO1]",),
+    ),
+    Mutation(
+        "the state of another model is loaded",
+        "minidist/parallel/optimizer/state.py",
+        old="    check_state(saved, placements, same)\n",
+        new="",
+        tests=(f"{ZERO}::test_another_models_state_is_refused_by_name[ZeRO1]",),
+    ),
+    Mutation(
+        "nobody asks what kind of optimizer another one is around",
+        "minidist/parallel/optimizer/elementwise.py",
+        old="    if isinstance(optimizer, Around):\n        _check(optimizer.inner, said)\n",
+        new="",
+        tests=(f"{SHARDED_OPTIMIZER}::test_what_is_not_known_to_work_element_by_element_is_refused[ZeRO1]",),
+    ),
+    Mutation(
+        "Muon's matrices go to their owners in the order of the model",
+        "minidist/parallel/optimizer/muon.py",
+        old="        present.sort(key=self.owners.__getitem__)\n",
+        new="",
+        tests=("tests/parallel/sharded/test_muon.py::test_parity_beside_adamw[ZeRO1-options1-2-0]",),
+    ),
+    Mutation(
+        "Muon's largest matrices all go to one rank",
+        "minidist/parallel/optimizer/muon.py",
+        old="owners[number] = given.index(min(given))",
+        new="owners[number] = given.index(max(given))",
+        tests=("tests/parallel/sharded/test_muon.py::test_owners_take_the_largest_first",),
+    ),
+    Mutation(
+        "clipping adds up norms instead of their squares",
+        "minidist/parallel/clip.py",
+        old="    square = norm.square()\n    all_reduce(square, comm)\n    return square.sqrt()\n",
+        new="    square = norm.clone()\n    all_reduce(square, comm)\n    return square\n",
+        tests=(f"{ZERO}::test_clipping_uses_the_norm_of_all_shards[ZeRO1]",),
+    ),
+    Mutation(
+        "clipping counts what several ranks hold once for each of them",
+        "minidist/parallel/clip.py",
+        old="gradients = [p.grad for p in parameters if p.grad is not None and counts(p)]",
+        new="gradients = [p.grad for p in parameters if p.grad is not None]",
+        tests=("tests/parallel/tensor/test_tensor_parallel.py::test_parity_with_clipping_counts_each_element_once",),
+    ),
+]
+
+TENSOR = [
+    Mutation(
+        "the gradient of what enters a region is not summed",
+        "minidist/parallel/adjoint.py",
+        old="return _linear(x, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))",
+        new="return _linear(x, lambda x: x.view_as(x), lambda gradient: gradient)",
+        tests=(f"{ADJOINT}::test_backward_is_the_adjoint[copy_to-2]",),
+    ),
+    Mutation(
+        "the backward of an all-gather keeps one rank's terms only",
+        "minidist/parallel/adjoint.py",
+        old="lambda x: _gathered(x, comm, dim, size), lambda gradient: reduce_scatter(gradient, comm, dim))",
+        new="lambda x: _gathered(x, comm, dim, size), lambda gradient: scatter_to(gradient, comm, dim))",
+        tests=(f"{ADJOINT}::test_backward_is_the_adjoint[all_gather-2]",),
+    ),
+    Mutation(
+        "a reduce changes the tensor that it is given",
+        "minidist/parallel/adjoint.py",
+        old="total = x.clone(memory_format=torch.contiguous_format)",
+        new="total = x.contiguous()",
+        tests=(f"{ADJOINT}::test_backward_is_the_adjoint[reduce_from-2]",),
+    ),
+    Mutation(
+        "each rank subtracts the largest logit of its own words",
+        "minidist/parallel/tensor/vocabulary.py",
+        old='    all_reduce(largest, comm, "max")\n',
+        new="",
+        tests=(f"{ADJOINT}::test_cross_entropy_is_the_serial_one_and_holds_no_full_row[dtype0-2]",),
+    ),
+    Mutation(
+        "a word of another rank counts as this one's first",
+        "minidist/parallel/tensor/vocabulary.py",
+        old="torch.stack((normalizer, picked.masked_fill(~here, 0)))",
+        new="torch.stack((normalizer, picked))",
+        tests=(f"{ADJOINT}::test_cross_entropy_is_the_serial_one_and_holds_no_full_row[dtype0-2]",),
+    ),
+    Mutation(
+        "a block that several ranks hold is put together from each of them",
+        "minidist/parallel/placement.py",
+        old="counts = [(stop - start) * (rank % self.copies == 0) for",
+        new="counts = [(stop - start) * (rank % self.copies >= 0) for",
+        tests=(
+            "tests/parallel/tensor/test_tensor_parallel.py::"
+            "test_parity_on_eight_ranks_of_which_four_share_a_key_value_head",
+        ),
+    ),
+    Mutation(
+        "under sequence parallelism every rank drops at the first positions",
+        "minidist/parallel/tensor/sequence.py",
+        old="positions=positions[time * comm.rank : time * (comm.rank + 1)]",
+        new="positions=positions[:time]",
+        tests=("tests/parallel/tensor/test_sequence_parallel.py::test_the_mask_is_the_slice_of_the_serial_one",),
+    ),
+]
+
+PIPELINE = [
+    Mutation(
+        "a backward needs no forward of its own stage",
+        "minidist/parallel/pipeline/order.py",
+        old='own: list[Key] = [] if kind == "F" else [("F", stage, microbatch)]',
+        new="own: list[Key] = []",
+        tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
+    ),
+    Mutation(
+        "a send does not wait for its receive",
+        "minidist/parallel/pipeline/order.py",
+        old="if action.communicates:",
+        new='if action.kind.startswith("RECV"):',
+        tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
+    ),
+    Mutation(
+        "the cycle of a stuck plan begins where the search began",
+        "minidist/parallel/pipeline/order.py",
+        old="cycle = list(path)[list(path).index(rank) :] if rank in path else list(path)[-1:]",
+        new="cycle = list(path) if rank in path else list(path)[-1:]",
+        tests=(f"{SCHEDULES}::test_a_cycle_that_leaves_out_some_ranks_is_named_without_them",),
+    ),
+    Mutation(
+        "messages are laid out rank by rank instead of moment by moment",
+        "minidist/parallel/pipeline/communicate.py",
+        old="line = sorted((moment, rank, at) for",
+        new="line = list((moment, rank, at) for",
+        tests=(f"{SCHEDULES}::test_receives_are_posted_ahead",),
+    ),
+    Mutation(
+        "a plan that lacks a receive passes for a schedule",
+        "minidist/parallel/pipeline/check.py",
+        old="    if plan.communicates:\n        for kind, stage, microbatch in _messages(plan):",
+        new="    if not plan.communicates:\n        for kind, stage, microbatch in _messages(plan)[:0]:",
+        tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
+    ),
+    Mutation(
+        "a message to a rank that does not hold the stage passes for one",
+        "minidist/parallel/pipeline/check.py",
+        old="elif action.peer != plan.rank_of[other]:",
+        new="elif action.peer is None:",
+        tests=(f"{SCHEDULES}::test_a_peer_that_is_wrong",),
+    ),
+    Mutation(
+        "what a rank hands to itself takes a latency",
+        "minidist/parallel/pipeline/simulate.py",
+        old="(latency if plan.rank_of[key[1]] != rank else 0.0)",
+        new="latency",
+        tests=(f"{SCHEDULES}::test_latency_lies_between_ranks_only",),
+    ),
+    Mutation(
+        "activations are held until the weights have their gradients",
+        "minidist/parallel/pipeline/simulate.py",
+        old='{"F": 1, "B": -1, "I": -1}',
+        new='{"F": 1, "B": -1, "W": -1}',
+        tests=(f"{SCHEDULES}::test_peaks",),
+    ),
+    Mutation(
+        "1F1B warms up with a forward more",
+        "minidist/parallel/pipeline/schedules.py",
+        old="warm_up = min(ranks - rank - 1, microbatches)",
+        new="warm_up = min(ranks - rank, microbatches)",
+        tests=(f"{SCHEDULES}::test_peaks",),
+    ),
+    Mutation(
+        "an output is kept after its gradient has come",
+        "minidist/parallel/pipeline/executor.py",
+        old="        self.free_sent()  # this microbatch's output at least: its gradient is here\n",
+        new="",
+        tests=("tests/parallel/pipeline/test_pipeline.py::test_an_output_is_let_go_when_its_gradient_has_come",),
+    ),
+]
+
+# ---------------------------------------------------------------- floor 4: memory
+
+PRECISION = "tests/memory/precision/test_precision.py"
+FP8 = "tests/memory/precision/test_fp8.py"
+LORA = "tests/memory/adapters/test_lora.py"
+
+MEMORY = [
+    Mutation(
+        "two parameters in one storage count twice",
+        "minidist/memory/account/account.py",
+        old="if start not in counted and self.device in (None, device):",
+        new="if self.device in (None, device):",
+        tests=("tests/memory/account/test_account.py::test_storages_count_once_and_at_their_present_size",),
+    ),
+    Mutation(
+        "what a saved tensor came from is kept alive with it",
+        "minidist/memory/account/account.py",
+        old="self.tensor = tensor.detach()",
+        new="self.tensor = tensor",
+        tests=("tests/memory/account/test_account.py::test_a_graph_that_is_dropped_gives_back_its_activations",),
+    ),
+    Mutation(
+        "tensor parallelism divides what only sequence parallelism can",
+        "minidist/memory/account/equation.py",
+        old="whole = 10 / (tp if sequence_parallel else 1)",
+        new="whole = 10 / tp",
+        tests=("tests/memory/account/test_equation.py::test_the_equations_of_the_recomputation_paper",),
+    ),
+    Mutation(
+        "the masks of dropout are forgotten in the bytes of a layer",
+        "minidist/memory/account/equation.py",
+        old="masks = 2 * channels if config.dropout else 0",
+        new="masks = 0",
+        tests=("tests/memory/account/test_equation.py::test_our_gpt_saves_what_the_count_says",),
+    ),
+    Mutation(
+        "a second forward draws other random numbers than the first",
+        "minidist/memory/recompute/segments.py",
+        old="            torch.set_rng_state(self.random_state)\n",
+        new="",
+        tests=(
+            "tests/memory/recompute/test_recompute.py::"
+            "test_torchs_dropout_draws_the_same_again_and_what_follows_draws_as_if_nothing_had_been[full]",
+        ),
+    ),
+    Mutation(
+        "a stage's backward has no room for the gradient of its input",
+        "minidist/memory/recompute/chain.py",
+        old="backward = stage.saved + size[start + 1] + size[start] - size[end]",
+        new="backward = stage.saved + size[start + 1] - size[end]",
+        tests=("tests/memory/recompute/test_chain.py::test_no_plan_beats_the_best_one",),
+    ),
+    Mutation(
+        "recomputing a range costs no forward on the way to what follows",
+        "minidist/memory/recompute/chain.py",
+        old="found.append(Point(room, passing + again.time + rest.time, again, rest))",
+        new="found.append(Point(room, again.time + rest.time, again, rest))",
+        tests=("tests/memory/recompute/test_chain.py::test_no_plan_beats_the_best_one",),
+    ),
+    Mutation(
+        "an overflow makes only the rank skip that has seen it",
+        "minidist/memory/precision/mixed.py",
+        old='        if self.comm is not None:\n            all_reduce(overflow, self.comm, op="max")\n',
+        new="",
+        tests=(f"{PRECISION}::test_an_overflow_on_one_rank_makes_all_ranks_skip[2]",),
+    ),
+    Mutation(
+        "the loss scale grows a step late",
+        "minidist/memory/precision/mixed.py",
+        old="if self.good_steps == self.interval:",
+        new="if self.good_steps > self.interval:",
+        tests=(f"{PRECISION}::test_the_scale_backs_off_and_grows_again",),
+    ),
+    Mutation(
+        "stochastic rounding draws a bit too few",
+        "minidist/memory/precision/rounding.py",
+        old="noise = torch.randint(1 << DROPPED_BITS,",
+        new="noise = torch.randint(1 << (DROPPED_BITS - 1),",
+        tests=(f"{PRECISION}::test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour",),
+    ),
+    Mutation(
+        "a parameter that somebody has overwritten gets its old master back",
+        "minidist/memory/precision/masters.py",
+        old="if master is None or (written and not _is_rounded(parameter, master)):",
+        new="if master is None:",
+        tests=(f"{PRECISION}::test_who_overwrites_a_parameter_overwrites_its_master",),
+    ),
+    Mutation(
+        "a float8 scale goes by the last step alone",
+        "minidist/memory/precision/fp8.py",
+        old="past = self.history.max()",
+        new="past = self.history[0]",
+        tests=(f"{FP8}::test_a_scale_goes_by_the_largest_of_its_history_and_what_outgrows_it_saturates",),
+    ),
+    Mutation(
+        "the ranks' largest magnitudes are added up",
+        "minidist/memory/precision/fp8.py",
+        old='all_reduce(amaxes, comm, op="max")',
+        new="all_reduce(amaxes, comm)",
+        tests=(f"{FP8}::test_amaxes_are_the_largest_of_all_ranks_for_one_message_a_step[2]",),
+    ),
+    Mutation(
+        "a scale of NF4 is rounded down, below its largest weight",
+        "minidist/memory/adapters/nf4.py",
+        old="_not_zero(steps)[:, None]).ceil()",
+        new="_not_zero(steps)[:, None]).floor()",
+        tests=(f"{LORA}::test_an_error_is_at_most_half_the_widest_gap_of_its_block",),
+    ),
+    Mutation(
+        "two weights of NF4 change their places in a byte",
+        "minidist/memory/adapters/nf4.py",
+        old="pairs[:, 0] << 4 | pairs[:, 1]",
+        new="pairs[:, 1] << 4 | pairs[:, 0]",
+        tests=(f"{LORA}::test_each_level_comes_back_as_itself",),
+    ),
+    Mutation(
+        "an adapter is merged without its scale",
+        "minidist/memory/adapters/lora.py",
+        old="self.B.detach() @ self.A.detach() * self.scale",
+        new="self.B.detach() @ self.A.detach()",
+        tests=(f"{LORA}::test_merging_leaves_plain_layers_and_the_same_outputs[lora]",),
+    ),
+    Mutation(
+        "an adapter is scaled by alpha, whatever its rank",
+        "minidist/memory/adapters/lora.py",
+        old="self.base, self.scale, self.rate, self.site = base, alpha / rank, dropout, site",
+        new="self.base, self.scale, self.rate, self.site = base, alpha, dropout, site",
+        tests=(f"{LORA}::test_an_adapter_is_scaled_by_alpha_over_rank",),
+    ),
+    Mutation(
+        "state that is offloaded is worked on in its file",
+        "minidist/memory/offload.py",
+        old="return {name: value.clone() if name in files else value for name, value in state.items()}",
+        new="return state",
+        tests=("tests/memory/test_offload.py::test_memory_holds_the_state_of_two_parameters",),
+    ),
+    Mutation(
+        "the file of a mapped tensor keeps its name",
+        "minidist/memory/offload.py",
+        old="        os.close(descriptor)\n        os.unlink(path)\n",
+        new="        os.close(descriptor)\n",
+        tests=("tests/memory/test_offload.py::test_a_mapped_tensor_is_a_file_without_a_name",),
+    ),
+    Mutation(
+        "what was changed in place since is read as it was spilled before",
+        "minidist/memory/spill.py",
+        old="key = (source.cdata, x._version)",
+        new="key = (source.cdata, 0)",
+        tests=(
+            "tests/memory/recompute/test_recompute.py::"
+            "test_what_is_changed_in_place_after_it_was_saved_is_another_tensor",
+        ),
+    ),
+]
+
+# ---------------------------------------------------------------- floor 5: trainer
+
+STORE = "tests/trainer/checkpoint/test_store.py"
+PIECES = "tests/trainer/checkpoint/test_pieces.py"
+CHECKPOINT = "tests/trainer/checkpoint/test_checkpoint.py"
+RATE = "tests/trainer/test_schedule.py"
+
+TRAINER = [
+    Mutation(
+        "a checkpoint says where the thread that reads ahead stands",
+        "minidist/trainer/batches.py",
+        old="return dict(self._consumed)",
+        new="return dict(self._source.state_dict())",
+        tests=("tests/trainer/test_text.py::test_a_restart_has_exactly_the_next_batch[3-False]",),
+    ),
+    Mutation(
+        "every microbatch begins at the row at which the batch does",
+        "minidist/trainer/batches.py",
+        old="self.first_row + cut.start",
+        new="self.first_row",
+        tests=(f"{SAMPLER}::test_microbatches_are_the_batch_cut_up",),
+    ),
+    Mutation(
+        "the width of a batch is that of this rank's rows",
+        "minidist/trainer/batches.py",
+        old="width = -(-(int(lengths.max()) - 1) // self.multiple)",
+        new="width = -(-(int(lengths[mine].max()) - 1) // self.multiple)",
+        tests=(f"{SAMPLER}::test_the_ranks_together_have_the_serial_batch[False-3]",),
+    ),
+    Mutation(
+        "the learning rate is that of the step before",
+        "minidist/trainer/schedule.py",
+        old="done = step + 1  # steps taken once this one is",
+        new="done = step",
+        tests=(f"{RATE}::test_it_starts_low_reaches_the_peak_and_ends_at_the_final_rate",),
+    ),
+    Mutation(
+        "a shard may still be in memory when it is said to be written",
+        "minidist/trainer/checkpoint/store.py",
+        old="        save_file(tensors, file)\n        flush(file)\n",
+        new="        save_file(tensors, file)\n",
+        tests=(f"{STORE}::test_the_disk_holds_everything_before_it_gets_its_name",),
+    ),
+    Mutation(
+        "a checkpoint gets its name before the disk holds its index",
+        "minidist/trainer/checkpoint/store.py",
+        old="        for path in (unfinished / INDEX, unfinished / STATE, unfinished / SUMS, unfinished):\n"
+        "            flush(path)\n"
+        "        unfinished.rename(final)  # fails if there is one already\n",
+        new="        unfinished.rename(final)\n"
+        "        for path in (final / INDEX, final / STATE, final / SUMS, final):\n"
+        "            flush(path)\n",
+        tests=(f"{STORE}::test_the_disk_holds_everything_before_it_gets_its_name",),
+    ),
+    Mutation(
+        "one checkpoint more is kept than was asked for",
+        "minidist/trainer/checkpoint/store.py",
+        old="complete(folder)[: -max(keep, 1)]",
+        new="complete(folder)[: -max(keep, 1) - 1]",
+        tests=(f"{STORE}::test_the_newest_are_kept_and_every_so_many_steps_one",),
+    ),
+    Mutation(
+        "an index is written though an element is in two files",
+        "minidist/trainer/checkpoint/index.py",
+        old='        assert not words, f"ranks have not written each element of {name} once: {words}"\n',
+        new="",
+        tests=(f"{STORE}::test_an_element_written_never_or_twice_is_our_mistake",),
+    ),
+    Mutation(
+        "a piece is read from where its elements are in the whole tensor",
+        "minidist/trainer/checkpoint/pieces.py",
+        old="runs.append(read(start - run.start, stop - run.start))",
+        new="runs.append(read(start, stop))",
+        tests=(f"{PIECES}::test_cutting_pasting_and_putting_together",),
+    ),
+    Mutation(
+        "a column of a block is counted from the beginning of the block",
+        "minidist/trainer/checkpoint/pieces.py",
+        old="columns = slice(column + skipped, column + skipped + end - at)",
+        new="columns = slice(skipped, skipped + end - at)",
+        tests=(f"{PIECES}::test_cutting_pasting_and_putting_together",),
+    ),
+    Mutation(
+        "a checkpoint of a longer run is continued",
+        "minidist/trainer/checkpoint/resume.py",
+        old="if step > config.run.steps:",
+        new="if step < 0:",
+        tests=(f"{CHECKPOINT}::test_resuming_a_run_that_has_finished",),
+    ),
+    Mutation(
+        "two runs may save to one folder",
+        "minidist/trainer/checkpoint/lock.py",
+        old="fcntl.LOCK_EX | fcntl.LOCK_NB",
+        new="fcntl.LOCK_SH | fcntl.LOCK_NB",
+        tests=(f"{CHECKPOINT}::test_a_second_run_in_the_same_folder_is_refused_before_it_writes[--steps 6]",),
+    ),
+    Mutation(
+        "a file wins over the flags",
+        "minidist/trainer/flags.py",
+        old="for name, options in merged(sections, flags).items()})",
+        new="for name, options in merged(flags, sections).items()})",
+        tests=("tests/trainer/test_flags.py::test_flags_win_over_the_file_and_the_file_over_defaults",),
+    ),
+    Mutation(
+        "DeepSpeed's buckets are counted in elements of float32 under bfloat16",
+        "minidist/trainer/foreign/deepspeed.py",
+        old='bytes = 2 if "precision" in sections.get("run", {}) else 4',
+        new="bytes = 4",
+        tests=("tests/trainer/foreign/test_deepspeed.py::test_buckets_are_counted_in_elements_there_and_bytes_here",),
+    ),
+    Mutation(
+        "DeepSpeed's rate falls without anybody setting the steps of the run",
+        "minidist/trainer/foreign/deepspeed.py",
+        old='Row(f"{WARMUP}total_num_steps", int, "run.steps", note=',
+        new='Row(f"{WARMUP}total_num_steps", int, note=',
+        tests=("tests/trainer/foreign/test_deepspeed.py::test_what_has_a_counterpart_is_translated",),
+    ),
+]
+
+# ---------------------------------------------------------------- floor 6: course, bench, commands; and draw
+
+GRADE = "tests/course/test_grade.py"
+ATTACKS = "tests/course/test_grade_attacks.py"
+
+COURSE = [
+    Mutation(
+        "a shortcut past the messages is not looked at",
+        "minidist/course/grader/contract.py",
+        old='names = note.through if note.kind in verbs else () if within else (f"comm.{note.kind}",)',
+        new="names = note.through",
+        tests=(f"{ATTACKS}::test_lean_on_the_package[a roll call]",),
+    ),
+    Mutation(
+        "an answer's stream sends past the witness",
+        "minidist/course/grader/witness.py",
+        old="return super().stream()",
+        new="return self._inner.stream()",
+        tests=(f"{ATTACKS}::test_lean_on_the_package[a stream]",),
+    ),
+    Mutation(
+        "a case that leans costs its own points, and not the task's",
+        "minidist/course/grader/grading.py",
+        old="        if test.check.task.number in found\n",
+        new="        if test.status == LEANS\n",
+        tests=(f"{ATTACKS}::test_lean_in_one_case_only",),
+    ),
+    Mutation(
+        "calls on a thread that an answer starts are not watched",
+        "minidist/course/grader/watch.py",
+        old="                self.switch(self.calls)\n                function(*arguments, **options)\n",
+        new="                function(*arguments, **options)\n",
+        tests=(f"{ATTACKS}::test_lean_without_a_message[a call on a thread]",),
+    ),
+    Mutation(
+        "a record counts whoever has signed it",
+        "minidist/course/grader/record.py",
+        old='if not compare_digest(signature, digest(nonce.encode(), text, "sha256").hex().encode()):',
+        new="if len(signature) != 64:",
+        tests=(f"{GRADE}::test_only_a_record_that_bears_the_nonce_counts",),
+    ),
+    Mutation(
+        "the nonce lies beside the answer",
+        "minidist/course/grader/child.py",
+        old="    path.unlink()\n",
+        new="",
+        tests=(f"{ATTACKS}::test_the_nonces_are_gone_before_the_students_code_comes",),
+    ),
+    Mutation(
+        "a known mistake that has to be computed first is never told",
+        "minidist/course/grader/compare.py",
+        old="if same(value() if callable(value) else value):",
+        new="if not callable(value) and same(value):",
+        tests=(f"{GRADE}::test_what_a_wrong_value_looks_like_is_told",),
+    ),
+    Mutation(
+        "a value that is not a number is close to all",
+        "minidist/course/grader/compare.py",
+        old="return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(), 1e-300))",
+        new="return not np.abs(found - 1.0 * expected).max() > tolerance * max(np.abs(expected).max(), 1e-300)",
+        tests=(f"{GRADE}::test_a_wrong_value_is_named_by_rank_and_index",),
+    ),
+    Mutation(
+        "a task that is not started counts as a failure",
+        "minidist/course/grader/runner.py",
+        old='        if error["type"] == "NotImplementedError":\n'
+        '            return Ran(notes=notes, not_started=error["text"] or "not started")\n',
+        new="",
+        tests=(f"{GRADE}::test_a_stub_is_not_started_beside_a_task_that_is",),
+    ),
+]
+
+REST = [
+    Mutation(
+        "a ratio is that of the medians, not of the rounds",
+        "minidist/bench/measure.py",
+        old="return statistics.median(mine / other for mine, other in zip(self.values, peer.values, strict=True))",
+        new="return self.median / peer.median",
+        tests=("tests/bench/test_bench.py::test_ratios_are_taken_within_a_round",),
+    ),
+    Mutation(
+        "an all-reduce crosses the slowest link once",
+        "minidist/bench/measure.py",
+        old='"all_reduce": lambda ranks: 2 * (ranks - 1) / ranks',
+        new='"all_reduce": lambda ranks: (ranks - 1) / ranks',
+        tests=("tests/bench/test_bench.py::test_bus_bandwidth_is_that_of_nccl_tests",),
+    ),
+    Mutation(
+        "bounds are judged in every precision",
+        "minidist/bench/report.py",
+        old="(measurement.ranks, self.dtype) != (RANKS, DTYPE)",
+        new="measurement.ranks != RANKS",
+        tests=("tests/bench/test_bench.py::test_bounds_are_judged_on_their_launch_and_never_on_another_dtype",),
+    ),
+    Mutation(
+        "`stages` shows what rank 0 held, not the most on any rank",
+        "minidist/cli/compare.py",
+        old="category: max(peak[category] for peak in peaks) for category",
+        new="category: peaks[-1][category] // 2 for category",
+        tests=("tests/cli/test_stages.py::test_layouts",),
+    ),
+    Mutation(
+        "the player shows the cells of a receive before it is complete",
+        "minidist/draw/recording.py",
+        old="self.shown[name][number] if (name, number) in waiting else contents(",
+        new="contents(",
+        tests=("tests/draw/test_player.py::test_a_ring_is_recorded_as_it_ran",),
+    ),
+    Mutation(
+        "the player counts idle time as computing",
+        "minidist/draw/recording.py",
+        old="idle = round(100 * (1 - self.busy / seconds)) if seconds else 0",
+        new="idle = round(100 * self.busy / seconds) if seconds else 0",
+        tests=("tests/draw/test_player.py::test_the_bubble_is_the_time_without_computing",),
+    ),
+]
+
+MUTATIONS = [
+    *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
+    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY),
+    *(*TRAINER, *COURSE, *REST),
+]
