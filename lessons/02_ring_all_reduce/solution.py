@@ -27,7 +27,7 @@ def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
 
 def ring_all_reduce(buffer: Array, comm: Communicator) -> None:
     """Replace every rank's buffer by the sum of all."""
-    ring.all_reduce(buffer, comm, np.add)
+    ring.ring_all_reduce(buffer, comm, np.add)
 
 
 def all_reduce_cost(elements: int, itemsize: int, ranks: int, rank: int) -> tuple[int, int]:

@@ -10,9 +10,10 @@
     shared              x             x             x           x
     native              x             x             x           x         x       x       x           x
 
-Read `ring.py` first; `operations.py` is what users call; `choose.py` is the rule behind `algorithm="auto"`, and
-`explain("all_reduce", bytes, comm)` says what it takes and why. Every algorithm carries all `DTYPES` and knows all
-`REDUCTIONS`, but there is no mean of integers, and `native` refuses to reduce what its engine cannot.
+Read `ring.py` first, the plain page, and `fast_ring.py`, which runs it in segments. `operations.py` is what users call;
+`choose.py` is the rule behind `algorithm="auto"`, and `explain("all_reduce", bytes, comm)` says what it takes and why.
+Every algorithm carries all `DTYPES` and knows all `REDUCTIONS`, but there is no mean of integers, and `native` refuses
+to reduce what its engine cannot.
 """
 
 from minidist.collectives.choose import COLLECTIVES, algorithms, explain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minidist.collectives import central, hierarchical, pairwise, recursive, ring, shared, tree
+from minidist.collectives import central, fast_ring, hierarchical, pairwise, recursive, ring, shared, tree
 
 if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
@@ -19,7 +19,7 @@ SMALL = 1 << 15  # bytes below which latencies decide: few rounds beat few bytes
 TABLE: dict[str, dict[str, Callable[..., Any]]] = {
     "all_reduce": {
         "central": central.all_reduce,
-        "ring": ring.all_reduce,
+        "ring": fast_ring.all_reduce,
         "recursive": recursive.all_reduce,
         "halving_doubling": recursive.halving_doubling,
         "tree": tree.all_reduce,
@@ -28,14 +28,14 @@ TABLE: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "reduce_scatter": {
         "central": central.reduce_scatter,
-        "ring": ring.reduce_scatter,
+        "ring": fast_ring.reduce_scatter,
         "recursive": recursive.reduce_scatter,
         "pairwise": pairwise.reduce_scatter,
         "shared": shared.reduce_scatter,
     },
     "all_gather": {
         "central": central.all_gather,
-        "ring": ring.all_gather,
+        "ring": ring.ring_all_gather,
         "recursive": recursive.all_gather,
         "pairwise": pairwise.all_gather,
         "shared": shared.all_gather,

@@ -37,6 +37,11 @@ def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Arr
     return found if len(found) == count else found[:count]
 
 
+def empty_like(array: Array) -> Array:
+    """Return new memory for a flat array of this length and kind."""
+    return empty(array, len(array))
+
+
 def cut(length: int, parts: int) -> list[int]:
     """Return the lengths of `numpy.array_split`'s parts: as equal as can be, the longer ones first."""
     whole, rest = divmod(length, parts)

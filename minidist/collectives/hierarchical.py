@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from minidist.collectives import ring, tree
+from minidist.collectives import fast_ring, tree
 from minidist.collectives.fast import chunks_of, cut
+from minidist.collectives.ring import ring_all_gather
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
@@ -28,14 +29,14 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     if not equal:
         tree.reduce(array, inside, 0, combine)
         if inside.rank == 0:
-            ring.all_reduce(array, across, combine)
+            fast_ring.all_reduce(array, across, combine)
         tree.broadcast(array, inside, 0)
         return
     chunks = chunks_of(array, cut(len(array), inside.size))
     mine = chunks[inside.rank]
-    ring.reduce_scatter(chunks, mine, inside, combine)
-    ring.all_reduce(mine, across, combine)
-    ring.all_gather(chunks, inside)
+    fast_ring.reduce_scatter(chunks, mine, inside, combine)
+    fast_ring.all_reduce(mine, across, combine)
+    ring_all_gather(chunks, inside)
 
 
 def broadcast(array: Array, comm: Communicator, root: int) -> None:

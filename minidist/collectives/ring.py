@@ -13,9 +13,10 @@ link carries more than any other. It is slow for small buffers: 2(P - 1) latenci
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from minidist.collectives.fast import chunks_of, cut, segments, temporary
+from minidist.collectives.fast import chunks_of, cut, empty_like
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
@@ -23,39 +24,32 @@ if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
 
 
-def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    for chunks in segments(chunks_of(array, cut(len(array), comm.size))):
-        ring_reduce_scatter(chunks, chunks[comm.rank], comm, combine)
-        ring_all_gather(chunks, comm)
-
-
-def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave in `out` the reduction of all ranks' chunk number `comm.rank`."""
-    for pieces in segments([*chunks, out]):
-        ring_reduce_scatter(pieces[:-1], pieces[-1], comm, combine)
-
-
-def all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Fill every chunk from the rank that owns it; chunk number `comm.rank` is this rank's contribution."""
+def ring_all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
+    """Leave the sum of all ranks' arrays in every rank's `array`."""
+    chunks = chunks_of(array, cut(len(array), comm.size))
+    ring_reduce_scatter(chunks, chunks[comm.rank], comm, reduce)
     ring_all_gather(chunks, comm)
 
 
-def ring_reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """One round of P - 1 steps. `chunks` stay as they are; `out` may be this rank's own chunk (alone, it has to be)."""
+def ring_reduce_scatter(
+    chunks: list[Array], out: Array, comm: Communicator, reduce: Combine, room: Callable[[Array], Array] = empty_like
+) -> None:
+    """Leave in `out` the sum of all ranks' chunk number `comm.rank`. The chunks stay as they are.
+
+    `out` may be this rank's own chunk (alone, it has to be). A chunk arrives where `room` finds memory for it.
+    """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    longest = max(len(chunk) for chunk in chunks)
-    leaving = chunks[left]
-    for step in range(1, comm.size):
-        own = chunks[(comm.rank - step - 1) % comm.size]
-        arriving = temporary(comm, own, longest, slot=step % 2)[: len(own)]
+    leaving = chunks[left]  # holds this rank's own part only
+    for step in range(2, comm.size + 1):
+        own = chunks[(comm.rank - step) % comm.size]
+        arriving = room(own)
         comm.exchange(leaving, right, arriving, left)
-        leaving = out if step == comm.size - 1 else arriving
-        combine(arriving, own, leaving)  # complete from the rank right of this chunk's owner up to this one
+        leaving = arriving if step < comm.size else out  # the last one leaves no more: it is complete
+        reduce(arriving, own, leaving)
 
 
 def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """One round of P - 1 steps: pass on what came last."""
+    """Fill in every chunk from the rank that owns it: first send chunk number `comm.rank`, then what came last."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
         leaving = chunks[(comm.rank - step) % comm.size]

@@ -43,7 +43,10 @@ from minidist.collectives import (
     scatter,
     shared,
 )
+from minidist.collectives.fast import Temporaries
+from minidist.collectives.ring import ring_all_reduce
 from minidist.comm import Link, MismatchError
+from minidist.trace import Trace
 
 SEGMENT = 1 << 20
 SMALL_NODES = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=3, name="small nodes")
@@ -272,6 +275,38 @@ def test_collectives_on_a_stream_beside_others_on_the_main_thread() -> None:
         assert (beside == 6).all()
 
     run(program, 4)
+
+
+@pytest.mark.parametrize(("ranks", "elements"), [(1, 7), (2, 7), (3, 4), (5, 3), (4, 1001)])
+def test_the_plain_ring_sends_what_the_fast_one_sends(ranks: int, elements: int) -> None:
+    """Also the same bits, of numbers whose sum depends on the order."""
+
+    def program(comm: Communicator, fast: bool) -> bytes:
+        array = np.random.default_rng(comm.rank).normal(size=elements)
+        if fast:
+            all_reduce(array, comm, algorithm="ring")
+        else:
+            ring_all_reduce(array, comm, np.add)
+        return array.tobytes()
+
+    found = []
+    for fast in (False, True):
+        trace = Trace()
+        results = run(lambda comm, fast=fast: program(comm, fast), ranks, trace=trace)
+        events = sorted((event for event in trace.events if event.kind == "send"), key=lambda event: event.start)
+        assert len(events) == 2 * (ranks - 1) * ranks
+        found.append((results, [[(e.name, e.bytes) for e in events if e.rank == rank] for rank in range(ranks)]))
+    assert found[0] == found[1]
+
+
+def test_the_fast_ring_keeps_two_temporaries_and_sends_a_segment_at_a_time() -> None:
+    def program(comm: Communicator) -> tuple[int, int]:
+        array = np.ones(3 * comm.size * SEGMENT // 8)
+        all_reduce(array, comm, algorithm="ring")
+        assert (array == comm.size).all()
+        return comm.traffic.messages_sent, sum(kept.nbytes for kept in comm.internal.keep(Temporaries, Temporaries).values())
+
+    assert run(program, 3) == [(3 * 4, 2 * SEGMENT)] * 3
 
 
 def test_a_users_messages_never_mix_with_a_collectives() -> None:

@@ -89,7 +89,7 @@ def test_lines_are_the_algorithms_own(recording: Recording) -> None:
     for step in recording.steps:
         file, number = step.line
         source = recording.sources[file][number - 1]
-        expected = {"sends": "comm.exchange(", "receives": "comm.exchange(", "adds": "combine(arriving, own, leaving)"}
+        expected = {"sends": "comm.exchange(", "receives": "comm.exchange(", "adds": "reduce(arriving, own, leaving)"}
         assert expected.get(step.kind, "with comm.span(") in source
         assert Path(file).name == ("ring.py" if step.kind in expected else "operations.py")
 
@@ -349,7 +349,7 @@ def test_the_keyboard_steps_to_the_end(page: Page, recording: Recording, tmp_pat
     page.press("ArrowRight", 13)
     assert page.text(".now") == "rank 0 adds: temporary 1 (ranks 0 + 3)" and page.text(".count") == "13 of 68"
     assert page.cells()["0 temporary 1[0]"] == "03" and page.cells()["1 temporary 1[0]"] == "0"
-    assert "combine(arriving, own, leaving)" in page.text(".pane.on .lines .on")
+    assert "reduce(arriving, own, leaving)" in page.text(".pane.on .lines .on")
     page.press("ArrowLeft")
     assert page.text(".count") == "12 of 68"
     page.press("ArrowRight", 80)

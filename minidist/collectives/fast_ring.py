@@ -1,0 +1,39 @@
+"""The ring of `ring.py` for large buffers: in segments, and chunks arrive in memory that is kept.
+
+a buffer of P chunks   │ c0 ......│ c1 ......│ c2 ......│       a segment is a piece of every chunk, of a megabyte:
+segment 1              │ ■■       │ ■■       │ ■■       │       what has arrived is still in the cache when it is
+segment 2              │   ■■     │   ■■     │   ■■     │       added and sent on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from minidist.collectives.fast import chunks_of, cut, segments, temporary
+from minidist.collectives.ring import ring_all_gather, ring_reduce_scatter
+
+if TYPE_CHECKING:
+    from minidist.collectives.reduction import Combine
+    from minidist.comm.buffers import Array
+    from minidist.comm.communicator import Communicator
+
+
+def all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
+    """Leave the reduction of all ranks' arrays in every rank's `array`."""
+    for pieces in segments(chunks_of(array, cut(len(array), comm.size))):
+        ring_reduce_scatter(pieces, pieces[comm.rank], comm, reduce, kept_room(pieces, comm))
+        ring_all_gather(pieces, comm)
+
+
+def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, reduce: Combine) -> None:
+    """Leave in `out` the reduction of all ranks' chunk number `comm.rank`; `out` may be this chunk itself."""
+    for *pieces, of_out in segments([*chunks, out]):
+        ring_reduce_scatter(pieces, of_out, comm, reduce, kept_room(pieces, comm))
+
+
+def kept_room(chunks: list[Array], comm: Communicator) -> Callable[[Array], Array]:
+    """Return what finds room for one chunk after the other: two temporaries in turns, as one leaves meanwhile."""
+    longest, slots = max(len(chunk) for chunk in chunks), cycle((1, 0))
+    return lambda chunk: temporary(comm, chunk, longest, next(slots))[: len(chunk)]
