@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer, PlainDataParallel
 from minidist.parallel.data.sampler import share
 from minidist.parallel.sharded.shard import Sharded
 
-VARIANTS: tuple[type[DataParallel], ...] = (DDP, NaiveDataParallel, ParameterServer)
+VARIANTS: tuple[type[DataParallel], ...] = (DDP, PlainDataParallel, NaiveDataParallel, ParameterServer)
 CONFIG = GPTConfig(
     vocabulary=19, layers=2, hidden=16, heads=4, key_value_heads=2, intermediate=24, sequence=8, tied=True
 )
@@ -74,6 +74,8 @@ def wrap(model: nn.Module, comm: Communicator, case: Case, **options: object) ->
     """Apply the strategy, with small buckets where it has any."""
     if issubclass(case.variant, DDP):
         options |= {"bucket_bytes": case.bucket_bytes, "first_bucket_bytes": case.bucket_bytes // 4}
+    elif case.variant is PlainDataParallel:
+        options |= {"bucket_bytes": case.bucket_bytes}
     return case.variant(model, comm, **options)  # type: ignore[arg-type]
 
 

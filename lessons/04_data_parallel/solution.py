@@ -1,4 +1,4 @@
-"""Lesson 04, solved with the package. Read `minidist/parallel/data/data_parallel.py`, `buckets.py` and `sampler.py`."""
+"""Lesson 04, solved with the package. Read `minidist/parallel/data/plain.py`, `data_parallel.py` and `sampler.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from minidist import Communicator
 from minidist.collectives import all_reduce
 from minidist.parallel.data.buckets import Bucket, FlatBucket, partition
 from minidist.parallel.data.data_parallel import DDP
+from minidist.parallel.data.plain import reduce_gradients
 from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.data.sampler import share
 
@@ -27,9 +28,8 @@ def start_equal(model: nn.Module, comm: Communicator) -> None:
 
 
 def sum_gradients(model: nn.Module, comm: Communicator) -> None:
-    """Reduce every gradient, as `NaiveDataParallel.synchronize` does."""
-    for parameter in model.parameters():
-        all_reduce(parameter.grad, comm, algorithm="ring")
+    """Reduce every gradient, one in a bucket."""
+    reduce_gradients([[parameter] for parameter in model.parameters()], comm, algorithm="ring")
 
 
 def assign_buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:

@@ -27,7 +27,8 @@ from minidist.collectives import broadcast
 from minidist.memory.recompute.segments import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.data.data_parallel import DDP, MIB, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.data.data_parallel import DDP, MIB, DataParallel
+from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.optimizer.groups import known_groups

@@ -306,7 +306,7 @@ def test_the_fast_ring_keeps_two_temporaries_and_sends_a_segment_at_a_time() -> 
         assert (array == comm.size).all()
         return comm.traffic.messages_sent, sum(kept.nbytes for kept in comm.internal.keep(Temporaries, Temporaries).values())
 
-    assert run(program, 3) == [(3 * 4, 2 * SEGMENT)] * 3
+    assert run(program, 4) == [(3 * 6, 2 * SEGMENT)] * 4
 
 
 def test_a_users_messages_never_mix_with_a_collectives() -> None:

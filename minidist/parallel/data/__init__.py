@@ -1,5 +1,11 @@
 """Data parallelism: every rank has a full model and a part of the batch.
 
-Read `data_parallel.py`: the naive ways first, then DDP; then `buckets.py`. `backward.py` is what strategies hook into,
+Read `plain.py` first: buckets of gradients, summed after backward. Then `buckets.py` and `data_parallel.py`: DDP, which
+sums them while backward still runs, and what all variants share. `backward.py` is what strategies hook into,
 `replicas.py` makes ranks equal at the start, `sampler.py` deals out the samples.
 """
+
+from minidist.parallel.data.data_parallel import DDP
+from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer, PlainDataParallel, reduce_gradients
+
+__all__ = ["DDP", "NaiveDataParallel", "ParameterServer", "PlainDataParallel", "reduce_gradients"]

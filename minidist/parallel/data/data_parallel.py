@@ -1,18 +1,10 @@
-"""Data parallelism: every rank a full model and a part of the batch; after backward, the same gradients everywhere.
-
-    variant             when it communicates                               messages for M parameters, B buckets
-    ParameterServer     after backward; rank 0 adds up and answers         P - 1 in and out of one rank, M times
-    NaiveDataParallel   after backward; one all-reduce a parameter         M all-reduces
-    DDP                 during backward; one all-reduce a bucket           B all-reduces, hidden behind computing
+"""DDP: the buckets of `plain.py`, each reduced while backward still computes the next one's gradients.
 
     backward   ...layer 4....layer 3....layer 2....layer 1...│ wait
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘
 
-For n bytes of gradients a rank sends 2 (P - 1)/P n bytes; with a server it sends n, and the server (P - 1) n. DDP's
-buckets are flat, in registered memory, and each gradient is a view into one: none is copied. (Li et al. 2020, 3.2.)
-
-Gradients are *summed* by default: a loss divided by the global number of tokens then gives the serial gradient exactly.
-`op="mean"` is torch's convention, for loops that divide by the local number.
+It sends what `PlainDataParallel` sends, 2 (P - 1)/P n bytes a rank for n bytes of gradients, hidden behind computing.
+Buckets are flat, in registered memory, and each gradient is a view into one: none is copied. (Li et al. 2020, 3.2.)
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ MIB = 1 << 20
 
 
 class DataParallel(nn.Module):
-    """What the variants share: equal ranks at the start, buffers kept equal, `no_sync`.
+    """What all variants share, plain or not: equal ranks at the start, buffers kept equal, `no_sync`.
 
     Parameters
     ----------
@@ -143,34 +135,8 @@ class DataParallel(nn.Module):
             parameter.grad = None
 
 
-class NaiveDataParallel(DataParallel):
-    """One all-reduce per parameter, after backward. Nothing overlaps, and small parameters cost a latency each."""
-
-    algorithm = "auto"
-
-    def synchronize(self) -> None:
-        """Reduce every gradient in place."""
-        used = [parameter.grad is not None for parameter in self.parameters_to_reduce]
-        for parameter in self.parameters_to_reduce:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradient = parameter.grad.contiguous()  # a convolution's may lie channels last
-            all_reduce(gradient, self.comm, self.op, self.algorithm)
-            parameter.grad = gradient
-        self._drop_unused(used)
-
-
-class ParameterServer(NaiveDataParallel):
-    """Rank 0 collects every gradient and answers with the sum.
-
-    A server that also updates would answer with the new parameter: as many bytes, but no optimizer of one's own.
-    """
-
-    algorithm = "central"
-
-
 class DDP(DataParallel):
-    """Buckets reduced while backward still runs (Li et al. 2020).
+    """`PlainDataParallel` with hooks: a bucket is launched in the midst of backward, once its gradients are there.
 
     Parameters
     ----------

@@ -106,13 +106,13 @@ TORCH = """
 def test_parity_under_mpirun(ranks: int) -> None:
     job = mpirun(ranks, PARITY, timeout=100)
     assert job.returncode == 0, job.stderr
-    assert f"5 cases on {ranks} ranks of mpi" in job.stdout
+    assert f"6 cases on {ranks} ranks of mpi" in job.stdout
 
 
 def test_parity_buckets_unused_parameters_and_differing_models_under_mpirun() -> None:
     job = mpirun(3, PARITY + BUCKETS, timeout=100)
     assert job.returncode == 0, job.stderr
-    assert "5 cases on 3 ranks of mpi" in job.stdout
+    assert "6 cases on 3 ranks of mpi" in job.stdout
     assert job.stdout.count("all is well") == 3
 
 
@@ -142,5 +142,5 @@ def test_a_mistake_in_one_ranks_backward_ends_the_job() -> None:
 def test_under_torchrun_parity_and_the_same_bits_as_torch_ddp() -> None:
     job = torchrun(2, PARITY + TORCH, timeout=100)
     assert job.returncode == 0, job.stderr
-    assert "5 cases on 2 ranks of torch" in job.stdout
+    assert "6 cases on 2 ranks of torch" in job.stdout
     assert job.stdout.count("the same bits") == 2

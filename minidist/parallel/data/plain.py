@@ -1,0 +1,78 @@
+"""Data parallelism on a page: each rank has a full model and a part of the batch; after backward, gradients are summed.
+
+    parameters, last first    head.weight │ norm.weight │ down.weight │ up.weight ...
+                              ├────── bucket 0 ─────────┼─────── bucket 1 ────── ...
+    bucket 0, then 1, ...     copy its gradients into one flat tensor ─▶ all-reduce ─▶ each parameter's sum is a view
+
+    variant             a bucket has      messages for M parameters, B buckets
+    ParameterServer     one parameter     P - 1 in and out of one rank, M times
+    NaiveDataParallel   one parameter     M all-reduces
+    PlainDataParallel   many              B all-reduces
+
+For n bytes of gradients a rank sends 2 (P - 1)/P n bytes; with a server it sends n, and the server (P - 1) n.
+
+Gradients are *summed* by default: a loss divided by the global number of tokens then gives the serial gradient exactly.
+`op="mean"` is torch's convention, for loops that divide by the local number. (Li et al. 2020, sections 2.2 and 3.2.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.parallel.data.buckets import partition, views_into
+from minidist.parallel.data.data_parallel import MIB, DataParallel
+
+
+def reduce_gradients(
+    buckets: list[list[nn.Parameter]], comm: Communicator, op: str = "sum", algorithm: str = "auto"
+) -> None:
+    """Replace every gradient by the sum of all ranks', one all-reduce for each bucket; no gradient counts as zero."""
+    for bucket in buckets:
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        all_reduce(flat, comm, op, algorithm)
+        for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
+            parameter.grad = total
+
+
+class PlainDataParallel(DataParallel):
+    """One all-reduce per bucket, after backward. A bucket is closed once it holds `bucket_bytes`."""
+
+    algorithm = "auto"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str = "sum",
+        unused: bool = False,
+        bucket_bytes: int = 25 * MIB,
+    ) -> None:
+        super().__init__(model, comm, op, unused)
+        self.buckets = partition(self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes)
+
+    def synchronize(self) -> None:
+        """Reduce every gradient; call it once after the last backward of a step."""
+        used = [parameter.grad is not None for parameter in self.parameters_to_reduce]
+        reduce_gradients(self.buckets, self.comm, self.op, self.algorithm)
+        self._drop_unused(used)
+
+
+class NaiveDataParallel(PlainDataParallel):
+    """One all-reduce per parameter, after backward: small parameters cost a latency each."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False) -> None:
+        super().__init__(model, comm, op, unused)
+        self.buckets = [[parameter] for parameter in self.parameters_to_reduce]
+
+
+class ParameterServer(NaiveDataParallel):
+    """Rank 0 collects every gradient and answers with the sum.
+
+    A server that also updates would answer with the new parameter: as many bytes, but no optimizer of one's own.
+    """
+
+    algorithm = "central"
