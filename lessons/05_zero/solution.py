@@ -1,4 +1,4 @@
-"""Lesson 05, solved with the package: `parallel/sharded/zero.py`, `parallel/clip.py`, `memory/account/equation.py`."""
+"""Lesson 05, solved with the package: `sharded/plain.py` and `zero.py`, `clip.py`, `memory/account/equation.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from minidist import Communicator
 from minidist.memory.account import equation
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.sharded import zero
+from minidist.parallel.sharded import PlainUnit, zero
 
 EACH = {
     "mixed": equation.MIXED_PRECISION_ADAM,
@@ -34,24 +34,34 @@ def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int |
     return math.ceil(cut / left) if left > 0 else None
 
 
-class ZeRO1(zero.ZeRO1):
-    """The package's, every parameter a bucket. It reduces during backward."""
+class ZeRO1:
+    """The plain page's units, of one parameter each."""
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
-        super().__init__(model, comm, bucket_bytes=1, first_bucket_bytes=1)
-        self.adamw = self.optimizer(torch.optim.AdamW, lr=lr)
+        self.model = model
+        self.units = [PlainUnit(nn.ParameterList([parameter]), comm) for parameter in model.parameters()]
+        self.slices = [unit.shard for unit in self.units]
+        self.adamw = torch.optim.AdamW(self.slices, lr=lr)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the model and of the slices."""
+        self.model.zero_grad()
+        self.adamw.zero_grad()
 
     def reduce(self) -> None:
-        """Reduce what no backward has reduced."""
-        self.synchronize()
+        """Give each slice its gradient."""
+        for unit in self.units:
+            unit.reduce_scatter()
 
     def step(self) -> None:
-        """Update the slices; the optimizer gathers when it has stepped."""
+        """Update the slices, and gather the parameters."""
         self.adamw.step()
+        for unit in self.units:
+            unit.unshard()
 
 
 class ZeRO2(zero.ZeRO2):
-    """The package's, every parameter a bucket."""
+    """The package's, every parameter a bucket. It reduces during backward."""
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
         super().__init__(model, comm, bucket_bytes=1, first_bucket_bytes=1)

@@ -1,4 +1,4 @@
-"""Lesson 06, solved: the package's own units and FSDP. Read `units.py` and `fsdp.py` in `minidist/parallel/sharded`."""
+"""Lesson 06, solved: the plain page of `minidist/parallel/sharded`, `plain.py`, and its `fsdp.py` for the last task."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from minidist import Communicator
 from minidist.parallel import FSDP
 from minidist.parallel.data import buckets
+from minidist.parallel.sharded import PlainUnit, PlainZeRO
 from minidist.parallel.sharded.shard import Shard
-from minidist.parallel.sharded.units import Flat, MixedPrecision
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:
@@ -33,26 +33,44 @@ class ShardedUnit:
     """A module of which a rank keeps a part."""
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
-        self.module, self.comm = module, comm
-        names = {parameter: name for name, parameter in module.named_parameters()}
-        self.flat = Flat(list(names), names, comm, MixedPrecision(), in_plain_memory)
-        self.shard = self.flat.values
+        self.module, self.unit = module, PlainUnit(module, comm)
+        self.shard = self.unit.shard
+        self.release()
 
     def gather(self) -> None:
         """Have all parameters whole."""
-        self.flat.fetch(self.flat.make_room(), self.comm)
-        self.flat.show()
+        self.unit.unshard()
 
     def release(self) -> None:
         """Free all parameters but the shard."""
-        self.flat.release()
+        self.unit.reshard()
 
 
 class ShardedModel:
     """Modules that are called one after the other, each a unit."""
 
-    def __init__(self, modules: Sequence[nn.Module], comm: Communicator, **options: Any) -> None:
-        self.model = FSDP(nn.Sequential(*modules), comm, allocate=in_plain_memory, **options)
+    def __init__(self, modules: Sequence[nn.Module], comm: Communicator) -> None:
+        self.zero = PlainZeRO(modules, comm, stage=3)
+        self.shards = self.zero.shards
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the modules make of this rank's `x`."""
+        return self.zero.forward(x)
+
+    def backward(self, gradient: Tensor) -> list[Tensor | None]:
+        """Return this rank's shard of each module's gradients."""
+        self.zero.backward(gradient)
+        gradients = [shard.grad for shard in self.shards]
+        for shard in self.shards:
+            shard.grad = None
+        return gradients
+
+
+class HybridModel:
+    """Shards inside groups of ranks, replicas across them: FSDP, which gathers and reduces beside computing."""
+
+    def __init__(self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int, **options: Any) -> None:
+        self.model = FSDP(nn.Sequential(*modules), comm, allocate=in_plain_memory, shard_ranks=shard_ranks, **options)
         self.shards = [flat.values for flat in self.model.flats]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,13 +84,6 @@ class ShardedModel:
         self.output.backward(gradient)  # type: ignore[no-untyped-call]
         self.model.stepped()
         return [flat.gradient for flat in self.model.flats if flat.gradient is not None]
-
-
-class HybridModel(ShardedModel):
-    """Shards inside groups of ranks, replicas across them."""
-
-    def __init__(self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int, **options: Any) -> None:
-        super().__init__(modules, comm, shard_ranks=shard_ranks, **options)
 
 
 def in_plain_memory(count: int, dtype: torch.dtype) -> Tensor:

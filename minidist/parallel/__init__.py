@@ -13,6 +13,7 @@ from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.plain import PlainZeRO
 from minidist.parallel.sharded.sharded_optimizer import ShardedOptimizer
 from minidist.parallel.sharded.units import MixedPrecision
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
@@ -36,6 +37,7 @@ __all__ = [
     "ParameterServer",
     "Placement",
     "PlainDataParallel",
+    "PlainZeRO",
     "Recipe",
     "RecipeError",
     "RowParallel",

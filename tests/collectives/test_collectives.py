@@ -304,7 +304,9 @@ def test_the_fast_ring_keeps_two_temporaries_and_sends_a_segment_at_a_time() -> 
         array = np.ones(3 * comm.size * SEGMENT // 8)
         all_reduce(array, comm, algorithm="ring")
         assert (array == comm.size).all()
-        return comm.traffic.messages_sent, sum(kept.nbytes for kept in comm.internal.keep(Temporaries, Temporaries).values())
+        return comm.traffic.messages_sent, sum(
+            kept.nbytes for kept in comm.internal.keep(Temporaries, Temporaries).values()
+        )
 
     assert run(program, 4) == [(3 * 6, 2 * SEGMENT)] * 4
 

@@ -6,7 +6,8 @@ from minidist.collectives import all_reduce
 
 
 class ZeRO1(solution.ZeRO1):
-    def _scattered(self, gradients):
-        total = gradients.clone()
-        all_reduce(total, self.stream.comm)
-        return total.tensor_split(self.comm.size)[self.comm.rank]
+    def reduce(self):
+        for unit in self.units:
+            total = unit.parameters[0].grad.flatten()
+            all_reduce(total, unit.comm)
+            unit.shard.grad = total.tensor_split(unit.comm.size)[unit.comm.rank].clone()

@@ -1,4 +1,4 @@
-# task 3: reduces during backward, but every rank goes on holding the whole gradients: that is ZeRO-1.
+# task 3: reduces when backward has ended, so until then every rank holds the whole gradients: that is ZeRO-1.
 import solution
 from solution import *  # noqa: F403
 

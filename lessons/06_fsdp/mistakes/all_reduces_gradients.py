@@ -1,7 +1,7 @@
 # task 3: all-reduces whole gradients and then takes its part: the right sums for twice the bytes.
 import torch
 from solution import *  # noqa: F403
-from solution import ShardedModel, in_plain_memory
+from solution import HybridModel, in_plain_memory
 
 from minidist.collectives import all_reduce
 from minidist.parallel import FSDP
@@ -13,7 +13,7 @@ class AllReducing(FSDP):
         return torch.split(gradient, flat.counts)[self.comm.rank].clone()
 
 
-class ShardedModel(ShardedModel):
+class ShardedModel(HybridModel):
     def __init__(self, modules, comm):
         self.model = AllReducing(torch.nn.Sequential(*modules), comm, allocate=in_plain_memory)
         self.shards = [flat.values for flat in self.model.flats]

@@ -1,7 +1,7 @@
 # task 3: keeps its part of its own gradients, and never adds those of the other ranks.
 import torch
 from solution import *  # noqa: F403
-from solution import ShardedModel, in_plain_memory
+from solution import HybridModel, in_plain_memory
 
 from minidist.parallel import FSDP
 
@@ -11,7 +11,7 @@ class Alone(FSDP):
         return torch.split(gradient, flat.counts)[self.comm.rank].clone()
 
 
-class ShardedModel(ShardedModel):
+class ShardedModel(HybridModel):
     def __init__(self, modules, comm):
         self.model = Alone(torch.nn.Sequential(*modules), comm, allocate=in_plain_memory)
         self.shards = [flat.values for flat in self.model.flats]

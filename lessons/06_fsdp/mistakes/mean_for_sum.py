@@ -1,8 +1,8 @@
 # task 3: averages the gradients over the ranks where the sum is asked for.
 from solution import *  # noqa: F403
-from solution import ShardedModel
+from solution import HybridModel
 
 
-class ShardedModel(ShardedModel):
+class ShardedModel(HybridModel):
     def __init__(self, modules, comm):
-        super().__init__(modules, comm, op="mean")
+        super().__init__(modules, comm, comm.size, op="mean")

@@ -18,7 +18,7 @@ Gradients are *summed* by default: a loss divided by the global number of tokens
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
@@ -29,13 +29,17 @@ from minidist.parallel.data.data_parallel import MIB, DataParallel
 def reduce_gradients(
     buckets: list[list[nn.Parameter]], comm: Communicator, op: str = "sum", algorithm: str = "auto"
 ) -> None:
-    """Replace every gradient by the sum of all ranks', one all-reduce for each bucket; no gradient counts as zero."""
+    """Replace every gradient by the sum of all ranks', one all-reduce for each bucket."""
     for bucket in buckets:
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        flat = flat_gradients(bucket)
         all_reduce(flat, comm, op, algorithm)
         for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
             parameter.grad = total
+
+
+def flat_gradients(parameters: list[nn.Parameter]) -> Tensor:
+    """Return copies of all gradients in one flat tensor; no gradient counts as zero."""
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
 
 class PlainDataParallel(DataParallel):

@@ -6,7 +6,7 @@ By default the elements of lists of modules are units, such as a GPT's layers; w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -92,3 +92,22 @@ def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
                 raise ValueError(
                     f"the policy wraps {parameter} twice: in {name}, and in {outer}, which contains it: choose one"
                 )
+
+
+def check_layers(layers: Sequence[nn.Module], stage: int) -> None:
+    """Raise ValueError if `PlainZeRO` cannot cut these layers into a shard each."""
+    if stage not in (1, 2, 3):
+        raise ValueError(f"stage={stage}: ZeRO has the stages 1, 2 and 3")
+    owners: dict[nn.Parameter, int] = {}
+    for number, layer in enumerate(layers):
+        trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        dtypes = sorted({str(parameter.dtype) for parameter in trained})
+        if len(dtypes) != 1:
+            found = " and ".join(dtypes) or "nothing to train"
+            raise ValueError(
+                f"layer {number}, a {type(layer).__name__}, has {found}: a layer's shard is of one dtype, so join it "
+                "with a neighbour in an nn.Sequential, convert it, or use FSDP"
+            )
+        for parameter in trained:
+            if (other := owners.setdefault(parameter, number)) != number:
+                raise ValueError(f"layers {other} and {number} share a parameter, and each would cut it: use FSDP")

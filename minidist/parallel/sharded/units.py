@@ -6,7 +6,6 @@ in use          ─────────── whole ────────
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ from minidist.collectives import all_gather
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import kind_of, views_into
 from minidist.parallel.sharded.shard import Shard
+from minidist.parallel.sharded.storage import make_room
 
 Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 
@@ -100,15 +100,8 @@ class Flat(Shard):
             self.mine.copy_(self.values)
 
     def make_room(self) -> Tensor:
-        """Give the whole its bytes; return a tensor to write them with.
-
-        On a CPU it is another tensor on the same memory: once numpy has seen a storage, torch no longer resizes it.
-        """
-        self.whole.untyped_storage().resize_(self.whole.nbytes)
-        if self.device.type != "cpu" or not self.whole.nbytes:
-            return self.whole
-        memory = (ctypes.c_byte * self.whole.nbytes).from_address(self.whole.data_ptr())
-        return torch.frombuffer(memory, dtype=self.whole.dtype)
+        """Give the whole its bytes; return a tensor to write them with."""
+        return make_room(self.whole)
 
     def fetch(self, whole: Tensor, comm: Communicator) -> None:
         """Gather all elements from all ranks. Runs on the stream."""

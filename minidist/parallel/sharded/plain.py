@@ -1,0 +1,124 @@
+"""ZeRO 1, 2 and 3 on a page: loops over a list of layers, one after the other, without hooks.
+
+                 forward                      backward, last layer first                        step
+    ZeRO-1       use                          use; in the end reduce-scatter all gradients      update shards, unshard
+    ZeRO-2       use                          use, reduce-scatter its gradients, free them      update shards, unshard
+    ZeRO-3       unshard, use, reshard        unshard, use, reshard, then as ZeRO-2             update shards
+
+Unshard is an all-gather of the parameters, reshard frees them. Rank r updates shard r alone, so only it has the state.
+Of n bytes of parameters on P ranks each sends (P - 1)/P of 2 n, in stage 3 of 3 n, and holds, of AdamW's 2 n of state:
+
+                 parameters                   gradients                               shard and state
+    ZeRO-1       n                            n, and n/P of the sum                   3 n/P
+    ZeRO-2       n                            those of one layer, and n/P             3 n/P
+    ZeRO-3       those of one layer           those of one layer, and n/P             3 n/P
+
+(Rajbhandari et al. 2020, section 5: P_os, P_os+g and P_os+g+p.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from minidist.collectives import all_gather, reduce_scatter
+from minidist.comm import Communicator
+from minidist.parallel.data.buckets import views_into
+from minidist.parallel.data.plain import flat_gradients
+from minidist.parallel.data.replicas import make_equal
+from minidist.parallel.sharded.policy import check_layers
+from minidist.parallel.sharded.storage import make_room
+
+
+class PlainUnit:
+    """The trained parameters of a layer, `whole` while they are used, and the `shard` that this rank updates."""
+
+    def __init__(self, layer: nn.Module, comm: Communicator) -> None:
+        self.layer, self.comm = layer, comm
+        self.parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        self.whole = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        self.views = views_into(self.whole, self.parameters)
+        self.shard = nn.Parameter(self.whole.tensor_split(comm.size)[comm.rank].clone())
+        self.show(self.views)
+
+    def unshard(self) -> None:
+        """Gather all parameters, each rank's shard, where they were before: autograd has saved that memory."""
+        all_gather(self.shard.detach(), self.comm, out=make_room(self.whole))
+        self.show(self.views)
+
+    def reshard(self) -> None:
+        """Free all parameters but the shard; who looks at them sees NaN."""
+        self.show([self.shard.new_full((), torch.nan).expand_as(view) for view in self.views])
+        self.whole.untyped_storage().resize_(0)
+
+    def reduce_scatter(self) -> None:
+        """Add this rank's shard of the sum of all ranks' gradients to `shard.grad`, and free the whole ones."""
+        shard = reduce_scatter(flat_gradients(self.parameters), self.comm)
+        assert isinstance(shard, Tensor)
+        self.shard.grad = shard if self.shard.grad is None else self.shard.grad + shard
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def show(self, values: Sequence[Tensor]) -> None:
+        """Let the layer's parameters be these."""
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.data = value
+
+
+class PlainZeRO:
+    """Layers that are called one after the other, in stage 1, 2 or 3; the optimizer is built over `shards`.
+
+    output = zero.forward(inputs)           a leaf: its gradient is where backward begins
+    loss_of(output).backward()
+    zero.backward(output.grad)
+    zero.step(optimizer)
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], comm: Communicator, stage: int) -> None:
+        check_layers(layers, stage)
+        make_equal(nn.ModuleList(layers), comm)
+        self.units, self.stage = [PlainUnit(layer, comm) for layer in layers], stage
+        self.shards = [unit.shard for unit in self.units]
+        for unit in self.units:
+            if stage == 3:
+                unit.reshard()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Call the layers. The graph is cut at each, so that backward can go through them one at a time."""
+        self.ends: list[tuple[Tensor, Tensor]] = []  # what went into each layer, and what came out
+        for unit in self.units:
+            x = x.detach().requires_grad_(x.requires_grad)
+            if self.stage == 3:
+                unit.unshard()
+            y = unit.layer(x)
+            if self.stage == 3:
+                unit.reshard()
+            self.ends.append((x, y))
+            x = y
+        return x.detach().requires_grad_()
+
+    def backward(self, gradient: Tensor | None) -> None:
+        """Go back from the gradient of what `forward` returned; add up the shards' gradients."""
+        for unit in reversed(self.units):
+            x, y = self.ends.pop()
+            if self.stage == 3:
+                unit.unshard()
+            torch.autograd.backward(y, gradient)
+            if self.stage == 3:
+                unit.reshard()
+            if self.stage >= 2:
+                unit.reduce_scatter()
+            gradient = x.grad
+        if self.stage == 1:
+            for unit in self.units:
+                unit.reduce_scatter()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update this rank's shards; every rank gets the others' when it unshards next, in stages 1 and 2 now."""
+        optimizer.step()
+        optimizer.zero_grad()
+        if self.stage < 3:
+            for unit in self.units:
+                unit.unshard()
