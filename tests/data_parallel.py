@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer, PlainDataParallel
+from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer
+from minidist.parallel.data import PlainDataParallel
 from minidist.parallel.data.sampler import share
 from minidist.parallel.sharded.shard import Sharded
 

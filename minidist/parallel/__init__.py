@@ -7,13 +7,12 @@ from minidist.parallel import adjoint
 from minidist.parallel.adjoint import copy_to, gather_from, reduce_from, scatter_to
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.data.data_parallel import DDP, DataParallel
-from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer, PlainDataParallel
+from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.sampler import DistributedSampler
 from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.sharded.fsdp import FSDP
-from minidist.parallel.sharded.plain import PlainZeRO
 from minidist.parallel.sharded.sharded_optimizer import ShardedOptimizer
 from minidist.parallel.sharded.units import MixedPrecision
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
@@ -36,8 +35,6 @@ __all__ = [
     "ParallelRegion",
     "ParameterServer",
     "Placement",
-    "PlainDataParallel",
-    "PlainZeRO",
     "Recipe",
     "RecipeError",
     "RowParallel",

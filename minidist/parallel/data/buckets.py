@@ -104,6 +104,16 @@ def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
+def take_gradients(parameters: list[nn.Parameter]) -> Tensor:
+    """Move the gradients into one new flat tensor, freeing each; no gradient counts as zero."""
+    flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
+    for parameter, view in zip(parameters, views_into(flat, parameters), strict=True):
+        if parameter.grad is not None:
+            view.copy_(parameter.grad)
+            parameter.grad = None
+    return flat
+
+
 def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:
     """Return what parameters in one flat tensor have in common.
 

@@ -2,7 +2,7 @@
 
     parameters, last first    head.weight │ norm.weight │ down.weight │ up.weight ...
                               ├────── bucket 0 ─────────┼─────── bucket 1 ────── ...
-    bucket 0, then 1, ...     copy its gradients into one flat tensor ─▶ all-reduce ─▶ each parameter's sum is a view
+    bucket 0, then 1, ...     move its gradients into one flat tensor ─▶ all-reduce ─▶ each gradient is a view into it
 
     variant             a bucket has      messages for M parameters, B buckets
     ParameterServer     one parameter     P - 1 in and out of one rank, M times
@@ -17,12 +17,11 @@ Gradients are *summed* by default: a loss divided by the global number of tokens
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.data.buckets import partition, views_into
+from minidist.parallel.data.buckets import partition, take_gradients, views_into
 from minidist.parallel.data.data_parallel import MIB, DataParallel
 
 
@@ -31,15 +30,10 @@ def reduce_gradients(
 ) -> None:
     """Replace every gradient by the sum of all ranks', one all-reduce for each bucket."""
     for bucket in buckets:
-        flat = flat_gradients(bucket)
+        flat = take_gradients(bucket)
         all_reduce(flat, comm, op, algorithm)
         for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
             parameter.grad = total
-
-
-def flat_gradients(parameters: list[nn.Parameter]) -> Tensor:
-    """Return copies of all gradients in one flat tensor; no gradient counts as zero."""
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
 
 class PlainDataParallel(DataParallel):

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
-from minidist.parallel.data.buckets import views_into
-from minidist.parallel.data.plain import flat_gradients
+from minidist.parallel.data.buckets import take_gradients, views_into
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.sharded.policy import check_layers
 from minidist.parallel.sharded.storage import make_room
@@ -55,11 +54,9 @@ class PlainUnit:
 
     def reduce_scatter(self) -> None:
         """Add this rank's shard of the sum of all ranks' gradients to `shard.grad`, and free the whole ones."""
-        shard = reduce_scatter(flat_gradients(self.parameters), self.comm)
+        shard = reduce_scatter(take_gradients(self.parameters), self.comm)
         assert isinstance(shard, Tensor)
         self.shard.grad = shard if self.shard.grad is None else self.shard.grad + shard
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def show(self, values: Sequence[Tensor]) -> None:
         """Let the layer's parameters be these."""

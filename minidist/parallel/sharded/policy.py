@@ -98,16 +98,11 @@ def check_layers(layers: Sequence[nn.Module], stage: int) -> None:
     """Raise ValueError if `PlainZeRO` cannot cut these layers into a shard each."""
     if stage not in (1, 2, 3):
         raise ValueError(f"stage={stage}: ZeRO has the stages 1, 2 and 3")
-    owners: dict[nn.Parameter, int] = {}
+    users = Counter(parameter for layer in layers for parameter in set(layer.parameters()))
     for number, layer in enumerate(layers):
         trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-        dtypes = sorted({str(parameter.dtype) for parameter in trained})
-        if len(dtypes) != 1:
-            found = " and ".join(dtypes) or "nothing to train"
+        if len({parameter.dtype for parameter in trained}) != 1 or any(users[parameter] > 1 for parameter in trained):
             raise ValueError(
-                f"layer {number}, a {type(layer).__name__}, has {found}: a layer's shard is of one dtype, so join it "
-                "with a neighbour in an nn.Sequential, convert it, or use FSDP"
+                f"layer {number}, a {type(layer).__name__}, has nothing to train, more than one dtype, or a parameter "
+                "of another layer: join it with that or a neighbour in an nn.Sequential, or use FSDP"
             )
-        for parameter in trained:
-            if (other := owners.setdefault(parameter, number)) != number:
-                raise ValueError(f"layers {other} and {number} share a parameter, and each would cut it: use FSDP")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.data.backward import Hook
-from minidist.parallel.data.buckets import Bucket, FlatBucket, flat_buffer, views_into
+from minidist.parallel.data.buckets import Bucket, FlatBucket, flat_buffer, take_gradients, views_into
 from minidist.parallel.data.data_parallel import DDP, MIB
 from minidist.parallel.sharded.shard import Shard, Sharded
 
@@ -207,20 +207,7 @@ class ZeRO2(ZeRO1):
         at = self.buckets.index(bucket)
         if at > 0:
             self.buckets[at - 1].handle.wait()
-        flat = self._packed(bucket)
-        return self.stream.launch(self._reduce, bucket, flat)
-
-    def _packed(self, bucket: Bucket) -> Tensor:
-        """Move a bucket's gradients into one flat tensor, freeing each; what got none counts as zero."""
-        like = bucket.parameters[0]
-        flat = like.new_empty(sum(parameter.numel() for parameter in bucket.parameters))
-        for parameter, view in zip(bucket.parameters, views_into(flat, bucket.parameters), strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
-                parameter.grad = None
-        return flat
+        return self.stream.launch(self._reduce, bucket, take_gradients(bucket.parameters))
 
     def _reduce(self, bucket: Bucket, gradients: Tensor) -> None:
         self.shards[bucket].gradient.add_(self._scattered(gradients))

@@ -19,7 +19,7 @@ from minidist.memory.account.equation import (
     layers_in_flight,
     model_states,
 )
-from minidist.memory.account.estimate import GB, LLAMA_2_7B, Usual, estimate, markdown_table, usual_layouts
+from minidist.memory.account.estimate import GB, estimate
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel.recipe import NO_PIPELINE, Recipe
 
@@ -206,23 +206,3 @@ def test_recomputation_trades_memory() -> None:
 def test_what_does_not_fit_together_is_refused_in_a_sentence(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         estimate(**(SMALL | change))  # type: ignore[arg-type]
-
-
-# Channels of the MLP; of the GPT-like ones only Llama's count of parameters is ours.
-@pytest.mark.parametrize(("name", "mlp"), (("7B", 11008), ("13B", 13824), ("70B", 28672), ("405B", 53248)))
-def test_the_published_sizes_make_the_published_parameters(name: str, mlp: int) -> None:
-    model = next(row.model for row in usual_layouts() if row.model.name.endswith(name))
-    config = GPTConfig(
-        model.vocabulary, model.layers, model.hidden, model.heads, model.key_value_heads, mlp, model.sequence
-    )
-    assert config.parameter_count == pytest.approx(model.parameters, rel=2e-4)
-
-
-def test_the_table_for_the_readme() -> None:
-    header, rule, first, second, *others = markdown_table().splitlines()
-    assert len(others) + 2 == len(usual_layouts())
-    assert {line.count("|") for line in (header, rule, first, second, *others)} == {12}
-    assert first == "| Llama-2 7B | 8 | dp=8 zero=0 | none | 13.5 | 13.5 | 80.9 | 18.9 | 0.0 | 133.0 | **no** |"
-    assert second.endswith("| 58.7 | yes |")
-    assert {row.model.name.split()[-1] for row in usual_layouts()} == {"7B", "13B", "70B", "175B", "405B", "540B"}
-    assert "yes" in markdown_table([Usual(LLAMA_2_7B)], capacity=200 * GB)
