@@ -116,6 +116,20 @@ class DataParallel(nn.Module):
                     "would stay different on every rank: change the model first, then wrap it"
                 )
 
+    def _refuse_graphs(self) -> None:
+        if torch.is_grad_enabled():
+            name = type(self).__name__
+            raise RuntimeError(f"{name} reduces numbers, not graphs: call backward() without create_graph=True")
+
+    def _check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
+        """Raise if a gradient that has come is to be differentiated again, or came before in this backward."""
+        self._refuse_graphs()
+        if self.synchronising and parameter in arrived:
+            raise RuntimeError(
+                f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
+                "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
+            )
+
     def _drop_unused(self, used: list[bool]) -> None:
         """Set `grad = None` for parameters that no rank used, or complain about those that this one did not."""
         if not self.unused or not used:
@@ -221,13 +235,7 @@ class DDP(DataParallel):
         """Autograd has added to `parameter.grad`; runs in the midst of backward."""
         assert isinstance(parameter, nn.Parameter)
         bucket = self.bucket_of[parameter]
-        if torch.is_grad_enabled():
-            raise RuntimeError("DDP reduces numbers, not graphs: call backward() without create_graph=True")
-        if self.synchronising and parameter in bucket.arrived:
-            raise RuntimeError(
-                f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
-                "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
-            )
+        self._check_arrival(parameter, bucket.arrived)
         bucket.adopt(parameter)
         bucket.used.add(parameter)
         self.unreduced = not self.synchronising

@@ -42,12 +42,7 @@ class PlainDataParallel(DataParallel):
     algorithm = "auto"
 
     def __init__(
-        self,
-        model: nn.Module,
-        comm: Communicator,
-        op: str = "sum",
-        unused: bool = False,
-        bucket_bytes: int = 25 * MIB,
+        self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False, bucket_bytes: int = 25 * MIB
     ) -> None:
         super().__init__(model, comm, op, unused)
         self.buckets = partition(self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes)

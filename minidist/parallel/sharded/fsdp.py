@@ -18,7 +18,7 @@ inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -27,11 +27,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from minidist.collectives import all_reduce, reduce_scatter
-from minidist.comm import Communicator
 from minidist.parallel.data.backward import BackwardEnd, Hook
-from minidist.parallel.sharded.policy import Policy
 from minidist.parallel.sharded.sharded_model import ShardedModel
-from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, WholeFlat
+from minidist.parallel.sharded.units import Flat, Unit, WholeFlat
 
 
 class FSDP(ShardedModel):
@@ -72,25 +70,7 @@ class FSDP(ShardedModel):
         optimizer steps that is over the parameters themselves.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        comm: Communicator,
-        op: str = "sum",
-        unused: bool = False,
-        policy: Policy | None = None,
-        reshard_after_forward: bool = True,
-        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None = None,
-        shard_ranks: int | None = None,
-        device: torch.device | str | None = None,
-        allocate: Allocate | None = None,
-        replicated: Collection[nn.Parameter] = (),
-        ignored: Collection[nn.Parameter] = (),
-    ) -> None:
-        super().__init__(model, comm, op, unused, policy, precision, shard_ranks, device, allocate, replicated, ignored)
-        self.reshard_after_forward = reshard_after_forward
-        if not reshard_after_forward:
-            self.most_whole = len(self.units)
+    def _register_hooks(self) -> None:
         self.order: list[Unit] = []  # in which the last forward called them
         self.next: dict[Unit, Unit] = {}  # what to gather next in forward
         self.previous: dict[Unit, Unit] = {}  # and in backward
@@ -98,9 +78,9 @@ class FSDP(ShardedModel):
         self.in_backward: Unit | None = None
         self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
         self.reducing: Any = None
-        self.end = BackwardEnd(self._backward_ended, comm)
+        self.end = BackwardEnd(self._backward_ended, self.comm)
         for unit in self.units:
-            before, after = Hook(self._before_forward, unit), Hook(self._after_forward, unit)
+            before, after = Hook(self._pre_forward, unit), Hook(self._post_forward, unit)
             # First of all: hooks that were there before, such as those of weight_norm, use the parameters
             self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             self.hooks.append(unit.module.register_forward_hook(after))
@@ -112,16 +92,16 @@ class FSDP(ShardedModel):
 
     # ---------------------------------------------------------------- forward
 
-    def _before_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _pre_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
         if unit.precision.parameters is not None:
             args, kwargs = cast((args, kwargs), unit.precision.parameters)
         if recomputing():  # a part of forward again, in backward
-            self._bring(unit, None, self.in_backward)
+            self._unshard(unit, None, self.in_backward)
         else:
             self._enter(unit)
         if unit is self.root or not torch.is_grad_enabled():
             return args, kwargs
-        return followed((args, kwargs), Hook(self._after_backward, unit))
+        return followed((args, kwargs), Hook(self._post_backward, unit))
 
     def _enter(self, unit: Unit) -> None:
         if unit is self.root:
@@ -133,9 +113,9 @@ class FSDP(ShardedModel):
         self.in_forward = unit if unit is not self.root else None
         self.order.append(unit)
         self.called[unit] = None
-        self._bring(unit, self.next.get(unit))
+        self._unshard(unit, self.next.get(unit))
 
-    def _after_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
+    def _post_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
         self.in_forward = None
         output = unit.apart(output)
         tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
@@ -152,23 +132,23 @@ class FSDP(ShardedModel):
             output = cast(output, unit.precision.output)
         differentiable = [tensor for tensor in tensors if tensor.requires_grad]
         for tensor in differentiable:
-            tensor.register_hook(Hook(self._before_backward, unit))  # type: ignore[no-untyped-call]
+            tensor.register_hook(Hook(self._pre_backward, unit))  # type: ignore[no-untyped-call]
         if not differentiable or (self.reshard_after_forward and unit not in (self.root, self.in_backward)):
-            self._release(unit)
+            self._reshard(unit)
         return output
 
     # ---------------------------------------------------------------- backward
 
-    def _before_backward(self, unit: Unit, _: Tensor) -> None:
+    def _pre_backward(self, unit: Unit, _: Tensor) -> None:
         """The gradient of a unit's output is there: its parameters are needed now."""
         self._backward_runs()
         if unit not in (self.root, self.in_backward):
             self.in_backward = unit
-            self._bring(unit, None if unit.parameters else self.previous.get(unit))
+            self._unshard(unit, None if unit.parameters else self.previous.get(unit))
 
-    def _after_backward(self, unit: Unit) -> None:
+    def _post_backward(self, unit: Unit) -> None:
         """The gradients of a unit's inputs are there: its parameters are needed no more."""
-        self._release(unit)
+        self._reshard(unit)
         if self.in_backward is unit:
             self.in_backward = None
 
@@ -182,26 +162,21 @@ class FSDP(ShardedModel):
                 f"{self.names[parameter]} was used outside the forward of its unit {unit.name}, or for what that does "
                 "not return: return all that the loss needs, or pass a policy that does not choose this unit"
             )
-        if self.synchronising and parameter in unit.arrived:
-            raise RuntimeError(
-                f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
-                "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
-            )
+        self._check_arrival(parameter, unit.arrived)
         if not self.synchronising or unit.gradients:
-            unit.add(parameter)
+            unit.collect([parameter])
         unit.arrived.add(parameter)
         self.used.add(parameter)
         if unit in self.previous and unit is self.in_backward and 2 * len(unit.arrived) >= len(unit.parameters):
-            self._start(self.previous[unit], unit)  # not before about half its activations are free
+            self._prefetch(self.previous[unit], unit)  # not before about half its activations are free
         if self.synchronising:
             self._reduce_line()
 
     def _backward_runs(self) -> None:
-        if torch.is_grad_enabled():
-            raise RuntimeError("FSDP reduces numbers, not graphs: call backward() without create_graph=True")
+        self._refuse_graphs()
         if not self.end.expect():
             return
-        self._bring(self.root, self.previous.get(self.root))
+        self._unshard(self.root, self.previous.get(self.root))
         called = [unit for unit in dict.fromkeys([*reversed(self.order), *self.called]) if unit is not self.root]
         self.line = [unit for unit in [*called, self.root] if unit.parameters]
         for unit in self.units:
@@ -248,7 +223,7 @@ class FSDP(ShardedModel):
                 flat.give_gradient(self.nowhere_used)
         else:
             self._pass_ended("backward")
-        self._release_all()
+        self._reshard_all()
 
     def _pass_ended(self, which: str) -> None:
         """Have the ranks compare how they went through the model. On a GPU this waits for their hosts, not for it."""

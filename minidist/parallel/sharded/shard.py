@@ -58,7 +58,18 @@ class Shard:
 
     def make_slices(self, values: Tensor) -> None:
         """Let `values`, this rank's elements, be what the optimizer updates."""
+        self.values = values
         self.slices = {p: make_slice(values[self.held[p]], self.placements[p], p) for p in self.parameters}
+
+    def add_gradient(self, shard: Tensor) -> None:
+        """Add this rank's elements of a reduced gradient."""
+        shard = shard.to(self.values)
+        self.gradient = shard if self.gradient is None else self.gradient.add_(shard)
+
+    def forget_gradient(self) -> None:
+        """Have no gradient."""
+        self.gradient = None
+        self.give_gradient(set())
 
     def give_gradient(self, without: set[nn.Parameter]) -> None:
         """Give each slice its piece of the gradient, or None where the parameter was not used."""
@@ -95,9 +106,16 @@ class Sharded(ABC):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
 
-    @abstractmethod
     def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters."""
+        if len(parameters) == len(self.parameters_to_reduce):
+            self.zero_grad(set_to_none)
+        else:
+            self._forget(parameters, set_to_none)
+
+    @abstractmethod
+    def _forget(self, parameters: Collection[nn.Parameter], set_to_none: bool) -> None:
+        """Forget the gradients of some parameters."""
 
     @abstractmethod
     def passed_over(self, parameter: nn.Parameter) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ from minidist.parallel.meta import on_device
 from minidist.parallel.sharded.policy import Policy, check_precisions, precision_of, split
 from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.shard import Sharded
-from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, WholeFlat, of_one_kind
+from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, WholeFlat, of_one_kind
 from minidist.parallel.sharded.whole import Whole
 
 MOST = 2  # units that are whole at a time, the root aside
@@ -33,15 +34,16 @@ class ShardedModel(Whole, Sharded, DataParallel):
         self,
         model: nn.Module,
         comm: Communicator,
-        op: str,
-        unused: bool,
-        policy: Policy | None,
-        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None,
-        shard_ranks: int | None,
-        device: torch.device | str | None,
-        allocate: Allocate | None,
-        replicated: Collection[nn.Parameter],
-        ignored: Collection[nn.Parameter],
+        op: str = "sum",
+        unused: bool = False,
+        policy: Policy | None = None,
+        reshard_after_forward: bool = True,
+        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None = None,
+        shard_ranks: int | None = None,
+        device: torch.device | str | None = None,
+        allocate: Allocate | None = None,
+        replicated: Collection[nn.Parameter] = (),
+        ignored: Collection[nn.Parameter] = (),
     ) -> None:
         chosen = split(model, policy)  # complains before anything is sent
         if comm.size % (shard_ranks or 1):
@@ -73,8 +75,14 @@ class ShardedModel(Whole, Sharded, DataParallel):
         self.guard(self.names)
         weakref.finalize(self, _leave, self.hooks, model).atexit = False
         self.readable = False
-        self.most_whole = MOST
+        self.reshard_after_forward = reshard_after_forward
+        self.most_whole = MOST if reshard_after_forward else len(self.units)
         self.whole: list[Unit] = []  # and those that are being gathered; the root aside
+        self._register_hooks()
+
+    @abstractmethod
+    def _register_hooks(self) -> None:
+        """Have modules and parameters tell when a unit is needed, and when no more."""
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
@@ -88,11 +96,7 @@ class ShardedModel(Whole, Sharded, DataParallel):
         for flat in self.flats:
             flat.forget_gradient()
 
-    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters."""
-        if len(parameters) == len(self.parameters_to_reduce):
-            self.zero_grad(set_to_none)
-            return
+    def _forget(self, parameters: Collection[nn.Parameter], set_to_none: bool) -> None:
         self.used.difference_update(parameters)
         for unit in self.units:
             unit.forget_gradients(parameters)
@@ -102,36 +106,33 @@ class ShardedModel(Whole, Sharded, DataParallel):
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice does not have."""
         unit, given = self.unit_of[parameter], parameter.grad
-        waits = parameter in unit.places and parameter not in unit.empty  # since a backward in no_sync
-        return waits or (given is not None and bool(given.any()))
+        waiting = unit.places.get(parameter)  # since a backward in no_sync
+        return any(each is not None and bool(each.any()) for each in (waiting, given))
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Have the next gathering bring the new values: what ends an optimizer's step."""
         self.called.clear()
         for flat in self.flats:
             flat.publish()
-        self._release_all()
+        self._reshard_all()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Have all parameters whole in this context, to look at; changes are lost. Collective."""
-        limit, self.most_whole = self.most_whole, len(self.units)
-        self._gather_all()
+        self._unshard_all()
         self.readable = True
         try:
             yield
         finally:
             self.readable = False
-            self._release_all()
-            self.most_whole = limit
+            self._reshard_all()
 
     def unwrap(self) -> nn.Module:
         """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
         if self.hooks:  # else that was done before, and the parameters may have changed since
             self.unguard()
             remove_all(self.hooks)
-            self.most_whole = len(self.units)
-            self._gather_all()
+            self._unshard_all()
         return self.module
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> NoReturn:
@@ -191,61 +192,38 @@ class ShardedModel(Whole, Sharded, DataParallel):
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
         return Flat(parameters, self.names, self.shard_comm, precision, allocate)
 
-    def _bring(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
+    def _unshard(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
         """Have a unit whole, and the one that is needed `then` on its way."""
-        self._start(unit, beside)
+        self._prefetch(unit, beside)
         if then is not None:
-            self._start(then, unit)
-        self._finish(unit)
+            self._prefetch(then, unit)
+        unit.wait_for_unshard()
 
-    def _start(self, unit: Unit, *beside: Unit | None) -> None:
+    def _prefetch(self, unit: Unit, *beside: Unit | None) -> None:
         """Begin to gather a unit, in place of one that is neither of those `beside`, if there are too many."""
-        if unit.whole:
+        if unit.state is not UnitState.SHARDED:
             return
         if unit is not self.root:
             if len(self.whole) == self.most_whole:
-                self._release(next(other for other in self.whole if other not in beside))
+                self._reshard(next(other for other in self.whole if other not in beside))
             self.whole.append(unit)
-        unit.whole = True
-        unit.gathering = self.stream.launch(self._fetch, unit, [flat.make_room() for flat in unit.flats])
+        unit.unshard(self.stream, self.same)
 
-    def _fetch(self, unit: Unit, wholes: list[Tensor]) -> None:
-        """Gather a unit. Runs on the stream."""
-        self.same.step(f"gather {unit.name or 'the root unit'}")
-        for flat, whole in zip(unit.flats, wholes, strict=True):
-            flat.fetch(whole, self.stream.comm)
-
-    def _finish(self, unit: Unit) -> None:
-        """Wait until a unit is there."""
-        if unit.gathering is not None:
-            unit.gathering.wait()
-            unit.gathering = None
-            for flat in unit.flats:
-                flat.show()
-
-    def _release(self, unit: Unit) -> None:
-        """Free a unit's whole parameters."""
-        if not unit.whole:
-            return
-        if unit.gathering is not None:
-            unit.gathering.wait()
-            unit.gathering = None
-        for flat in unit.flats:
-            flat.release()
-        unit.whole = False
-        if unit is not self.root:
+    def _reshard(self, unit: Unit) -> None:
+        unit.reshard()
+        if unit in self.whole:
             self.whole.remove(unit)
 
-    def _gather_all(self) -> None:
-        """Gather every unit anew."""
-        self._release_all()
+    def _unshard_all(self) -> None:
+        """Gather every unit anew, however many are whole then."""
+        self._reshard_all()
         for unit in self.units:
-            self._start(unit)
-            self._finish(unit)
+            unit.unshard(self.stream, self.same)
+            unit.wait_for_unshard()
 
-    def _release_all(self) -> None:
+    def _reshard_all(self) -> None:
         for unit in self.units:
-            self._release(unit)
+            self._reshard(unit)
 
 
 def _leave(hooks: list[Any], model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +17,9 @@ from torch.utils._pytree import tree_map_only
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
+from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.buckets import kind_of, views_into
+from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.shard import Shard
 from minidist.parallel.sharded.storage import make_room
 
@@ -107,18 +110,6 @@ class Flat(Shard):
         """Gather all elements from all ranks. Runs on the stream."""
         all_gather(self.mine.to(self.device, non_blocking=True), comm, out=whole, counts=self.counts)
 
-    def add_gradient(self, shard: Tensor) -> None:
-        """Add this rank's elements of a reduced gradient."""
-        if self.gradient is None:
-            self.gradient = shard.to(self.values)
-        else:
-            self.gradient += shard.to(self.values)
-
-    def forget_gradient(self) -> None:
-        """Have no gradient."""
-        self.gradient = None
-        self.give_gradient(set())
-
     def show(self) -> None:
         """Let the parameters be what was gathered."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -157,53 +148,78 @@ class WholeFlat(Flat):
         """Free nothing."""
 
 
+class UnitState(Enum):
+    """Where the parameters of a unit are."""
+
+    SHARDED = auto()
+    UNSHARDING = auto()  # they are being gathered, and nobody has waited for them yet
+    UNSHARDED = auto()
+
+
 class Unit:
-    """Parameters that are gathered, used and released together, and their gradients on the way."""
+    """`PlainUnit` for a unit of any parameters, gathered beside computing: begin to `unshard`, wait, use, `reshard`.
+
+    Its gradients lie in a flat tensor of their own until they are reduced.
+    """
 
     def __init__(self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision) -> None:
         self.name, self.module, self.flats, self.precision = name, module, flats, precision
         self.trained = [flat for flat in flats if flat.trained]
         self.parameters = {parameter for flat in self.trained for parameter in flat.parameters}
-        self.gathering: Any = None  # a handle, from when gathering begins until somebody has waited for it
-        self.whole = False
+        self.state = UnitState.SHARDED
+        self.gathering: Handle | None = None
         self.arrived: set[nn.Parameter] = set()  # gradients that came in this backward
         self.gradients: dict[Flat, Tensor] = {}  # whole, but this rank's own, until they are reduced
         self.places: dict[nn.Parameter, Tensor] = {}  # views into these
-        self.empty: set[nn.Parameter] = set()  # whose place nothing has been written to
+
+    def unshard(self, stream: Stream[Communicator], same: SameSteps) -> None:
+        """Begin to gather the parameters."""
+        assert self.state is UnitState.SHARDED, "a unit is gathered once"
+        self.gathering = stream.launch(self._fetch, stream.comm, same, [flat.make_room() for flat in self.flats])
+        self.state = UnitState.UNSHARDING
+
+    def _fetch(self, comm: Communicator, same: SameSteps, wholes: list[Tensor]) -> None:
+        """Gather them. Runs on the stream."""
+        same.step(f"gather {self.name or 'the root unit'}")
+        for flat, whole in zip(self.flats, wholes, strict=True):
+            flat.fetch(whole, comm)
+
+    def wait_for_unshard(self) -> None:
+        """Wait until the parameters are there."""
+        if self.gathering is not None:
+            self.gathering.wait()
+            self.state, self.gathering = UnitState.UNSHARDED, None
+            for flat in self.flats:
+                flat.show()
+
+    def reshard(self) -> None:
+        """Free all parameters but the shards."""
+        self.wait_for_unshard()
+        if self.state is UnitState.UNSHARDED:
+            for flat in self.flats:
+                flat.release()
+            self.state = UnitState.SHARDED
 
     def apart(self, output: Any) -> Any:
         """Return nested `output` with copies of what lies in the memory of parameters, which is about to be freed."""
         ours = [flat.whole.data_ptr() for flat in self.flats if flat.whole.data_ptr()]
         return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output)
 
-    def add(self, parameter: nn.Parameter) -> None:
-        """Move a gradient from where autograd put it into its place among those of its unit."""
-        assert parameter.grad is not None
-        self._make_places()
-        if parameter in self.empty:
-            self.places[parameter].copy_(parameter.grad)
-            self.empty.remove(parameter)
-        else:
-            self.places[parameter].add_(parameter.grad)
-        parameter.grad = None
-
-    def _make_places(self) -> None:
-        """Have room for all gradients."""
+    def collect(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Move gradients from where autograd put them to those of their unit; no gradient counts as zero."""
         if not self.gradients:
             dtype = self.precision.reduction
-            self.gradients = {flat: torch.empty_like(flat.whole, dtype=dtype) for flat in self.trained}
+            self.gradients = {flat: torch.zeros_like(flat.whole, dtype=dtype) for flat in self.trained}
             for flat, whole in self.gradients.items():
                 self.places |= zip(flat.parameters, views_into(whole, flat.parameters), strict=True)
-            self.empty = set(self.places)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self.places[parameter].add_(parameter.grad)
+                parameter.grad = None
 
     def take_gradients(self) -> dict[Flat, Tensor]:
-        """Return the gradients, zero where none came, and forget them."""
-        self._make_places()
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                self.add(parameter)
-        for parameter in self.empty:
-            self.places[parameter].zero_()
+        """Return all gradients, and forget them."""
+        self.collect(self.parameters)
         taken = self.gradients
         self.drop_gradients()
         return taken
@@ -220,7 +236,7 @@ class Unit:
             if parameter in parameters:
                 parameter.grad = None
                 if parameter in self.places:
-                    self.empty.add(parameter)
+                    self.places[parameter].zero_()
 
 
 def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

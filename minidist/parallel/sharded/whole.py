@@ -26,9 +26,7 @@ class Whole:
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a time. Collective."""
         for flat in self.flats:
-            whole = torch.empty(sum(flat.counts), dtype=flat.values.dtype, device=flat.device)
-            all_gather(flat.values.to(flat.device), flat.comm, out=whole, counts=flat.counts)
-            for parameter, value in zip(flat.parameters, views_into(whole, flat.parameters), strict=True):
+            for parameter, value in zip(flat.parameters, _gathered(flat, flat.values), strict=True):
                 yield self.names[parameter], value
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor | None]]:
@@ -41,9 +39,7 @@ class Whole:
             for parameter, piece in flat.slices.items():
                 if piece.grad is not None:
                     mine[flat.held[parameter]] = piece.grad
-            whole = torch.empty(sum(flat.counts), dtype=mine.dtype, device=flat.device)
-            all_gather(mine.to(flat.device), flat.comm, out=whole, counts=flat.counts)
-            for parameter, value in zip(flat.parameters, views_into(whole, flat.parameters), strict=True):
+            for parameter, value in zip(flat.parameters, _gathered(flat, mine), strict=True):
                 yield self.names[parameter], None if flat.slices[parameter].grad is None else value
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -87,3 +83,10 @@ class Whole:
         for write in writes:
             write()
         self.stepped()
+
+
+def _gathered(flat: Flat, mine: Tensor) -> list[Tensor]:
+    """Return what all ranks bring, such as `mine`, as one tensor for each parameter."""
+    whole = torch.empty(sum(flat.counts), dtype=mine.dtype, device=flat.device)
+    all_gather(mine.to(flat.device), flat.comm, out=whole, counts=flat.counts)
+    return views_into(whole, flat.parameters)

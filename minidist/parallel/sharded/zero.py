@@ -62,14 +62,6 @@ class BucketShard(Shard):
         all_gather(self.mine, comm, out=self.whole, counts=self.counts)
 
 
-class ReducedShard(BucketShard):
-    """One with room for the reduced `gradient` of its values."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.gradient: Tensor = torch.zeros_like(self.values)
-
-
 class ZeRO1(Sharded, DDP):
     """Sharded optimizer state. The gradients stay whole, as in DDP, in buckets that are reduce-scattered.
 
@@ -100,14 +92,14 @@ class ZeRO1(Sharded, DDP):
         overlap: bool = False,
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
-        self.shards = {bucket: ReducedShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
+        self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
         self.guard(self.parameters_to_reduce)
-        self.gathering: dict[ReducedShard, Any] = {}
+        self.gathering: dict[BucketShard, Any] = {}
         self.versions: dict[Bucket, int] = {}  # torch's count of changes, of gradients when they were reduced
         self.overlap = overlap
         if overlap:
             for module in model.modules():
-                self.hooks.append(module.register_forward_pre_hook(Hook(self._before_forward)))
+                self.hooks.append(module.register_forward_pre_hook(Hook(self._pre_forward)))
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
@@ -118,13 +110,9 @@ class ZeRO1(Sharded, DDP):
         DDP.zero_grad(self, set_to_none)
         self.versions.clear()
         for shard in self.shards.values():
-            shard.forget_gradients(shard.slices)
+            shard.forget_gradient()
 
-    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters."""
-        if len(parameters) == len(self.parameters_to_reduce):
-            self.zero_grad(set_to_none)
-            return
+    def _forget(self, parameters: Collection[nn.Parameter], set_to_none: bool) -> None:
         for parameter in parameters:
             self.bucket_of[parameter].forget(parameter, set_to_none)
         for shard in self.shards.values():
@@ -133,7 +121,12 @@ class ZeRO1(Sharded, DDP):
     def held(self) -> dict[str, list[Tensor]]:
         """Return the tensors of this rank, by category of the account."""
         held = super().held()
-        return held | {"gradients": [*held["gradients"], *(shard.gradient for shard in self.shards.values())]}
+        return held | {
+            "gradients": [
+                *held["gradients"],
+                *(shard.gradient for shard in self.shards.values() if shard.gradient is not None),
+            ]
+        }
 
     def unwrap(self) -> nn.Module:
         """Return the model without hooks, to be changed and wrapped again."""
@@ -150,7 +143,7 @@ class ZeRO1(Sharded, DDP):
         return self.stream.launch(self._reduce, bucket, bucket.flat)
 
     def _reduce(self, bucket: Bucket, gradients: Tensor) -> None:
-        self.shards[bucket].gradient.copy_(self._scattered(gradients))
+        self.shards[bucket].gradient = self._scattered(gradients).to(self.shards[bucket].values)
 
     def _scattered(self, gradients: Tensor) -> Tensor:
         """Return this rank's shard of the sum of all ranks' gradients. Runs on the stream."""
@@ -183,11 +176,11 @@ class ZeRO1(Sharded, DDP):
         if not self.overlap:
             self.wait()
 
-    def _await(self, shard: ReducedShard) -> None:
+    def _await(self, shard: BucketShard) -> None:
         if shard in self.gathering:
             self.gathering.pop(shard).wait()
 
-    def _before_forward(self, module: nn.Module, _: object) -> None:
+    def _pre_forward(self, module: nn.Module, _: object) -> None:
         for parameter in module.parameters(recurse=False):
             if parameter in self.bucket_of:
                 self._await(self.shards[self.bucket_of[parameter]])
@@ -210,4 +203,4 @@ class ZeRO2(ZeRO1):
         return self.stream.launch(self._reduce, bucket, take_gradients(bucket.parameters))
 
     def _reduce(self, bucket: Bucket, gradients: Tensor) -> None:
-        self.shards[bucket].gradient.add_(self._scattered(gradients))
+        self.shards[bucket].add_gradient(self._scattered(gradients))
