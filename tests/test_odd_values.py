@@ -28,14 +28,14 @@ from minidist.bench import options as bench
 from minidist.cli import launch
 from minidist.cli.train import train
 from minidist.comm.job.number import NOT_NEGATIVE, SECONDS, read_number
-from minidist.model import GPT, GPTConfig, save_llama
+from minidist.model import GPT, GPTConfig
 from minidist.model.files import FileError, at, read_tree
-from minidist.model.llama_format import load_llama, read_llama_config
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.flags import build_parser, classes, parse, read_toml
 from minidist.trainer.foreign import megatron
 from minidist.trainer.foreign.deepspeed import ROWS, read_deepspeed
+from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
 from minidist.trainer.loop import Trainer
 
 NO_NUMBERS = ["nan", "inf", "1e400", "", "²", "9" * 400, "None"]

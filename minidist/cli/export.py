@@ -24,10 +24,10 @@ from torch import Tensor
 from minidist.comm.job.number import NOT_NEGATIVE, flag_of
 from minidist.comm.job.parser import Parser
 from minidist.model import GPT, GPTConfig
-from minidist.model.llama_format import CONFIG_FILE, WEIGHTS_FILE, write_llama
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.store import CheckpointError
+from minidist.trainer.foreign.llama import CONFIG_FILE, WEIGHTS_FILE, write_llama
 
 COMMAND = "minidist export"
 

@@ -1,13 +1,12 @@
 """The serial models: what every strategy must reproduce.
 
-Read `config` for the sizes, `gpt` for the model, then `dropout`; `generate` samples text, and `llama_format` exchanges
-weights with Hugging Face.
+Read `config` for the sizes, `gpt` for the model, then `dropout`; `generate` samples text. `files` reads what others
+have written.
 """
 
 from minidist.model.config import GPTConfig
 from minidist.model.dropout import Dropout, Where
 from minidist.model.generate import generate
 from minidist.model.gpt import GPT, cross_entropy_sum
-from minidist.model.llama_format import load_llama, save_llama
 
-__all__ = ["GPT", "Dropout", "GPTConfig", "Where", "cross_entropy_sum", "generate", "load_llama", "save_llama"]
+__all__ = ["GPT", "Dropout", "GPTConfig", "Where", "cross_entropy_sum", "generate"]

@@ -16,7 +16,8 @@ from torch import nn
 from training import losses, short_text, tensors, train_on
 
 from minidist.__main__ import main
-from minidist.model import GPT, GPTConfig, load_llama, save_llama
+from minidist.model import GPT, GPTConfig
+from minidist.trainer.foreign import load_llama, save_llama
 
 RUN = "--dropout 0.1 --precision float64 --lr 0.01 --layers 2 --key-value-heads 2 --save-every 1 --keep 9"
 SMALL = GPTConfig(layers=1, hidden=16, heads=2, sequence=64, rope_theta=500_000.0, norm_epsilon=1e-3)
@@ -202,7 +203,7 @@ def test_a_disk_that_fails_between_two_files_leaves_nothing_behind(
             raise OSError(errno.EIO, "Input/output error")
         renamed.append(old.rename(new))
 
-    monkeypatch.setattr("minidist.model.llama_format.os.replace", rename)
+    monkeypatch.setattr("minidist.trainer.foreign.llama.os.replace", rename)
     assert export(f"{run} --to {tmp_path / 'b'}") == 2
     complaint = f"--to {tmp_path / 'b'} cannot be written (Input/output error): give another folder"
     assert sentence(capsys, "export") == complaint

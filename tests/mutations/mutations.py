@@ -534,9 +534,23 @@ SHARDED = [
     Mutation(
         "ZeRO-2 keeps the gradients of the last microbatch only",
         "minidist/parallel/sharded/zero.py",
-        old="self.shards[bucket].gradient.add_(self._scattered(gradients))",
-        new="self.shards[bucket].gradient.copy_(self._scattered(gradients))",
-        tests=(f"{ZERO}::test_parity_whoever_zeroes_and_however_many_microbatches[2-to_none-ZeRO2]",),
+        old="self.shards[bucket].add_gradient(self._scattered(gradients))",
+        new="self.shards[bucket].gradient = self._scattered(gradients)",
+        tests=(f"{ZERO}::test_a_second_backward_adds_to_the_first_though_both_were_reduced[ZeRO2]",),
+    ),
+    Mutation(
+        "the plain ZeRO-3 keeps every layer whole after forward",
+        "minidist/parallel/sharded/plain.py",
+        old="                unit.reshard()\n            self.ends.append((x, y))",
+        new="                pass\n            self.ends.append((x, y))",
+        tests=("tests/parallel/sharded/test_plain_zero.py::test_what_is_held_is_what_the_table_says",),
+    ),
+    Mutation(
+        "the plain buckets are reduced before they are complete",
+        "minidist/parallel/data/plain.py",
+        old="self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes",
+        new="self.parameters_to_reduce[::-1], 1, bucket_bytes",
+        tests=("tests/parallel/data/test_plain.py::test_one_all_reduce_a_bucket_and_only_after_backward",),
     ),
     Mutation(
         "ZeRO gathers parameters that are not rounded from their masters yet",

@@ -18,11 +18,11 @@ from minidist.comm import Communicator
 from minidist.comm.job.number import NOT_NEGATIVE, POSITIVE
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, GPTConfig
-from minidist.model.llama_format import read_llama, read_llama_config
 from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError, Sections, flag
+from minidist.trainer.foreign.llama import read_llama, read_llama_config
 
 
 @dataclass(frozen=True)

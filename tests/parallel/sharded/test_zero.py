@@ -86,6 +86,20 @@ def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> N
 
 
 @EACH
+def test_a_second_backward_adds_to_the_first_though_both_were_reduced(stage: type[ZeRO1]) -> None:
+    def program(comm: Communicator) -> tuple[list[Tensor], list[Tensor]]:
+        model = wrap(build(CONFIG, 0), comm, Case(stage))
+        found = []
+        for _ in range(2):
+            step(model, comm.rank)
+            found.append([piece.grad.clone() for piece in model.slices])  # type: ignore[union-attr]
+        return found[0], found[1]
+
+    for once, twice in minidist.run(program, 2):
+        assert all(torch.allclose(b, 2 * a, rtol=1e-12, atol=0) for a, b in zip(once, twice, strict=True))
+
+
+@EACH
 def test_what_no_rank_has_used_is_not_decayed(stage: type[ZeRO1]) -> None:
     def program(comm: Communicator) -> list[Tensor]:
         model = stage(Branches(), comm, unused=True)
