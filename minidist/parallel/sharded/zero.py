@@ -93,6 +93,8 @@ class ZeRO1(Sharded, DDP):
     ) -> None:
         super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
         self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm, master) for bucket in self.buckets}
+        for shard in self.shards.values():
+            shard.gradient = torch.zeros_like(shard.values)
         self.guard(self.parameters_to_reduce)
         self.gathering: dict[BucketShard, Any] = {}
         self.versions: dict[Bucket, int] = {}  # torch's count of changes, of gradients when they were reduced
@@ -110,7 +112,7 @@ class ZeRO1(Sharded, DDP):
         DDP.zero_grad(self, set_to_none)
         self.versions.clear()
         for shard in self.shards.values():
-            shard.forget_gradient()
+            shard.forget_gradients(shard.slices)
 
     def _forget(self, parameters: Collection[nn.Parameter], set_to_none: bool) -> None:
         for parameter in parameters:
@@ -143,7 +145,9 @@ class ZeRO1(Sharded, DDP):
         return self.stream.launch(self._reduce, bucket, bucket.flat)
 
     def _reduce(self, bucket: Bucket, gradients: Tensor) -> None:
-        self.shards[bucket].gradient = self._scattered(gradients).to(self.shards[bucket].values)
+        shard = self.shards[bucket]
+        assert shard.gradient is not None
+        shard.gradient.copy_(self._scattered(gradients))
 
     def _scattered(self, gradients: Tensor) -> Tensor:
         """Return this rank's shard of the sum of all ranks' gradients. Runs on the stream."""

@@ -100,6 +100,23 @@ def test_a_second_backward_adds_to_the_first_though_both_were_reduced(stage: typ
 
 
 @EACH
+def test_room_for_reduced_gradients_is_kept_so_what_is_held_does_not_depend_on_the_stream(stage: type[ZeRO1]) -> None:
+    def program(comm: Communicator) -> list[int]:
+        model = wrap(build(CONFIG, 0), comm, Case(stage))
+        assert isinstance(model, ZeRO1)
+        held = [sum(shard.gradient is not None for shard in model.shards.values())]
+        for zero in (lambda: None, model.zero_grad, lambda: model.zero_grad(set_to_none=False)):
+            zero()
+            held.append(sum(tensor.nbytes for tensor in model.held()["gradients"]))
+            step(model, comm.rank)
+        assert held[0] == len(model.shards)
+        return held[1:]
+
+    for held in minidist.run(program, 2):
+        assert len(set(held)) == 1 and held[0] > 0
+
+
+@EACH
 def test_what_no_rank_has_used_is_not_decayed(stage: type[ZeRO1]) -> None:
     def program(comm: Communicator) -> list[Tensor]:
         model = stage(Branches(), comm, unused=True)
