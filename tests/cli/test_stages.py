@@ -81,6 +81,12 @@ def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert sequence["activations"] < both["activations"] < alone["activations"]
 
 
+def test_of_unequal_stages_the_larger_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(layouts, 2, "--layers 3 --steps 1 --hidden 32 --heads 2") == 0
+    rows = rows_of(capsys.readouterr().out, (*COLUMNS[:-1], "dp", "pp", "tp"), "dp=", "tp=", "pp=")
+    assert 0.6 * rows["dp=2"]["parameters"] < rows["pp=2"]["parameters"] < rows["dp=2"]["parameters"]
+
+
 def test_one_rank_has_no_two_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(layouts, 3) == 2
     assert "3 ranks cannot be laid out in two ways: use mpirun -n 4" in capsys.readouterr().err

@@ -19,14 +19,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import minidist
 from minidist.__main__ import main
+from minidist.comm import Communicator
 from minidist.course.grade import default_lessons
 from minidist.course.grader import record
 from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks, known
-from minidist.course.grader.contract import Check
+from minidist.course.grader.contract import Check, Note, Task
 from minidist.course.grader.grading import NOT_STARTED, Graded, grade
 from minidist.course.grader.report import totals
 from minidist.course.grader.runner import collect
+from minidist.course.grader.watch import Watch
+from minidist.course.grader.witness import Witness
 from minidist.course.lesson import Answer, Lesson, find_lesson, load_checks, reference_answer
 
 LESSON = find_lesson(Path(__file__).parents[2] / "lessons", "02")
@@ -279,6 +283,20 @@ def test_a_function_that_returns_nothing_is_told_so(tmp_path: Path) -> None:
     source = HONEST.replace("return leaving if", "leaving if")
     tests = grade(LESSON, answer(tmp_path, source), only=pick(task=1))
     assert "shard is NoneType, expected numbers: is the result returned?" in tests[0].output
+
+
+def test_what_a_stream_sends_is_witnessed() -> None:
+    notes: list[Note] = []
+
+    def program(comm: Communicator) -> None:
+        stream = Witness(comm, notes.append, Watch(Task(1, "t"), __file__, "no lesson", notes.append)).stream()
+        stream.launch(stream.comm.exchange, np.ones(2), 1 - comm.rank, np.zeros(2), 1 - comm.rank).wait()
+
+    minidist.run(program, 2)
+    assert sorted((note.kind, note.rank, note.to, note.bytes) for note in notes) == [
+        ("send", 0, 1, 16),
+        ("send", 1, 0, 16),
+    ]
 
 
 # ---------------------------------------------------------------- the command line

@@ -94,6 +94,23 @@ def test_lines_are_the_algorithms_own(recording: Recording) -> None:
         assert Path(file).name == ("ring.py" if step.kind in expected else "operations.py")
 
 
+def test_what_came_early_is_shown_once_it_has_been_waited_for() -> None:
+    def program(comm: Watching) -> None:
+        buffer, token = comm.watch("buffer", np.full(1, comm.contribution)), np.zeros(1)
+        if comm.rank == 0:
+            requests = [comm.isend(buffer, 1), comm.isend(token, 1, tag=1)]
+            comm.recv(token, 1)
+        else:
+            comm.recv(token, 0, tag=1)  # so the other message is there, too
+            requests = [comm.irecv(buffer, 0)]
+            comm.send(token, 0)
+        for request in requests:
+            request.wait()
+
+    shown = [(step.kind, step.buffers["buffer"]) for step in record(program, 2).steps if step.rank == 1]
+    assert shown[-2:] == [("sends", ((0, 1),)), ("receives", ((1, 0),))]
+
+
 def test_counters_are_those_of_an_unwatched_run(recording: Recording) -> None:
     def plain(comm: Any) -> tuple[int, int]:
         all_reduce(np.zeros(8, np.int64), comm, algorithm="ring")
