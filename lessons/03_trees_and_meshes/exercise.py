@@ -6,9 +6,9 @@ Fill in the seven functions; their docstrings are the contract. You need numpy, 
 01's `comm.send`, `comm.recv` and `comm.exchange(outgoing, to, incoming, source)`. For task 4, and for it alone, you may
 call lesson 02's ring:
 
-    ring.reduce_scatter(chunks, out, comm, np.add)    out becomes the sum of chunk `comm.rank`: pass chunks[comm.rank]
-    ring.all_reduce(array, comm, np.add)              array becomes the sum of all ranks' arrays, in place
-    ring.all_gather(chunks, comm)                     fills in every chunk from the rank of its number
+    ring.ring_reduce_scatter(chunks, out, comm, np.add)    out, for which pass chunks[comm.rank], becomes its sum
+    ring.ring_all_reduce(array, comm, np.add)              array becomes the sum of all ranks' arrays, in place
+    ring.ring_all_gather(chunks, comm)                     fills in every chunk from the rank of its number
 
 `chunks` are one-dimensional arrays, one for each rank of `comm`; parts of one buffer will do. In the other tasks the
 package's collectives, MPI's own (`comm.native`) and, in task 5, modelled clusters score nothing. All arrays are of any

@@ -351,7 +351,7 @@ def scatter_and_gather(elements: int, comm: Communicator) -> float:
     chunks = np.array_split(np.zeros(elements), comm.size)
     lengths = [len(chunk) for chunk in chunks]
     tree.scatter(chunks if comm.rank == 0 else None, chunks[comm.rank], comm, 0, lengths)
-    ring.all_gather(chunks, comm)
+    ring.ring_all_gather(chunks, comm)
     return comm.clock()
 
 

@@ -34,9 +34,9 @@ def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communi
     """Sum inside nodes, across, and inside: what `hierarchical.all_reduce` does once it has found the two levels."""
     chunks = chunks_of(buffer, cut(len(buffer), inside.size))
     mine = chunks[inside.rank]
-    ring.reduce_scatter(chunks, mine, inside, np.add)
-    ring.all_reduce(mine, across, np.add)
-    ring.all_gather(chunks, inside)
+    ring.ring_reduce_scatter(chunks, mine, inside, np.add)
+    ring.ring_all_reduce(mine, across, np.add)
+    ring.ring_all_gather(chunks, inside)
 
 
 def halving_doubling_cost(bytes: float, ranks: int, latency: float, bandwidth: float) -> float:

@@ -155,7 +155,7 @@ def ring_reduce_scatter(chunks, comm):
 def ring_all_gather(chunks, comm):
     ring.ring_all_gather(chunks, comm)
 def ring_all_reduce(buffer, comm):
-    ring.all_reduce(buffer, comm, np.add)
+    ring.ring_all_reduce(buffer, comm, np.add)
 """,
     "the package's collectives": REFERENCE
     + """
@@ -451,9 +451,13 @@ def load(caller):
     return module
 """
 WHERE = {
-    "by name": ("from checks import bytes_along", "bytes_along", "No module named 'checks'"),
-    "in the caller": ("", "sys._getframe(1).f_globals['bytes_along']", "in bytes_per_step calls checks"),
-    "in the file": (LOADED, "load(sys._getframe(1)).bytes_along", "in bytes_per_step calls checks"),
+    "by name": ("from judges import bytes_along", "bytes_along", "No module named 'judges'"),
+    "in the caller": (
+        "",
+        "sys._getframe(1).f_globals['judge_counted'].__globals__['bytes_along']",
+        "in bytes_per_step calls checks",
+    ),
+    "in the file": (LOADED, "load(sys._getframe(1)).bytes_along", "No module named 'judges'"),
     "in memory": (
         "import gc",
         "next(x for x in gc.get_objects() if getattr(x, '__name__', '') == 'bytes_along')",

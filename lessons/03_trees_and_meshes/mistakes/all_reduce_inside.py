@@ -6,7 +6,7 @@ from minidist.collectives import ring
 
 
 def hierarchical_all_reduce(buffer, inside, across):
-    ring.all_reduce(buffer, inside, np.add)
+    ring.ring_all_reduce(buffer, inside, np.add)
     chunks = np.array_split(buffer, inside.size)
-    ring.all_reduce(chunks[inside.rank], across, np.add)
-    ring.all_gather(chunks, inside)
+    ring.ring_all_reduce(chunks[inside.rank], across, np.add)
+    ring.ring_all_gather(chunks, inside)

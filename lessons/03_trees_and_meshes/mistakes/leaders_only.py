@@ -8,5 +8,5 @@ from minidist.collectives import ring, tree
 def hierarchical_all_reduce(buffer, inside, across):
     tree.reduce(buffer, inside, 0, np.add)
     if inside.rank == 0:
-        ring.all_reduce(buffer, across, np.add)
+        ring.ring_all_reduce(buffer, across, np.add)
     tree.broadcast(buffer, inside, 0)

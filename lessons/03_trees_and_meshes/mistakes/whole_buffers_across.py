@@ -6,5 +6,5 @@ from minidist.collectives import ring
 
 
 def hierarchical_all_reduce(buffer, inside, across):
-    ring.all_reduce(buffer, inside, np.add)
-    ring.all_reduce(buffer, across, np.add)
+    ring.ring_all_reduce(buffer, inside, np.add)
+    ring.ring_all_reduce(buffer, across, np.add)

@@ -10,6 +10,7 @@ any number of ranks starts from the same numbers. While it is built, a layer is 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from minidist.comm import Communicator, MismatchError
 from minidist.parallel.tensor import tensor_parallel as tensor
 from minidist.parallel.tensor.styles import ColumnParallel, RowParallel, Style, VocabularyParallel
 from minidist.parallel.tensor.tensor_parallel import Boundary
+
+DRAWING = threading.Lock()  # ranks that are threads take turns
 
 
 class ColumnParallelLinear(tensor.ColumnParallelLinear):
@@ -76,7 +79,7 @@ def _become(
 ) -> None:
     """Draw the whole layer, and let `layer` be what the style makes of it."""
     name, seed = type(layer).__name__, int(torch.randint(1 << 62, (), generator=generator))
-    with torch.random.fork_rng():  # torch's layers draw from its default generators
+    with DRAWING, torch.random.fork_rng():  # torch's layers draw from its default generators, which threads share
         torch.manual_seed(seed)
         whole = style.kind(*sizes, **options)
     style.bounds(whole, name, comm)  # complains before anything is sent

@@ -95,7 +95,7 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new(tmp_path: Path) -> N
         found = [int(value_of(path)) for path in complete(tmp_path)]
         assert found in (list(range(1, last + 1)), list(range(1, last + 2))), f"killed before touch {kills}"
         last = found[-1]
-    assert end == 0 and kills > 12
+    assert end == 0 and kills > 8, "every rank touches files several times"
     assert value_of(newest(tmp_path)) == last + 1
     assert not list(tmp_path.glob(".*")), "what killed runs left is gone"
 
