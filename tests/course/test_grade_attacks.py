@@ -444,8 +444,8 @@ def bytes_per_step(sizes, stage, *, layers, hidden, intermediate, tokens, microb
 """
 LOADED = """
 import importlib.util
-def load(caller):
-    spec = importlib.util.spec_from_file_location("mine", caller.f_code.co_filename)
+def load(judge):
+    spec = importlib.util.spec_from_file_location("mine", judge.__code__.co_filename)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -457,7 +457,11 @@ WHERE = {
         "sys._getframe(1).f_globals['judge_counted'].__globals__['bytes_along']",
         "in bytes_per_step calls checks",
     ),
-    "in the file": (LOADED, "load(sys._getframe(1)).bytes_along", "No module named 'judges'"),
+    "in the file": (
+        LOADED,
+        "load(sys._getframe(1).f_globals['judge_counted']).bytes_along",
+        "in bytes_per_step calls checks",
+    ),
     "in memory": (
         "import gc",
         "next(x for x in gc.get_objects() if getattr(x, '__name__', '') == 'bytes_along')",
