@@ -65,7 +65,7 @@ def value_of(path: Path) -> float:
 
 
 def killed(folder: Path, step: int, touch: int) -> int:
-    """Save on three ranks in a child that is killed before its n-th touch of a file; return how it ended."""
+    """Save on three ranks in a child that is killed before its n-th touch of a file; return how it ended: after how many."""
     child = os.fork()
     if child == 0:
         left = touch
@@ -77,11 +77,11 @@ def killed(folder: Path, step: int, touch: int) -> int:
                 if left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        status = 1
+        status = 0
         sys.addaudithook(hook)
         try:
             save(folder, step, simple(float(step)))
-            status = 0
+            status = touch - left
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -95,7 +95,7 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new(tmp_path: Path) -> N
         found = [int(value_of(path)) for path in complete(tmp_path)]
         assert found in (list(range(1, last + 1)), list(range(1, last + 2))), f"killed before touch {kills}"
         last = found[-1]
-    assert end == 0 and kills > 8, "every rank touches files several times"
+    assert kills >= end >= 11, "a folder, a file of each rank, index and state, flushes of all six, a rename"
     assert value_of(newest(tmp_path)) == last + 1
     assert not list(tmp_path.glob(".*")), "what killed runs left is gone"
 
