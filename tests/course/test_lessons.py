@@ -105,6 +105,11 @@ def test_an_honest_answer_scores_everything(graded: Grader, name: str) -> None:
     assert lost(graded(name, honest(name))) == []
 
 
+@EACH
+def test_an_honest_answer_scores_under_mpirun(name: str) -> None:
+    assert lost(grade(load(name), honest(name), only=lambda check: check.wire == "mpi")) == []
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", (0, 7, 8))
