@@ -65,7 +65,7 @@ def value_of(path: Path) -> float:
 
 
 def killed(folder: Path, step: int, touch: int) -> int:
-    """Save on three ranks in a child killed before its n-th touch of a file; return how many it took, or -9 if killed."""
+    """Save on three ranks in a child killed before its n-th touch of a file; return how many it took, or -9."""
     child = os.fork()
     if child == 0:
         left = touch
