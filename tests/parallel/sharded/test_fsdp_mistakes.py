@@ -117,6 +117,7 @@ def routes(comm: Communicator, hidden: tuple[int, ...], steps: int, trained: boo
             loss = model(rows(0), [0, 2] if step == steps - 1 and comm.rank == 2 else [0, 1]).sum()
             if trained:
                 loss.backward()
+    model.stream.launch(comm.clock).wait()  # a GPU's stream has compared the steps by now, a thread may be behind
     comm.barrier()
 
 
