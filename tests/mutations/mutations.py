@@ -903,16 +903,6 @@ MEMORY = [
         new="        os.close(descriptor)\n",
         tests=("tests/memory/test_offload.py::test_a_mapped_tensor_is_a_file_without_a_name",),
     ),
-    Mutation(
-        "what was changed in place since is read as it was spilled before",
-        "minidist/memory/spill.py",
-        old="key = (source.cdata, x._version)",
-        new="key = (source.cdata, 0)",
-        tests=(
-            "tests/memory/recompute/test_recompute.py::"
-            "test_what_is_changed_in_place_after_it_was_saved_is_another_tensor",
-        ),
-    ),
 ]
 
 # ---------------------------------------------------------------- floor 5: trainer

@@ -156,7 +156,7 @@ def measure_block(block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> tup
 
 
 class Inputs(torch.autograd.Function):
-    """Keeps tensors as autograd does: changes in place are noticed, and a checkpoint or spill around it has its say."""
+    """Keeps tensors as autograd does: changes in place are noticed, and an enclosing checkpoint sees them."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:

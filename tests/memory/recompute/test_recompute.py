@@ -1,15 +1,11 @@
-"""Recomputation and spilling: the bits of the stored run, also inside strategies, and the bytes that they promise."""
+"""Recomputation: the bits of the stored run, also inside strategies, and the bytes that they promise."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +18,6 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import minidist
 from minidist.comm import Communicator
 from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute
-from minidist.memory.spill import spill_to_cpu, spill_to_disk
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.model.gpt import Layer
 from minidist.parallel import DDP
@@ -30,21 +25,14 @@ from minidist.parallel import DDP
 SMALL = GPTConfig(vocabulary=19, layers=5, hidden=16, heads=4, key_value_heads=2, sequence=8, tied=True, dropout=0.3)
 NESTED = (0, ((1, (2,)), 3), 4)
 POLICIES = ("none", "full", "selective", "every 2", "every 5", "sqrt", NESTED)
-SPILLS: dict[str, Callable[[Path], AbstractContextManager[None]]] = {
-    "no spill": lambda folder: nullcontext(),
-    "cpu": lambda folder: spill_to_cpu(smallest=0),
-    "disk": lambda folder: spill_to_disk(folder, smallest=0),
-}
 
 
 def batch(rows: int = 3, seed: int = 0) -> Tensor:
     return torch.randint(19, (rows, 9), generator=torch.Generator().manual_seed(seed))
 
 
-def step(model: nn.Module, tokens: Tensor, around: AbstractContextManager[None] | None = None) -> None:
-    with around or nullcontext():
-        loss = cross_entropy_sum(model(tokens[:, :-1], Where(seed=5, step=2)), tokens[:, 1:])
-    loss.backward()
+def step(model: nn.Module, tokens: Tensor) -> None:
+    cross_entropy_sum(model(tokens[:, :-1], Where(seed=5, step=2)), tokens[:, 1:]).backward()
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -75,15 +63,14 @@ class TorchDropout(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("spill", SPILLS)
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_gradients_of_the_gpt(policy: Any, spill: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_gradients_of_the_gpt(policy: Any, dtype: torch.dtype) -> None:
     stored, again = GPT(SMALL, dtype=dtype), GPT(SMALL, dtype=dtype)
     recompute(again, policy)
     assert list(again.state_dict()) == list(stored.state_dict())
     for tokens in (batch(), batch(2, seed=1)):  # gradients add up
         step(stored, tokens)
-        step(again, tokens, SPILLS[spill](tmp_path))
+        step(again, tokens)
     assert same_bits(gradients(again), gradients(stored))
 
 
@@ -500,90 +487,15 @@ def test_an_input_changed_in_place_is_noticed() -> None:
         loss.backward()
 
 
-# ---- spilling ----
-
-
-def test_a_storage_is_written_once_parameters_and_small_tensors_never(tmp_path: Path) -> None:
-    linear = nn.Linear(64, 64, bias=False)
-    x = torch.randn(64, 64, requires_grad=True)
-    hidden = x * 1
-    with spill_to_disk(tmp_path, smallest=64 * 64):
-        left, right = hidden.chunk(2, dim=1)
-        loss = (left * right).sum() + hidden.square().sum() + linear(hidden).sum() + hidden[:4].t().sin().sum()
-    del hidden, left, right
-    (folder,) = tmp_path.iterdir()
-    assert [file.stat().st_size for file in folder.iterdir()] == [64 * 64 * 4]
-    loss.backward()
-    del loss
-    assert not list(tmp_path.iterdir())
-    y = x.detach().requires_grad_()
-    hidden = y * 1
-    left, right = hidden.chunk(2, dim=1)
-    ((left * right).sum() + hidden.square().sum() + linear(hidden).sum() + hidden[:4].t().sin().sum()).backward()
-    assert torch.equal(x.grad, y.grad)
-
-
-def test_what_is_changed_in_place_after_it_was_saved_is_another_tensor(tmp_path: Path) -> None:
-    x = torch.full((100,), 2.0, requires_grad=True)
-    y = torch.ones(100)
-    with spill_to_disk(tmp_path, smallest=0):
-        loss = (x * y).sum()
-        y.mul_(10)
-        loss = loss + (x * y).sum()
-    loss.backward()
-    assert torch.equal(x.grad, torch.full((100,), 11.0))
-
-
-def test_storages_at_the_address_of_a_dead_one_are_not_taken_for_it(tmp_path: Path) -> None:
-    x = torch.randn(50_000, requires_grad=True)
-    y = x.detach().requires_grad_()
-    with spill_to_disk(tmp_path):
-        ours = sum((x * torch.full_like(x, n)).sum() for n in range(8))
-    ours.backward()
-    sum((y * n).sum() for n in range(8)).backward()
-    assert torch.equal(x.grad, y.grad)
-
-
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot spill activations to .*no: there is no such folder"):
-        spill_to_disk(tmp_path / "no").__enter__()
-
-
-def test_an_exception_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), spill_to_disk(tmp_path, smallest=0):
-        kept = torch.ones(100, requires_grad=True).exp()
-        assert list(tmp_path.iterdir())
-        raise ZeroDivisionError
-    assert not list(tmp_path.iterdir()) and kept.requires_grad
-
-
-def test_a_full_disk_is_one_sentence_and_the_end_of_python_leaves_no_folder(tmp_path: Path) -> None:
-    program = f"""
-import resource, torch
-from minidist.memory.spill import spill_to_disk
-with spill_to_disk({str(tmp_path)!r}, smallest=0):
-    kept = torch.ones(1000, requires_grad=True).exp()  # in use until Python ends
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # no file may be longer: as on a full disk, writing fails
-with spill_to_disk({str(tmp_path)!r}):
-    torch.ones(100_000, requires_grad=True).exp()
-"""
-    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    last = outcome.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"RuntimeError: cannot spill 400000 bytes of activations to {tmp_path}: File too large")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("policy", ["none", "full", NESTED], ids=str)
-@pytest.mark.parametrize("spill", SPILLS)
-def test_on_a_gpu(policy: Any, spill: str, tmp_path: Path) -> None:
+def test_on_a_gpu(policy: Any) -> None:
     stored, again = TorchDropout().cuda(), TorchDropout().cuda()
     again.load_state_dict(stored.state_dict())
     recompute(again, policy)
     for model in (stored, again):
         torch.manual_seed(7)
         x = torch.ones(400, 6, device="cuda")
-        with SPILLS[spill](tmp_path) if model is again else nullcontext():
-            loss = model(x).square().sum()
+        loss = model(x).square().sum()
         loss.backward()
     assert same_bits(gradients(again), gradients(stored))
