@@ -885,8 +885,8 @@ MEMORY = [
     Mutation(
         "an adapter is scaled by alpha, whatever its rank",
         "minidist/memory/adapters/lora.py",
-        old="self.base, self.scale, self.rate, self.site = base, alpha / rank, dropout, site",
-        new="self.base, self.scale, self.rate, self.site = base, alpha, dropout, site",
+        old="self.base, self.scale = base, alpha / rank",
+        new="self.base, self.scale = base, alpha",
         tests=(f"{LORA}::test_an_adapter_is_scaled_by_alpha_over_rank",),
     ),
     Mutation(
