@@ -1,6 +1,6 @@
 """LoRA: train a product of two thin matrices beside a weight that stays as it is.
 
-    x [.., D_in] ─┬─▶ base W, frozen ──────────────────┬─ + ─▶ y [.., D_out]
+    x [.., D_in] ─┬─▶ base W, frozen ───────────────────┬─ + ─▶ y [.., D_out]
                   └─▶ A [r, D_in] ─▶ B [D_out, r] · α/r ┘
 
 B starts at zero, so the model starts unchanged. An adapter trains r (D_in + D_out) numbers instead of D_in D_out.
