@@ -7,6 +7,10 @@
 
 The second launch is there because MPI allocates a temporary in each call, and a fresh one costs a page fault every
 4 KiB. Told to keep freed memory, its all-reduce of 64 MiB is 2.5 times as fast: that is the honest peer.
+
+`subject.py` says how a bench is declared, and `subjects/` has them, a file each: `ddp.py` is a good first read. The
+rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` takes
+turns and medians, `report.py` holds the ratios against the bounds.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ def main(argv: list[str]) -> int:
     from minidist.bench.machine import machine
     from minidist.bench.options import parse
     from minidist.bench.report import Results
-    from minidist.bench.simulated import bench_threads
+    from minidist.bench.subject import Setting, find_subject, measured
     from minidist.comm.errors import LaunchError
 
     options = parse(argv)
@@ -45,22 +49,21 @@ def main(argv: list[str]) -> int:
             "minidist bench: start it without mpirun or torchrun; it starts its ranks itself, --ranks of them\n"
         )
         return 2
-    measurements, described = [], machine()
-    launches = ["shipped"] * (options.names != ("threads",))
-    launches += ["tuned"] * bool("tuned" in options.peers and options.collectives)
-    for launch in launches:
+    measurements: list[Measurement] = []
+    described = machine()
+    for launch in options.launches:
         try:
-            status, seen, measured = run_workers(launch, options.ranks, argv)
+            status, seen, found = run_workers(launch, options.ranks, argv)
         except LaunchError as error:
             sys.stderr.write(f"minidist bench: {error}\n")
             return 2
         described |= {key: value for key, value in seen.items() if value}
-        measurements += measured
+        measurements += found
         if status:
             sys.stderr.write(f"minidist bench: the {launch} launch ended with status {status}; nothing is reported\n")
             return status
     if "threads" in options.names:
-        measurements += bench_threads(options.rounds)
+        measurements += measured(find_subject("threads"), Setting(options, "here"))
     results = Results(measurements, options.dtype, described)
     text = json.dumps(results.as_json(), indent=1)
     if options.json == "-":

@@ -27,14 +27,10 @@ MOST = 2000  # iterations of it
 # bytes that have to cross it, for each byte of the whole buffer. Sizes are those of the whole buffer throughout.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all": lambda ranks: (ranks - 1) / ranks,
-    "gather": lambda ranks: (ranks - 1) / ranks,
-    "scatter": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda ranks: 1.0,
-    "reduce": lambda ranks: 1.0,
-    "p2p": lambda ranks: 1.0,
+    **dict.fromkeys(
+        ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"), lambda ranks: (ranks - 1) / ranks
+    ),
+    **dict.fromkeys(("broadcast", "reduce", "p2p"), lambda ranks: 1.0),
 }
 
 

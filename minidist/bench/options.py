@@ -10,29 +10,9 @@ from pathlib import Path
 from minidist.comm.job.number import AT_LEAST_ONE, NOT_NEGATIVE, RANKS, flag_of, read_number, shown
 from minidist.comm.job.parser import Parser
 
-COLLECTIVES = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-)
-NAMES = (
-    "copy",
-    "p2p",
-    *COLLECTIVES,
-    "ddp",
-    "zero",
-    "pipeline",
-    "tensor",
-    "checkpoint",
-    "recompute",
-    "adamw",
-    "threads",
-)
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
+TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw")
+NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 PEERS = ("native", "tuned", "gloo")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
@@ -60,27 +40,23 @@ class Options:
         """The collectives among the names."""
         return tuple(name for name in self.names if name in COLLECTIVES)
 
+    @property
+    def launches(self) -> tuple[str, ...]:
+        """The launches of `mpirun`, by what MPI is told; see `minidist.bench`."""
+        shipped = ("shipped",) if self.names != ("threads",) else ()
+        return (*shipped, "tuned") if "tuned" in self.peers and self.collectives else shipped
+
 
 def parse(argv: list[str]) -> Options:
     """Return the options, or leave with status 2 and a sentence that says what is wrong."""
     parser = build_parser()
     given = parser.parse_args(argv)
-    name = given.name.replace("-", "_")
+    name = given.names.replace("-", "_")
     if name not in (*NAMES, "all"):
-        parser.error(f"there is no bench {given.name!r}: choose one of {', '.join(NAMES)}, all")
+        parser.error(f"there is no bench {given.names!r}: choose one of {', '.join(NAMES)}, all")
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: communication takes at least 2")
-    options = Options(
-        names=NAMES if name == "all" else (name,),
-        ranks=given.ranks,
-        sizes=given.sizes,
-        dtype=given.dtype,
-        rounds=given.rounds,
-        algorithms=given.algorithms,
-        peers=given.peers,
-        hidden=given.hidden,
-        json=given.json,
-    )
+    options = Options(**vars(given) | {"names": NAMES if name == "all" else (name,)})
     _check_choices(parser, options)
     return options
 
@@ -91,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m minidist bench",
         description="Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun.",
     )
-    parser.add_argument("name", metavar="NAME", help=f"{', '.join(NAMES)}, or all; - and _ mean the same")
+    parser.add_argument("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; - and _ mean the same")
     parser.add_argument(
         "--ranks", type=flag_of(int, RANKS), default=2, help="MPI processes (default 2, for which the bounds are)"
     )
@@ -159,10 +135,10 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
     """Refuse what none of the chosen benches knows; what only some know is left out of the others."""
     from minidist.collectives import algorithms
 
-    known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives))
+    known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives)) - {"native"}
     for algorithm in options.algorithms:
-        if algorithm not in known - {"native"}:
-            offered = ", ".join(sorted(known - {"native"}))
+        if algorithm not in known:
+            offered = ", ".join(sorted(known))
             parser.error(
                 f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers"
             )

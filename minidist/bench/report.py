@@ -6,28 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.bench.bounds import BOUNDS, DTYPE, RANKS, Bound
 from minidist.bench.measure import Measurement
 from minidist.bench.options import COLLECTIVES
-from minidist.bench.probe import state
-
-PEERS = {
-    "p2p": ("native", "gloo"),
-    "ddp": ("local", "torch DDP"),
-    "zero": ("local", "DDP", "fully_shard"),
-    "pipeline": ("serial", "torch gpipe", "torch 1f1b"),
-    "tensor": ("serial", "DTensor"),
-    "checkpoint": ("synchronous", "steps alone"),
-    "adamw": ("torch fused", "torch foreach"),
-    "recompute": ("stored", "torch full"),
-    **dict.fromkeys(COLLECTIVES, ("native", "native tuned", "gloo")),
-}
+from minidist.bench.subject import DTYPE, RANKS, Bound, find_subject
+from minidist.bench.subjects.copy import state
 
 
 @dataclass(frozen=True)
 class Verdict:
     """A bound, and what was measured."""
 
+    bench: str
     bound: Bound
     measured: float
 
@@ -37,7 +26,7 @@ class Verdict:
         return self.measured <= self.bound.limit
 
     def __str__(self) -> str:
-        what = " ".join(filter(None, (self.bound.bench, self.bound.case, self.bound.competitor)))
+        what = " ".join(filter(None, (self.bench, self.bound.case, self.bound.competitor)))
         over = f" / {self.bound.peer}" if self.bound.peer else ""
         sign = "≤" if self.met else ">"
         return f"{what}{over}: {number(self.measured)} {sign} {self.bound.limit:g}"
@@ -48,6 +37,7 @@ class Results:
 
     def __init__(self, measurements: Iterable[Measurement], dtype: str, machine: dict[str, object]):
         self.measurements, self.dtype, self.machine = list(measurements), dtype, machine
+        self.subjects = {m.bench: find_subject(m.bench) for m in self.measurements}
         self.found = {(m.bench, m.case, m.competitor, m.launch): m for m in self.measurements}
         self.verdicts = list(self._verdicts())
 
@@ -59,14 +49,14 @@ class Results:
         return None if mine is None or other is None or mine is other else mine.ratio(other)
 
     def _verdicts(self) -> Iterator[Verdict]:
-        for bound in BOUNDS:
-            launch = "here" if bound.bench == "threads" else "shipped"
-            measurement = self.found.get((bound.bench, bound.case, bound.competitor, launch))
+        for bench, bound in ((one.name, bound) for one in self.subjects.values() for bound in one.bounds):
+            launch = "here" if bench == "threads" else "shipped"
+            measurement = self.found.get((bench, bound.case, bound.competitor, launch))
             if measurement is None or (launch == "shipped" and (measurement.ranks, self.dtype) != (RANKS, DTYPE)):
                 continue
             measured = self.ratio(measurement, bound.peer) if bound.peer else measurement.median
             if measured is not None:
-                yield Verdict(bound, measured)
+                yield Verdict(bench, bound, measured)
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, to be read by programs."""
@@ -76,7 +66,7 @@ class Results:
             "states": {f"{m.launch} {m.case}": state(m.median) for m in self._probes()},
             "results": [m.as_row() | {"ratios": self._ratios(m)} for m in self.measurements],
             "bounds": [
-                {**vars(verdict.bound), "measured": verdict.measured, "met": verdict.met} for verdict in self.verdicts
+                {"bench": v.bench, **vars(v.bound), "measured": v.measured, "met": v.met} for v in self.verdicts
             ],
         }
 
@@ -93,7 +83,7 @@ class Results:
         return "\n\n".join(parts)
 
     def _table(self, bench: str, measurements: list[Measurement]) -> str:
-        peers = [p for p in PEERS.get(bench, ()) if any(self.ratio(m, p) is not None for m in measurements)]
+        peers = [p for p in self.subjects[bench].peers if any(self.ratio(m, p) is not None for m in measurements)]
         rows = [["case", "competitor", "median", "quartiles", "bus GB/s", *(f"/ {peer}" for peer in peers)]]
         rows += [self._row(m, peers) for m in measurements]
         title = bench if bench in ("copy", "threads") else f"{bench}, {measurements[0].ranks} ranks"
@@ -114,9 +104,8 @@ class Results:
     def _marked(self, text: str, m: Measurement, peer: str) -> str:
         """Add the bound to a number, if there is one."""
         for v in self.verdicts:
-            b = v.bound
-            if (b.bench, b.case, b.competitor, b.peer) == (m.bench, m.case, m.competitor, peer):
-                return f"{text} ≤ {b.limit:g} met" if v.met else f"{text} > {b.limit:g} MISSED"
+            if (v.bench, v.bound.case, v.bound.competitor, v.bound.peer) == (m.bench, m.case, m.competitor, peer):
+                return f"{text} ≤ {v.bound.limit:g} met" if v.met else f"{text} > {v.bound.limit:g} MISSED"
         return text
 
     def _summary(self) -> str:
@@ -134,7 +123,7 @@ class Results:
         if m.launch == "tuned":
             ratio = self.ratio(m, "native tuned")
             return {} if ratio is None else {"native tuned": ratio}
-        found = {peer: self.ratio(m, peer) for peer in PEERS.get(m.bench, ()) if peer != "native tuned"}
+        found = {peer: self.ratio(m, peer) for peer in self.subjects[m.bench].peers if peer != "native tuned"}
         return {peer: ratio for peer, ratio in found.items() if ratio is not None}
 
 

@@ -9,29 +9,24 @@ import json
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.bench.machine import machine
 from minidist.bench.measure import Measurement
-from minidist.bench.options import Options, parse
-from minidist.bench.probe import bench_copy
-from minidist.bench.subjects.collective import bench_collective, bench_p2p
-from minidist.comm import init
-
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
+from minidist.bench.options import parse
+from minidist.bench.subject import Setting, find_subject, measured
+from minidist.comm import Communicator, init
 
 
 def main(launch: str, file: str, argv: list[str]) -> None:
     """Measure, with a line of progress on standard error for each case."""
     options, comm = parse(argv), init()
-    without = (("copy",), ("recompute",), ("adamw",), ("checkpoint",))
-    wanted = "gloo" in options.peers and launch == "shipped" and options.names not in without
+    wanted = "gloo" in options.peers and launch == "shipped" and any(find_subject(name).gloo for name in options.names)
     gloo = start_gloo(comm) if wanted else None
     measurements, last = [], ("", "")
-    for measurement in measure(options, launch, comm, gloo):
+    for measurement in measure(Setting(options, launch, comm, gloo)):
         measurements.append(measurement)
         case = (measurement.bench, measurement.case)
         if comm.rank == 0 and case != last:
@@ -45,43 +40,16 @@ def main(launch: str, file: str, argv: list[str]) -> None:
         gloo.destroy_process_group()
 
 
-def measure(options: Options, launch: str, comm: Communicator, gloo: Any) -> Iterator[Measurement]:
-    """Yield what this launch measures: the tuned one only what MPI has a peer for."""
-    yield from bench_copy("before", launch, comm)
-    if "p2p" in options.names and launch == "shipped":
-        yield from bench_p2p(options, launch, comm, gloo)
-    for operation in options.collectives:
-        yield from bench_collective(operation, options, launch, comm, gloo)
-    if "ddp" in options.names and launch == "shipped":
-        from minidist.bench.subjects.training import bench_training
-
-        yield from bench_training(options, launch, comm, gloo)
-    if "zero" in options.names and launch == "shipped":
-        from minidist.bench.subjects.zero import bench_zero
-
-        yield from bench_zero(options, launch, comm, gloo)
-    if "pipeline" in options.names and launch == "shipped":
-        from minidist.bench.subjects.pipeline import bench_pipeline
-
-        yield from bench_pipeline(options, launch, comm, gloo)
-    if "tensor" in options.names and launch == "shipped":
-        from minidist.bench.subjects.tensor import bench_tensor
-
-        yield from bench_tensor(options, launch, comm, gloo)
-    if "checkpoint" in options.names and launch == "shipped":
-        from minidist.bench.subjects.checkpoint import bench_checkpoint
-
-        yield from bench_checkpoint(options, launch, comm)
-    if "recompute" in options.names and launch == "shipped":
-        from minidist.bench.subjects.recompute import bench_recompute
-
-        yield from bench_recompute(options, launch, comm)
-    if "adamw" in options.names and launch == "shipped":
-        from minidist.bench.subjects.adamw import bench_adamw
-
-        yield from bench_adamw(options, launch, comm)
-    if options.names != ("copy",):
-        yield from bench_copy("after", launch, comm)
+def measure(setting: Setting) -> Iterator[Measurement]:
+    """Yield what this launch measures, between two probes: the tuned one only what MPI has a peer for."""
+    names = setting.options.names if setting.launch == "shipped" else setting.options.collectives
+    copy = find_subject("copy")
+    yield from measured(copy, setting)
+    for name in names:
+        if name not in ("copy", "threads"):
+            yield from measured(find_subject(name), setting)
+    if setting.options.names != ("copy",):
+        yield from measured(copy, replace(setting, when="after"))
 
 
 def start_gloo(comm: Communicator) -> Any:

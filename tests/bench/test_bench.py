@@ -12,11 +12,11 @@ import pytest
 from ranks import clean_environment, mpirun
 
 from minidist.bench import main
-from minidist.bench.bounds import BOUNDS
 from minidist.bench.measure import BUS_FACTORS, Measurement
 from minidist.bench.options import COLLECTIVES, NAMES, parse, size_text
-from minidist.bench.probe import state
-from minidist.bench.report import PEERS, Results, quantity
+from minidist.bench.report import Results, quantity
+from minidist.bench.subject import find_subject
+from minidist.bench.subjects.copy import state
 
 
 def bench(*arguments: str) -> dict[str, Any]:
@@ -188,10 +188,12 @@ def test_bounds_are_judged_on_their_launch_and_never_on_another_dtype() -> None:
     assert not Results(measurements, "float64", {}).verdicts
 
 
-def test_every_bound_names_what_is_measured() -> None:
-    for bound in BOUNDS:
-        assert bound.bench in NAMES and bound.limit > 0
-        assert not bound.peer or bound.peer in PEERS[bound.bench]
+def test_every_bench_says_what_it_measures_and_bounds_what_it_reports() -> None:
+    for name in NAMES:
+        subject = find_subject(name)
+        assert subject.name == name and subject.cases.__doc__
+        for bound in subject.bounds:
+            assert bound.limit > 0 and (not bound.peer or bound.peer in subject.peers)
 
 
 def test_states_sizes_and_quantities() -> None:

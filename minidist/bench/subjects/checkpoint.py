@@ -15,38 +15,39 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from minidist.bench.measure import Measurement, timed
-from minidist.bench.options import HEADS, Options
+from minidist.bench.measure import timed
+from minidist.bench.subject import Counted, Setting, at_most, subject
+from minidist.bench.subjects.training import VOCABULARY, gpt, text
+from minidist.comm import Communicator
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig
 from minidist.parallel import Parallel, Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
 from minidist.trainer.checkpoint.saving import Writer, pieces_to_save
 
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
-
-ROUNDS = 8
 STEPS = 5  # of training, beside the writer
-LAYERS, TIME, BATCH, VOCABULARY = 4, 128, 4, 256
+BATCH = 4  # sequences
+BOUNDS = at_most("stall", "synchronous", dict.fromkeys(("D=256", "D=512"), 0.2))
 
 
-def bench_checkpoint(options: Options, launch: str, comm: Communicator) -> Iterator[Measurement]:
-    """Measure at every width."""
-    for hidden in options.hidden:
+@subject(peers=("synchronous", "steps alone"), bounds=BOUNDS, gloo=False)
+def checkpoint(setting: Setting) -> Iterator[Counted]:
+    """Seconds of one save, and of a training step, at every width.
+
+    The bound: a save must hold training up for no more than a fifth of what it takes to write.
+    """
+    comm = setting.comm
+    for hidden in setting.options.hidden:
         shared: list[str] = comm.roll_call(tempfile.mkdtemp() if comm.rank == 0 else "")
         writer = Writer(Path(shared[0]), comm, keep=1, every=0)
         try:
-            seconds = measure(hidden, comm, writer, options.rounds or ROUNDS)
+            seconds = measure(hidden, comm, writer, setting.options.rounds or checkpoint.rounds)
         finally:
             if comm.rank == 0:
                 shutil.rmtree(shared[0], ignore_errors=True)
-        for name, values in seconds.items():
-            yield Measurement("checkpoint", f"D={hidden}", name, launch, tuple(values), ranks=comm.size)
+        yield Counted(f"D={hidden}", seconds)
 
 
 def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dict[str, list[float]]:
@@ -76,12 +77,12 @@ def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dic
 def training(hidden: int, comm: Communicator) -> tuple[Parallel, MasterWeights, Callable[[], object]]:
     """Return a model over all ranks, its optimizer, and what takes a step."""
     mesh = Mesh(comm, Layout(tp=comm.size))
-    model = GPT(GPTConfig(vocabulary=VOCABULARY, layers=LAYERS, hidden=hidden, heads=HEADS, sequence=TIME))
+    model = gpt(hidden)
     loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
     parallel = parallelize(model, mesh, Recipe(), loss)
     groups = [{"params": list(model.parameters())}]
     optimizer = parallel.optimizer(MasterWeights, groups, optimizer=torch.optim.AdamW, lr=1e-4)
-    tokens = torch.randint(VOCABULARY, (BATCH, TIME + 1), generator=torch.Generator().manual_seed(0))
+    tokens = text(BATCH)
 
     def step() -> None:
         parallel.zero_grad()

@@ -10,49 +10,52 @@ With p stages and m microbatches no schedule without zero bubbles takes less tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist.bench.measure import Measurement, Run, alternate
-from minidist.bench.options import Options
-from minidist.bench.subjects.training import COMPUTING, LAYERS, ROUNDS
-from minidist.model import GPT, GPTConfig
+from minidist.bench.measure import Run
+from minidist.bench.subject import Case, Setting, at_most, subject
+from minidist.bench.subjects.training import BATCH, LAYERS, TIME, adamw_step, gpt, text
+from minidist.comm import Communicator
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.executor import Pipeline
 from minidist.parallel.pipeline.schedules import plan
 from minidist.parallel.pipeline.stage import balance, take_stages
 
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
-
 MICROBATCHES = 8
-BATCH, TIME = COMPUTING
+CASES = [f"D={hidden}, {MICROBATCHES} microbatches" for hidden in (256, 512)]
+IDEAL = (MICROBATCHES + 1) / (2 * MICROBATCHES)  # of the serial step, with 2 stages
+BOUNDS = (
+    *at_most("gpipe", "torch gpipe", dict.fromkeys(CASES, 0.95)),
+    *at_most("1f1b", "torch 1f1b", dict.fromkeys(CASES, 0.95)),
+    *at_most("gpipe", "serial", dict.fromkeys(CASES, 1.04 * IDEAL)),
+    *at_most("1f1b", "serial", dict.fromkeys(CASES, 1.04 * IDEAL)),
+    *at_most("zb-h1", "torch 1f1b", dict.fromkeys(CASES, 0.93)),
+)
 
 
-def bench_pipeline(options: Options, launch: str, comm: Communicator, gloo: Any) -> Iterator[Measurement]:
-    """Measure seconds of a step at every width."""
-    tokens = torch.randint(256, (BATCH, TIME + 1), generator=torch.Generator().manual_seed(0))
-    for hidden in options.hidden:
-        runs = {"serial": serial(build(hidden), tokens)}
+@subject(peers=("serial", "torch gpipe", "torch 1f1b"), bounds=BOUNDS)
+def pipeline(setting: Setting) -> Iterator[Case]:
+    """Seconds of a training step at every width, all competitors with the same microbatches.
+
+    The bounds: the ideal share of the serial step, and 4 % for sending; and torch's same schedule.
+    """
+    comm, tokens = setting.comm, text()
+    for hidden in setting.options.hidden:
+        runs = {"serial": serial(gpt(hidden), tokens)}
         runs |= {name: ours(hidden, name, comm, tokens) for name in ("gpipe", "1f1b", "zb-h1")}
-        if gloo is not None:
+        if setting.gloo is not None:
             runs |= {f"torch {name}": by_torch(hidden, name, comm, tokens) for name in ("gpipe", "1f1b")}
-        case = f"D={hidden}, {MICROBATCHES} microbatches"
-        for name, seconds in alternate(runs, comm, options.rounds or ROUNDS).items():
-            yield Measurement("pipeline", case, name, launch, seconds, ranks=comm.size)
-
-
-def build(hidden: int) -> GPT:
-    """Return the serial model."""
-    return GPT(GPTConfig(vocabulary=256, layers=LAYERS, hidden=hidden, heads=4, sequence=TIME))
+        yield Case(f"D={hidden}, {MICROBATCHES} microbatches", runs)
 
 
 def stage_of(hidden: int, comm: Communicator) -> nn.Module:
     """Return this rank's stage, one of as many as there are ranks."""
-    return take_stages(build(hidden), balance([1.0] * LAYERS, comm.size), [comm.rank])[comm.rank]
+    return take_stages(gpt(hidden), balance([1.0] * LAYERS, comm.size), [comm.rank])[comm.rank]
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
@@ -62,33 +65,23 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 def serial(model: nn.Module, tokens: Tensor) -> Run:
     """Return a step without a pipeline."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step() -> None:
-        optimizer.zero_grad()
+    def backward() -> None:
         for part in tokens.chunk(MICROBATCHES):
             loss_of(model(part[:, :-1]), part[:, 1:]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
 
-    return step
+    return adamw_step(model, backward)
 
 
 def ours(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
     """Return minidist's step."""
     stage = stage_of(hidden, comm)
-    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-4)
     schedule = with_communication(plan(name, comm.size, MICROBATCHES))
     carried = torch.empty(BATCH // MICROBATCHES, TIME, hidden, device="meta")
-    pipeline = Pipeline({comm.rank: stage}, comm, schedule, loss_of, lambda _: carried)
+    executor = Pipeline({comm.rank: stage}, comm, schedule, loss_of, lambda _: carried)
     parts = tokens.chunk(MICROBATCHES)
     inputs, targets = [part[:, :-1] for part in parts], [part[:, 1:] for part in parts]
-
-    def step() -> None:
-        optimizer.zero_grad()
-        pipeline.step(inputs, targets)
-        optimizer.step()
-
-    return step
+    return adamw_step(stage, partial(executor.step, inputs, targets))
 
 
 def by_torch(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
@@ -96,15 +89,9 @@ def by_torch(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
     module = stage_of(hidden, comm)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     stage = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"))
     kind: Any = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[name]
     schedule = kind(stage, MICROBATCHES, loss_fn=loss_of, scale_grads=False)
-    last = comm.rank == comm.size - 1
-
-    def step() -> None:
-        optimizer.zero_grad()
-        schedule.step(*([tokens[:, :-1]] if comm.rank == 0 else []), target=tokens[:, 1:] if last else None)
-        optimizer.step()
-
-    return step
+    inputs = [tokens[:, :-1]] if comm.rank == 0 else []
+    targets = tokens[:, 1:] if comm.rank == comm.size - 1 else None
+    return adamw_step(module, lambda: schedule.step(*inputs, target=targets))

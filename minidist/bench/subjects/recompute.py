@@ -13,46 +13,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from minidist.bench.measure import Measurement, alternate
-from minidist.bench.options import Options
-from minidist.bench.subjects.training import COMPUTING, training_step
+from minidist.bench.subject import Bound, Case, Counted, Setting, subject
+from minidist.bench.subjects.training import gpt, text, training_step
 from minidist.memory.account.account import Account
-from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig, Where
+from minidist.memory.recompute.segments import recompute as recomputed
+from minidist.model import Where
 
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
-
-ROUNDS = 8
 LAYERS = 12
+CASE = f"D=256, {LAYERS} layers"
+BOUNDS = (
+    Bound(CASE, "full", "stored", 1.36),
+    Bound(CASE, "full", "torch full", 1.03),
+    Bound(f"{CASE}, activations", "full", "torch full", 1.0),
+)
 
 
-def bench_recompute(options: Options, launch: str, comm: Communicator) -> Iterator[Measurement]:
-    """Measure at the smallest width: seconds of a step, then MiB of activations at the peak of one."""
-    hidden, (batch, time) = min(options.hidden), COMPUTING
+@subject(peers=("stored", "torch full"), bounds=BOUNDS, gloo=False)
+def recompute(setting: Setting) -> Iterator[Case | Counted]:
+    """Seconds of a training step at the smallest width; then MiB of activations at the peak of one.
+
+    The bounds: a tenth over the 1.26 of the count above, and torch's own checkpointing.
+    """
+    hidden = min(setting.options.hidden)
     case = f"D={hidden}, {LAYERS} layers"
-    tokens = torch.randint(256, (batch, time + 1), generator=torch.Generator().manual_seed(0))
-    models = {"stored": GPT(GPTConfig(vocabulary=256, layers=LAYERS, hidden=hidden, heads=4, sequence=time))}
-    models |= {name: GPT(models["stored"].config) for name in ("full", "torch full")}
-    recompute(models["full"], "full")
+    models = {name: gpt(hidden, layers=LAYERS) for name in ("stored", "full", "torch full")}
+    recomputed(models["full"], "full")
     for layer in models["torch full"].layers:
         layer.forward = partial(_by_torch, layer.forward)
-    runs = {name: training_step(model, tokens) for name, model in models.items()}
-    for name, seconds in alternate(runs, comm, options.rounds or ROUNDS).items():
-        yield Measurement("recompute", case, name, launch, seconds, ranks=comm.size)
+    runs = {name: training_step(model, text()) for name, model in models.items()}
+    yield Case(case, runs)
     for name, run in runs.items():
         account = Account()
         account.watch(models[name])
         with account.recording():
             run()
-        peak = account.peaks["activations"] / (1 << 20)
-        yield Measurement("recompute", f"{case}, activations", name, launch, (peak,), "MiB", ranks=comm.size)
+        yield Counted(f"{case}, activations", {name: [account.peaks["activations"] / (1 << 20)]}, "MiB")
 
 
 def _by_torch(forward: Any, x: Tensor, rotary: tuple[Tensor, Tensor], where: Where) -> Any:

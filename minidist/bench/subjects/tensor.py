@@ -18,25 +18,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist.bench.measure import Measurement, Run, alternate
-from minidist.bench.options import HEADS, Options
-from minidist.bench.subjects.training import COMPUTING, LAYERS, ROUNDS
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.bench.subject import Case, Setting, at_most, subject
+from minidist.bench.subjects.training import BATCH, TIME, VOCABULARY, WIDTHS, adamw_step, gpt, text
+from minidist.comm import Communicator
+from minidist.model import GPT, cross_entropy_sum
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.tensor.plan import parallelize_tensor
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
-
-BATCH, TIME = COMPUTING
-VOCABULARY = 256
 TOLERANCE = 1e-5  # of the largest element; float32 sums in another order differ by some 1e-6
 
 
@@ -59,26 +53,24 @@ class Competitor:
     full: Callable[[nn.Parameter, Any], Tensor]
 
 
-def bench_tensor(options: Options, launch: str, comm: Communicator, gloo: Any) -> Iterator[Measurement]:
-    """Measure seconds of a step at every width."""
-    tokens = torch.randint(VOCABULARY, (BATCH, TIME + 1), generator=torch.Generator().manual_seed(0))
-    for hidden in options.hidden:
-        found = competitors(hidden, tokens, comm, torch_too=gloo is not None)
+@subject(peers=("serial", "DTensor"), bounds=at_most("tensor", "DTensor", dict(zip(WIDTHS, (0.78, 0.9), strict=True))))
+def tensor(setting: Setting) -> Iterator[Case]:
+    """Seconds of a training step at every width; every rank is given the same batch.
+
+    The bounds: both multiply the same matrices; what differs is how a layer is called, and the wire.
+    """
+    for hidden in setting.options.hidden:
+        found = competitors(hidden, text(), setting.comm, torch_too=setting.gloo is not None)
         check_same(found)
-        runs = {name: training_step(competitor) for name, competitor in found.items()}
-        for name, seconds in alternate(runs, comm, options.rounds or ROUNDS).items():
-            yield Measurement("tensor", f"D={hidden}, {BATCH} x {TIME}", name, launch, seconds, ranks=comm.size)
+        runs = {name: adamw_step(competitor.model, competitor.backward) for name, competitor in found.items()}
+        yield Case(f"D={hidden}, {BATCH} x {TIME}", runs)
 
 
 def competitors(hidden: int, tokens: Tensor, comm: Communicator, torch_too: bool) -> dict[str, Competitor]:
     """Return everyone, starting from the same weights; each is given all of `tokens` [B, T + 1] on every rank."""
     time = tokens.shape[1] - 1
-
-    def build() -> GPT:
-        return GPT(GPTConfig(vocabulary=VOCABULARY, layers=LAYERS, hidden=hidden, heads=HEADS, sequence=time))
-
-    found = {"serial": serial(build(), tokens), "tensor": ours(build(), tokens, comm)}
-    return found | ({"DTensor": by_torch(build(), tokens, comm)} if torch_too else {})
+    found = {"serial": serial(gpt(hidden, time), tokens), "tensor": ours(gpt(hidden, time), tokens, comm)}
+    return found | ({"DTensor": by_torch(gpt(hidden, time), tokens, comm)} if torch_too else {})
 
 
 def serial(model: GPT, tokens: Tensor) -> Competitor:
@@ -155,18 +147,6 @@ def torch_plan() -> dict[str, Any]:
     plan |= {f"layers.*.mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     plan |= {f"layers.*.{name}": RowwiseParallel() for name in ("attention.output", "mlp.down")}
     return plan
-
-
-def training_step(competitor: Competitor) -> Run:
-    """Return a step: gradients away, forward, backward, AdamW."""
-    optimizer = torch.optim.AdamW(competitor.model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        competitor.backward()
-        optimizer.step()
-
-    return step
 
 
 def check_same(found: Mapping[str, Competitor]) -> None:

@@ -16,59 +16,57 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from minidist.bench.measure import Measurement, Run, alternate
-from minidist.bench.options import Options
-from minidist.bench.subjects.training import COMPUTING, LAYERS, ROUNDS, training_step
-from minidist.model import GPT, GPTConfig
+from minidist.bench.measure import Run
+from minidist.bench.subject import Case, Counted, Setting, at_most, subject
+from minidist.bench.subjects.training import BATCH, TIME, WIDTHS, gpt, text, training_step
+from minidist.comm import Communicator
 from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
 
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
+Build = Callable[[Communicator], Run]
+STRATEGIES = {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
+BOUNDS = (
+    *at_most("ZeRO-3", "fully_shard", dict(zip(WIDTHS, (0.82, 0.88), strict=True))),
+    *at_most("ZeRO-1", "DDP", dict.fromkeys(WIDTHS, 1.05)),
+    *at_most("ZeRO-3", "fully_shard", {f"{case}, peak": 1.0 for case in WIDTHS}),
+)
 
-BATCH, TIME = COMPUTING
-Build = Callable[["Communicator"], Run]
 
+@subject(peers=("local", "DDP", "fully_shard"), bounds=BOUNDS)
+def zero(setting: Setting) -> Iterator[Case | Counted]:
+    """Seconds of a training step at every width; then MiB at the peak of three.
 
-def bench_zero(options: Options, launch: str, comm: Communicator, gloo: Any) -> Iterator[Measurement]:
-    """Measure at every width: seconds of a step, then MiB at the peak of three."""
-    tokens = torch.randint(256, (BATCH, TIME + 1), generator=torch.Generator().manual_seed(comm.rank))
-    for hidden in options.hidden:
-        builds = competitors(hidden, tokens, torch_too=gloo is not None)
+    The bounds: ZeRO-1 sends as many bytes as DDP, so it takes as long, within 5 %; ZeRO-3 is faster than torch's, and
+    its peak is no higher.
+    """
+    for hidden in setting.options.hidden:
+        builds = competitors(hidden, text(seed=setting.comm.rank), torch_too=setting.gloo is not None)
         case = f"D={hidden}, {BATCH} x {TIME}"
-        runs = {name: build(comm) for name, build in builds.items()}
-        for name, seconds in alternate(runs, comm, options.rounds or ROUNDS).items():
-            yield Measurement("zero", case, name, launch, seconds, ranks=comm.size)
-        del runs
+        yield Case(case, {name: build(setting.comm) for name, build in builds.items()})
         for name, build in builds.items():
-            peak = peak_bytes(build, comm.split(0)) / (1 << 20)
-            yield Measurement("zero", f"{case}, peak", name, launch, (peak,), "MiB", ranks=comm.size)
+            peak = peak_bytes(build, setting.comm.split(0)) / (1 << 20)
+            yield Counted(f"{case}, peak", {name: [peak]}, "MiB")
 
 
-def competitors(hidden: int, tokens: torch.Tensor, torch_too: bool) -> dict[str, Build]:
+def competitors(hidden: int, tokens: Tensor, torch_too: bool) -> dict[str, Build]:
     """Return what builds each competitor's step."""
-    everyones = tokens[:, 1:].numel()
 
-    def build() -> GPT:
-        return GPT(GPTConfig(vocabulary=256, layers=LAYERS, hidden=hidden, heads=4, sequence=TIME))
-
-    def wrapped(strategy: Callable[..., Any], comm: Communicator) -> Run:
-        return training_step(strategy(build(), comm), tokens, everyones * comm.size)
+    def ours(strategy: Callable[..., Any], comm: Communicator) -> Run:
+        return training_step(strategy(gpt(hidden), comm), tokens, tokens[:, 1:].numel() * comm.size)
 
     def by_torch(_: Communicator) -> Run:
         from torch.distributed.fsdp import fully_shard
 
-        model = build()
+        model = gpt(hidden)
         for module in (*model.layers, model):
             fully_shard(module)
         return training_step(model, tokens)
 
-    builds: dict[str, Build] = {"local": lambda _: training_step(build(), tokens)}
-    strategies = {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
-    builds |= {name: partial(wrapped, strategy) for name, strategy in strategies.items()}
+    builds: dict[str, Build] = {"local": lambda _: training_step(gpt(hidden), tokens)}
+    builds |= {name: partial(ours, strategy) for name, strategy in STRATEGIES.items()}
     return builds | ({"fully_shard": by_torch} if torch_too else {})
 
 

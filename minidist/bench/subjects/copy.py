@@ -13,14 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from minidist.bench.measure import Measurement, timed
-
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
+from minidist.bench.measure import timed
+from minidist.bench.subject import Counted, Setting, subject
+from minidist.comm import Communicator
 
 IN_CACHE = 256 << 10
 BLOCK = 1 << 20
@@ -34,17 +33,19 @@ def state(gigabytes: float) -> str:
     return "near" if gigabytes >= NEAR else "far"
 
 
-def bench_copy(when: str, launch: str, comm: Communicator) -> Iterator[Measurement]:
-    """Measure the three; `when` tells the probe before the benches from the one after them."""
+@subject(gloo=False)
+def copy(setting: Setting) -> Iterator[Counted]:
+    """Billions of bytes copied in a second, in the three ways; `setting.when` names the probe. No peer, no bound."""
+    comm: Communicator = setting.comm
     for name, bytes, iterations in (("own core", IN_CACHE, 500), ("memory", BEYOND_CACHES, 1)):
         source, target = np.full(bytes, 1, np.uint8), np.full(bytes, 0, np.uint8)
         seconds = [timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)]
-        yield Measurement("copy", when, name, launch, tuple(bytes / s / 1e9 for s in seconds), "GB/s", bytes, comm.size)
+        yield Counted(setting.when, {name: [bytes / s / 1e9 for s in seconds]}, "GB/s", bytes)
     mine = comm.allocate(BLOCK, np.uint8)
     windows = comm.peers(mine)
     if windows is not None:
-        values = tuple(BLOCK / _copy_from_neighbour(windows, comm) / 1e9 for _ in range(2 * ROUNDS))
-        yield Measurement("copy", when, "other core", launch, values, "GB/s", BLOCK, comm.size)
+        values = [BLOCK / _copy_from_neighbour(windows, comm) / 1e9 for _ in range(2 * ROUNDS)]
+        yield Counted(setting.when, {"other core": values}, "GB/s", BLOCK)
 
 
 def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:

@@ -1,0 +1,147 @@
+"""How a bench is declared: who does the same thing, in which cases, and how fast minidist has to be.
+
+    @subject(peers=("local", "torch DDP"), bounds=at_most("DDP", "torch DDP", {"D=256, 8 x 128": 0.96}))
+    def ddp(setting: Setting) -> Iterator[Case]:
+        for hidden in setting.options.hidden:
+            yield Case(f"D={hidden}, 8 x 128", {"DDP": ..., "torch DDP": ...})
+
+The rest is the same for every bench: `measured` lets the competitors of a case take turns, `report.py` prints ratios.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from minidist.bench.measure import Measurement, Run, alternate
+from minidist.bench.options import COLLECTIVES, Options
+
+RANKS, DTYPE = 2, "float32"  # for which the bounds are
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`.
+
+    A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, with the
+    two cores near each other (see `subjects/copy.py`). `native tuned` is MPI's own in a launch that is told to keep
+    freed memory.
+    """
+
+    case: str
+    competitor: str
+    peer: str
+    limit: float
+
+
+def at_most(competitor: str, peer: str, limits: Mapping[str, float]) -> tuple[Bound, ...]:
+    """Return the bounds of one competitor over one peer, from the limit of each case."""
+    return tuple(Bound(case, competitor, peer, limit) for case, limit in limits.items())
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a bench is given.
+
+    Attributes
+    ----------
+    launch : str
+        `shipped`, `tuned` (the whole run was told to keep freed memory) or `here` (one process, without ranks).
+    comm : Communicator or None
+        All ranks of the launch; None `here`.
+    gloo : module or None
+        `torch.distributed` with a group of the same ranks, where a peer needs it.
+    when : str
+        `before` or `after` the other benches, for the probe of the machine.
+    """
+
+    options: Options
+    launch: str
+    comm: Any = None
+    gloo: Any = None
+    when: str = "before"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Competitors that do the same thing, each by a function without arguments; a call is `units` units of work."""
+
+    name: str
+    runs: Mapping[str, Run]
+    bytes: int = 0
+    units: int = 1
+    rounds: int = 0  # 0: those of the bench
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a bench has found out itself for each competitor: a value for each round."""
+
+    name: str
+    values: Mapping[str, Sequence[float]]
+    unit: str = "s"
+    bytes: int = 0
+    ranks: int = 0  # 0: those of the launch
+
+
+Cases: TypeAlias = Callable[[Setting], Iterable[Case | Counted]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One bench.
+
+    Attributes
+    ----------
+    name : str
+        `ddp`, as on the command line.
+    cases : callable
+        Sets up one case after the other. Its docstring says what is measured, and against what.
+    peers : tuple of str
+        The competitors to which the report gives ratios, in the order of its columns.
+    bounds : tuple of Bound
+        What is promised.
+    rounds : int
+        Turns of every competitor, unless the command line says otherwise.
+    gloo : bool
+        Whether one of the competitors is torch.distributed.
+    """
+
+    name: str
+    cases: Cases
+    peers: tuple[str, ...]
+    bounds: tuple[Bound, ...]
+    rounds: int
+    gloo: bool
+
+
+def subject(
+    peers: tuple[str, ...] = (), bounds: tuple[Bound, ...] = (), rounds: int = 8, gloo: bool = True
+) -> Callable[[Cases], Subject]:
+    """Make a function that yields cases the `Subject` of its name."""
+    return lambda cases: Subject(cases.__name__, cases, peers, bounds, rounds, gloo)
+
+
+def find_subject(name: str) -> Subject:
+    """Return the bench that the command line calls so: `ddp` of `subjects/ddp.py`; collectives share one file."""
+    file = "collective" if name in COLLECTIVES else name
+    found: Subject = getattr(importlib.import_module(f"minidist.bench.subjects.{file}"), name)
+    return found
+
+
+def measured(subject: Subject, setting: Setting) -> Iterator[Measurement]:
+    """Yield what a bench measures, case by case. Collective."""
+    for case in subject.cases(setting):
+        ranks = setting.comm.size if setting.comm is not None else 1
+        found = partial(Measurement, subject.name, case.name, launch=setting.launch, bytes=case.bytes)
+        if isinstance(case, Counted):
+            for name, values in case.values.items():
+                yield found(name, values=tuple(values), unit=case.unit, ranks=case.ranks or ranks)
+        else:
+            rounds = setting.options.rounds or case.rounds or subject.rounds
+            for name, seconds in alternate(case.runs, setting.comm, rounds).items():
+                yield found(name, values=tuple(second / case.units for second in seconds), ranks=ranks)
+        del case  # its models make room for what the next one counts

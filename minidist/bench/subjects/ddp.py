@@ -1,0 +1,46 @@
+"""A training step: without communication, with minidist's data parallelism, and with torch's.
+
+    local        forward, backward, AdamW; the ranks never talk
+    DDP          minidist.parallel.DDP
+    naive        minidist.parallel.NaiveDataParallel: one all-reduce a parameter, after backward
+    torch DDP    torch.nn.parallel.DistributedDataParallel over gloo
+
+Each has a model and an optimizer of its own, and they take turns step by step. The loops are those of each one's
+documentation; what is measured is the whole step, zeroing of gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from minidist.bench.subject import Case, Setting, at_most, subject
+from minidist.bench.subjects.training import BATCH, TIME, WIDTHS, gpt, text, training_step
+from minidist.parallel import DDP, NaiveDataParallel
+
+FEW = (1, 64)  # sequences and tokens: communication dominates
+OVER_TORCH = dict.fromkeys(WIDTHS, 0.96) | {"D=512, 1 x 64": 0.75}
+BOUNDS = at_most("DDP", "torch DDP", OVER_TORCH) + at_most("DDP", "local", dict.fromkeys(WIDTHS, 1.02))
+
+
+@subject(peers=("local", "torch DDP"), bounds=BOUNDS)
+def ddp(setting: Setting) -> Iterator[Case]:
+    """Seconds of a training step at every width; at the widest also with a batch so small that communication dominates.
+
+    The bounds: a fiftieth over a step that never communicates, and below torch's on gloo.
+    """
+    comm, hiddens = setting.comm, setting.options.hidden
+    for hidden, batch, time in [*((hidden, BATCH, TIME) for hidden in hiddens), (max(hiddens), *FEW)]:
+        tokens = text(batch, time, seed=comm.rank)
+        everyones = comm.size * batch * time  # minidist sums gradients of losses divided by all ranks' tokens
+        runs = {
+            "local": training_step(gpt(hidden, time), tokens),
+            "DDP": training_step(DDP(gpt(hidden, time), comm), tokens, everyones),
+            "naive": training_step(NaiveDataParallel(gpt(hidden, time), comm), tokens, everyones),
+        }
+        if setting.gloo is not None:
+            theirs = torch.nn.parallel.DistributedDataParallel(gpt(hidden, time))
+            runs["torch DDP"] = training_step(theirs, tokens)
+        # About one step a round: a step is long, and what slows the machine for seconds shall hit all of them.
+        yield Case(f"D={hidden}, {batch} x {time}", runs, rounds=2 * ddp.rounds if (batch, time) == FEW else 0)
