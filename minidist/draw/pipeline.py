@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from html import escape
 
-from minidist.parallel.pipeline.actions import Action
+from minidist.parallel.pipeline.actions import Action, Kind
 from minidist.parallel.pipeline.simulate import Timeline
 
 # Okabe & Ito 2008: told apart by the colour-blind. Red, green, blue.
 KINDS = {
-    "F": ("forward", (0, 114, 178)),
-    "B": ("backward", (0, 158, 115)),
-    "I": ("backward for inputs", (204, 121, 167)),
-    "W": ("backward for weights", (230, 159, 0)),
+    Kind.FORWARD: ("forward", (0, 114, 178)),
+    Kind.BACKWARD: ("backward", (0, 158, 115)),
+    Kind.INPUTS: ("backward for inputs", (204, 121, 167)),
+    Kind.WEIGHTS: ("backward for weights", (230, 159, 0)),
+    Kind.REDUCE: ("reduction over the data axis", (213, 94, 0)),
 }
 MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # wide enough for any screen; what needs more is drawn without its labels
 ROW, STEP, LEFT, TOP, DIGIT = 26, 32, 62, 12, 7  # pixels: a row, from row to row, the margins, the width of a digit
@@ -33,13 +34,13 @@ def draw_text(timeline: Timeline) -> str:
     """
     plan = timeline.plan
     several = plan.stages > plan.ranks
-    labels = [[str(each) if several else f"{each.kind}{each.microbatch}" for each in row] for row in plan.actions]
+    labels = [[str(each) if several else str(each)[len(str(each.stage)) :] for each in row] for row in plan.actions]
     room = 1 + max((len(label) for row in labels for label in row), default=0)
     scale = min(room / _shortest(timeline), MOST_COLUMNS / (timeline.length or 1.0))
     lines = []
     for rank, row in enumerate(labels):
         line = ["."] * round(timeline.length * scale)
-        for label, start, end in zip(row, timeline.start[rank], timeline.end[rank], strict=True):
+        for label, (_, start, end) in zip(row, timeline.spans(rank), strict=True):
             first, last = round(start * scale), round(end * scale)
             line[first:last] = label.ljust(last - first - 1, "-").ljust(last - first)[: last - first]
         lines.append(f"{f'rank {rank}':<{len(f'rank {plan.ranks - 1}')}}  {''.join(line)}".rstrip())
@@ -56,11 +57,11 @@ def draw_svg(timeline: Timeline) -> str:
     scale = min((DIGIT * digits + 9) / _shortest(timeline), MOST_PIXELS / (timeline.length or 1.0))
     right, bottom = LEFT + timeline.length * scale, TOP + plan.ranks * STEP
     parts = [_HEAD.format(width=round(max(right + 12, 660)), height=bottom + 70, title=escape(plan.name))]
-    for rank, row in enumerate(plan.actions):
+    for rank in range(plan.ranks):
         top, chunks = TOP + rank * STEP, plan.stages_of(rank)
         parts.append(f'<text class="ink" x="8" y="{top + ROW / 2}">rank {rank}</text>')
         parts.append(f'<rect class="idle" x="{LEFT}" y="{top}" width="{right - LEFT:.1f}" height="{ROW}"/>')
-        for action, start, end in zip(row, timeline.start[rank], timeline.end[rank], strict=True):
+        for action, start, end in timeline.spans(rank):
             box = _box(action, LEFT + start * scale, LEFT + end * scale, top, chunks)
             parts.append(f"<g><title>{action}: {start:g} to {end:g}</title>{box}</g>")
     parts.append(f'<path class="line" fill="none" d="M{LEFT} {bottom + 4}H{right:.1f}m-6 -3l6 3l-6 3"/>')
@@ -82,7 +83,7 @@ _HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{heig
 def _box(action: Action, left: float, right: float, top: int, chunks: list[int]) -> str:
     """Return one action: a rectangle, the microbatch in its middle if there is room."""
     fill, ink = _colours(action.kind, chunks.index(action.stage), len(chunks))
-    wide, number = right - left, str(action.microbatch)
+    wide, number = right - left, "R" if action.kind == Kind.REDUCE else str(action.microbatch)
     box = f'<rect x="{left + 0.5:.1f}" y="{top}" width="{max(wide - 1, 0):.1f}" height="{ROW}" rx="2" fill="{fill}"/>'
     if wide >= DIGIT * len(number):
         middle = f'x="{left + wide / 2:.1f}" y="{top + ROW / 2}" text-anchor="middle"'
@@ -90,7 +91,7 @@ def _box(action: Action, left: float, right: float, top: int, chunks: list[int])
     return box
 
 
-def _colours(kind: str, chunk: int, chunks: int) -> tuple[str, str]:
+def _colours(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
     """Return the colours of a box and of its number: the more chunks come before it, the lighter."""
     light = 0.65 * chunk / max(chunks - 1, 1)
     red, green, blue = (round(shade + (255 - shade) * light) for shade in KINDS[kind][1])
@@ -99,9 +100,9 @@ def _colours(kind: str, chunk: int, chunks: int) -> tuple[str, str]:
 
 
 def _legend(timeline: Timeline, y: int) -> str:
-    """Return the kinds in use, a square for each chunk."""
+    """Return the kinds that take time, a square for each chunk."""
     plan = timeline.plan
-    used = {action.kind for row in plan.actions for action in row}
+    used = {action.kind for rank in range(plan.ranks) for action, start, end in timeline.spans(rank) if end > start}
     chunks = max(len(plan.stages_of(rank)) for rank in range(plan.ranks))
     x, parts = LEFT, []
     for kind, (name, _) in KINDS.items():
@@ -120,6 +121,5 @@ def _summary(timeline: Timeline) -> str:
 
 def _shortest(timeline: Timeline) -> float:
     """Return what the shortest action takes that takes any time: it gets just the room that its label needs."""
-    rows = zip(timeline.start, timeline.end, strict=True)
-    spans = (end - start for starts, ends in rows for start, end in zip(starts, ends, strict=True))
-    return min((span for span in spans if span > 0), default=1.0)
+    spans = (span for rank in range(timeline.plan.ranks) for span in timeline.spans(rank))
+    return min((end - start for _, start, end in spans if end > start), default=1.0)

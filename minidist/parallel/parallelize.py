@@ -234,7 +234,7 @@ def _in_stages(
     costs: Sequence[float],
 ) -> Parallel:
     """Cut the model into the stages of a pipeline, and go on with this rank's."""
-    plan = with_communication(recipe.plan(mesh.layout))
+    plan = with_communication(recipe.plan(mesh.layout), reduce=mesh.dp.size > 1)
     stages = take_stages(model, balance(costs, plan.stages), plan.stages_of(mesh.pp.rank))
     ties = tie_stages(model, tied, mesh.pp)
     if recipe.sequence:

@@ -75,10 +75,9 @@ def _read_plan(config: Config) -> Plan:
         raise ConfigError(f"--plan {path} {error}") from None
     except ScheduleError as error:
         raise ConfigError(f"--plan {path}: {error}") from None
-    if plan.communicates:
-        raise ConfigError(
-            f"--plan {path} names sends and receives, which are added to a plan before it runs: leave them out"
-        )
+    if plan.communicates or plan.reduces:
+        added = "sends and receives" if plan.communicates else "reductions"
+        raise ConfigError(f"--plan {path} names {added}, which are added to a plan before it runs: leave them out")
     return plan
 
 

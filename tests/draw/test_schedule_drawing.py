@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from minidist.draw.pipeline import draw_svg, draw_text
-from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan, simulate
+from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan, simulate, with_communication
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -40,6 +40,18 @@ def test_stages_are_written_where_a_rank_has_several() -> None:
     assert first.split()[2:6] == ["0F0", "0F1", "0F2", "3F0"]
     last = draw_text(simulate(plan("gpipe", 12, 1))).splitlines()[11]
     assert last == "rank 11  " + 11 * "..." + "F0 B0--- " + 22 * "..."
+
+
+def test_a_reduction_that_takes_time_is_drawn_and_one_that_hides_is_not() -> None:
+    whole = with_communication(plan("1f1b", 2, 2), reduce=True)
+    shown, hidden = simulate(whole, reduce=2.0), simulate(whole)
+    assert draw_text(shown).splitlines()[:2] == [
+        "rank 0  F0 F1 ......B0--- ...B1--- R----",
+        "rank 1  ...F0 B0--- F1 B1--- R---- ......",
+    ]
+    assert draw_text(hidden) == draw_text(simulate(plan("1f1b", 2, 2)))
+    assert "reduction over the data axis" in draw_svg(shown) and "reduction" not in draw_svg(hidden)
+    assert [title for title, *_ in boxes(draw_svg(shown)) if "R" in title] == ["0R: 9 to 11", "1R: 7 to 9"]
 
 
 def test_uneven_costs_keep_all_labels() -> None:

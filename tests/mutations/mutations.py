@@ -440,6 +440,7 @@ ZERO = "tests/parallel/sharded/test_zero.py"
 SHARDED_OPTIMIZER = "tests/parallel/sharded/test_sharded_optimizer.py"
 ADJOINT = "tests/parallel/test_adjoint.py"
 SCHEDULES = "tests/parallel/pipeline/test_schedules.py"
+PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
 
 DATA = [
     Mutation(
@@ -691,16 +692,30 @@ PIPELINE = [
     Mutation(
         "a backward needs no forward of its own stage",
         "minidist/parallel/pipeline/order.py",
-        old='own: list[Key] = [] if kind == "F" else [("F", stage, microbatch)]',
+        old="own: list[Key] = [] if kind == Kind.FORWARD else [(Kind.FORWARD, stage, microbatch)]",
         new="own: list[Key] = []",
         tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
     ),
     Mutation(
         "a send does not wait for its receive",
         "minidist/parallel/pipeline/order.py",
-        old="if action.communicates:",
-        new='if action.kind.startswith("RECV"):',
+        old="            if action.communicates:",
+        new="            if action.communicates and action.kind == FLOWS[action.kind].receive:",
         tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
+    ),
+    Mutation(
+        "a reduction may come before the last backward",
+        "minidist/parallel/pipeline/order.py",
+        old="if each.kind in BACKWARDS]",
+        new="if each.kind == Kind.FORWARD]",
+        tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
+    ),
+    Mutation(
+        "gradients are reduced whatever the plan says",
+        "minidist/parallel/pipeline/executor.py",
+        old="each.kind in BACKWARDS and self.plan.reduces",
+        new="each.kind in BACKWARDS",
+        tests=(f"{PIPELINE}::test_gradients_are_reduced_over_the_data_axis_because_the_plan_says_so",),
     ),
     Mutation(
         "the cycle of a stuck plan begins where the search began",
@@ -719,8 +734,8 @@ PIPELINE = [
     Mutation(
         "nobody asks where a gradient is received",
         "minidist/parallel/pipeline/check.py",
-        old='                yield "RECV_B", stage, microbatch\n',
-        new="",
+        old="for end in plan.message(action) if plan.communicates]",
+        new="for end in plan.message(action) if plan.communicates and end.kind != Kind.RECEIVE_GRADIENT]",
         tests=(f"{SCHEDULES}::test_texts_that_are_no_schedule",),
     ),
     Mutation(
@@ -740,8 +755,8 @@ PIPELINE = [
     Mutation(
         "activations are held until the weights have their gradients",
         "minidist/parallel/pipeline/simulate.py",
-        old='{"F": 1, "B": -1, "I": -1}',
-        new='{"F": 1, "B": -1, "W": -1}',
+        old="{Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}",
+        new="{Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHTS: -1}",
         tests=(f"{SCHEDULES}::test_peaks",),
     ),
     Mutation(
@@ -756,7 +771,7 @@ PIPELINE = [
         "minidist/parallel/pipeline/executor.py",
         old="        self.free_sent()  # this microbatch's output at least: its gradient is here\n",
         new="",
-        tests=("tests/parallel/pipeline/test_pipeline.py::test_an_output_is_let_go_when_its_gradient_has_come",),
+        tests=(f"{PIPELINE}::test_an_output_is_let_go_when_its_gradient_has_come",),
     ),
 ]
 

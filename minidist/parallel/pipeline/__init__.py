@@ -5,11 +5,12 @@ Read `plain.py`, one page: 1F1B by hand. Then what any schedule needs:
 plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ executor.py
                    ╰▶ simulate ─▶ bubble, peaks, a drawing
 
-`actions.py`, `schedules.py` and `zero_bubble.py` plan, `order.py` and `check.py` prove, `communicate.py` adds messages,
-`executor.py` runs, with `stage.py` and `weight_gradients.py`. Of what is named here, nothing imports torch.
+`actions.py`, `schedules.py` and `zero_bubble.py` plan, `order.py` and `check.py` prove, `communicate.py` adds messages
+and reductions, `executor.py` runs, with `stage.py` and `weight_gradients.py`. Of what is exported here, nothing imports
+torch.
 """
 
-from minidist.parallel.pipeline.actions import Action, Plan, read_plan
+from minidist.parallel.pipeline.actions import Action, Kind, Plan, read_plan
 from minidist.parallel.pipeline.check import check
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.errors import ScheduleError
@@ -19,6 +20,7 @@ from minidist.parallel.pipeline.simulate import Timeline, peak_activations, peak
 __all__ = [
     "NAMES",
     "Action",
+    "Kind",
     "Plan",
     "ScheduleError",
     "Timeline",

@@ -3,27 +3,55 @@
     rank 0    0F0 0F1 0B0 0B1        2F0: stage 2, forward, microbatch 0
     rank 1    1F0 1B0 1F1 1B1
 
-The executor, the checker, the simulator and the drawing all read this one list. It names computing only; a pass adds
-the sends and receives (`communicate.py`). Text in this form can be read as a plan, so a schedule of your own is a file.
+The executor, the checker, the simulator and the drawing all read this one list. A schedule names computing only; a pass
+adds the sends, the receives and the reductions over the data axis (`communicate.py`). Text in this form can be read as
+a plan, so a schedule of your own is a file.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from itertools import count
-from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import NamedTuple, TypeAlias
 
 from minidist.parallel.pipeline.errors import ScheduleError
 
-Kind: TypeAlias = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
-Key: TypeAlias = tuple[str, int, int]
+
+class Kind(StrEnum):
+    """What an action does, and how a plan writes it."""
+
+    FORWARD = "F"
+    BACKWARD = "B"  # whole, or in its place the two halves:
+    INPUTS = "I"  # the gradient of the inputs, which the stage before waits for,
+    WEIGHTS = "W"  # and the gradients of the weights, which nobody waits for
+    SEND_OUTPUT = "SEND_F"
+    RECEIVE_OUTPUT = "RECV_F"
+    SEND_GRADIENT = "SEND_B"
+    RECEIVE_GRADIENT = "RECV_B"
+    REDUCE = "R"  # sum the gradients of a stage over the data axis
+
+
+class Flow(NamedTuple):
+    """What goes from stage to stage: which kind of action makes it, sends it, receives it; and how many stages on."""
+
+    content: Kind
+    send: Kind
+    receive: Kind
+    step: int
+
+
+OUTPUTS = Flow(Kind.FORWARD, Kind.SEND_OUTPUT, Kind.RECEIVE_OUTPUT, 1)
+GRADIENTS = Flow(Kind.BACKWARD, Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1)
+FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {Kind.INPUTS: GRADIENTS}
+BACKWARDS = (Kind.BACKWARD, Kind.INPUTS, Kind.WEIGHTS)
+
+Key: TypeAlias = tuple[Kind, int, int]
 """Kind, stage and microbatch of an action."""
 
-WORD = re.compile(rf"(\d{{1,9}})({'|'.join(get_args(Kind))})(\d{{1,9}})")
-NEIGHBOUR = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
-"""Which stage a message goes to or comes from, seen from the stage that sends or receives it."""
+WORD = re.compile(rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS))})(\d{{1,9}}))")
 
 
 class Action(NamedTuple):
@@ -31,33 +59,38 @@ class Action(NamedTuple):
 
     Attributes
     ----------
-    kind : str
-        `F` forward; `B` whole backward, or its two halves: `I`, the gradient of the inputs, which the stage before
-        waits for, and `W`, the gradients of the weights, which nobody waits for. `SEND_F` and `RECV_F` move an output
-        to the next stage, `SEND_B` and `RECV_B` the gradient of an input to the stage before.
+    kind : Kind
     stage, microbatch : int
-        Of a message: the stage that sends or that receives, so `SEND_F` of stage 0 meets `RECV_F` of stage 1.
+        Of a message: the stage that sends or that receives, so `SEND_F` of stage 0 meets `RECV_F` of stage 1. A
+        reduction is of all microbatches at once; its number is 0 and is not written.
     peer : int or None
         The rank at the other end of a message.
     """
 
     kind: Kind
     stage: int
-    microbatch: int
+    microbatch: int = 0
     peer: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        return f"{self.stage}{self.kind}" + str(self.microbatch) * (self.kind != Kind.REDUCE)
 
     @property
     def communicates(self) -> bool:
         """Whether this is one end of a message."""
-        return self.kind in NEIGHBOUR
+        flow = FLOWS.get(self.kind)
+        return flow is not None and self.kind in (flow.send, flow.receive)
+
+    @property
+    def neighbour(self) -> int:
+        """The stage that a result or a message goes to, or that it comes from; there may be none of that number."""
+        flow = FLOWS[self.kind]
+        return self.stage + (-flow.step if self.kind == flow.receive else flow.step)
 
     @property
     def key(self) -> Key:
         """What is there once it is done; `B` and `I` both give the gradient of the inputs."""
-        return ("B" if self.kind == "I" else self.kind, self.stage, self.microbatch)
+        return (Kind.BACKWARD if self.kind == Kind.INPUTS else self.kind, self.stage, self.microbatch)
 
 
 @dataclass(frozen=True)
@@ -100,9 +133,25 @@ class Plan:
         """Whether sends and receives have been added."""
         return any(action.communicates for row in self.actions for action in row)
 
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced over the data axis."""
+        return any(action.kind == Kind.REDUCE for row in self.actions for action in row)
+
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages that a rank holds, in order: its chunks."""
         return [stage for stage, holder in enumerate(self.rank_of) if holder == rank]
+
+    def message(self, action: Action) -> tuple[Action, ...]:
+        """Return both ends of the message with an action's result, or nothing if that stays on its rank."""
+        if action.kind not in FLOWS or action.communicates or not 0 <= action.neighbour < self.stages:
+            return ()
+        flow, rank, peer = FLOWS[action.kind], self.rank_of[action.stage], self.rank_of[action.neighbour]
+        ends = (
+            Action(flow.send, action.stage, action.microbatch, peer),
+            Action(flow.receive, action.neighbour, action.microbatch, rank),
+        )
+        return ends if peer != rank else ()
 
     def compute_only(self) -> Plan:
         """Return the plan without its sends and receives."""
@@ -125,7 +174,7 @@ def read_plan(text: str, name: str = "text") -> Plan:
         If there is no action, a word is none, or a stage is left out.
     """
     rows = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
-    found: list[list[tuple[Kind, int, int]]] = [[] for _ in rows]
+    found: list[list[Action]] = [[] for _ in rows]
     holders: dict[int, int] = {}
     for rank, row in enumerate(rows):
         for position, word in enumerate(row):
@@ -136,7 +185,7 @@ def read_plan(text: str, name: str = "text") -> Plan:
                     "as in 2F0; a kind is F (forward), B (backward), or in its place I (for inputs) and W (for weights)"
                 )
                 raise ScheduleError(sentence, rows, [(rank, position)])
-            found[rank].append((cast(Kind, match[2]), int(match[1]), int(match[3])))
+            found[rank].append(Action(Kind(match[2] or match[3]), int(match[1]), int(match[4] or 0)))
             holders.setdefault(int(match[1]), rank)
     if not holders:
         raise ScheduleError("the text holds no action: write one line for each rank, such as 0F0 0B0", [], [])
@@ -144,8 +193,8 @@ def read_plan(text: str, name: str = "text") -> Plan:
     if gap <= max(holders):
         raise ScheduleError(f"no rank holds stage {gap}, but stage {max(holders)} is there", rows, [])
     actions = tuple(
-        tuple(Action(kind, s, m, holders.get(s + NEIGHBOUR[kind]) if kind in NEIGHBOUR else None) for kind, s, m in row)
+        tuple(each._replace(peer=holders.get(each.neighbour)) if each.communicates else each for each in row)
         for row in found
     )
-    microbatches = 1 + max(m for row in found for _, _, m in row)
+    microbatches = 1 + max(action.microbatch for row in found for action in row)
     return Plan(name, len(rows), gap, microbatches, tuple(holders[stage] for stage in range(gap)), actions)

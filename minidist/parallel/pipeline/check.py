@@ -5,14 +5,13 @@ What is wrong comes as one sentence and a grid with the failing cell in brackets
     coverage     F once for each stage and microbatch; B once, or I and W once; each message once at each end
     placement    an action stands on the rank that holds its stage, a message names the rank at its other end
     order        F before B, I before W; a stage's F after its predecessor's, its B after its successor's
+    reductions   none, or one for each stage, behind all backwards of its rank
     deadlock     all ranks run their lists, every message a rendezvous (`order.py`): nobody gets stuck
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from minidist.parallel.pipeline.actions import NEIGHBOUR, Action, Key, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, Action, Key, Kind, Plan
 from minidist.parallel.pipeline.errors import Cell, ScheduleError
 from minidist.parallel.pipeline.order import execution_order
 
@@ -39,11 +38,13 @@ def check(plan: Plan) -> None:
     for stage in range(plan.stages):
         for microbatch in range(plan.microbatches):
             _check_coverage(plan, stage, microbatch, seen)
-    if plan.communicates:
-        for kind, stage, microbatch in _messages(plan):
-            if (kind, stage, microbatch) not in seen:
-                fault = f"{stage}{kind}{microbatch} is missing"
-                raise ScheduleError(fault, plan.actions, [seen["F", stage, microbatch]])
+    actions = [action for row in plan.actions for action in row]
+    expected = [end for action in actions for end in plan.message(action) if plan.communicates]
+    expected += [Action(Kind.REDUCE, stage) for stage in range(plan.stages) if plan.reduces]
+    for action in expected:
+        if (action.kind, action.stage, action.microbatch) not in seen:
+            forward = seen[Kind.FORWARD, action.stage, action.microbatch]
+            raise ScheduleError(f"{action} is missing", plan.actions, [forward])
     execution_order(plan)
 
 
@@ -55,7 +56,7 @@ def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
     elif plan.rank_of[action.stage] != cell[0]:
         fault = f"{action} stands on rank {cell[0]}, but stage {action.stage} is on rank {plan.rank_of[action.stage]}"
     elif action.communicates:
-        other = action.stage + NEIGHBOUR[action.kind]
+        other = action.neighbour
         if not 0 <= other < plan.stages:
             fault = f"{action} has no other end: there is no stage {other}"
         elif plan.rank_of[other] == cell[0]:
@@ -68,7 +69,8 @@ def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
 
 def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Key, Cell]) -> None:
     """Check that one microbatch goes through one stage once, forward and backward."""
-    cells = {kind: seen[key] for kind in "FBIW" if (key := (kind, stage, microbatch)) in seen}
+    kinds = (Kind.FORWARD, *BACKWARDS)
+    cells = {kind: seen[key] for kind in kinds if (key := (kind, stage, microbatch)) in seen}
     what = f"stage {stage}, microbatch {microbatch}"
     if "F" not in cells:
         fault = f"{what}: the forward {stage}F{microbatch} is missing"
@@ -85,14 +87,3 @@ def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Key, Cel
         fault = f"{what} has {stage}{half}{microbatch}, but its other half {stage}{missing}{microbatch} is missing"
     rank = plan.rank_of[stage]
     raise ScheduleError(fault, plan.actions, [*cells.values()][-1:] or [(rank, len(plan.actions[rank]))])
-
-
-def _messages(plan: Plan) -> Iterator[Key]:
-    """Yield both ends of every message that the placement asks for."""
-    for stage in range(plan.stages - 1):
-        if plan.rank_of[stage] != plan.rank_of[stage + 1]:
-            for microbatch in range(plan.microbatches):
-                yield "SEND_F", stage, microbatch
-                yield "RECV_F", stage + 1, microbatch
-                yield "SEND_B", stage + 1, microbatch
-                yield "RECV_B", stage, microbatch

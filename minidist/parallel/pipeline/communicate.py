@@ -1,7 +1,9 @@
-"""Adding the sends and receives: from what is computed to what is done.
+"""Adding the sends and receives, and the reductions over the data axis: from what is computed to what is done.
 
     rank 0    0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
     rank 1    1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1        1f1b, 2 ranks, 2 microbatches
+
+    with reductions, both lines end in 0R and 1R
 
 All ranks' actions are put into one line, by the moment at which they end (the lower rank first if together); a message
 stands directly behind the action that made it, send and receive at once; every rank takes its own part of the line. So
@@ -20,12 +22,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minidist.parallel.pipeline.actions import Action, Plan
+from minidist.parallel.pipeline.actions import Action, Kind, Plan
 from minidist.parallel.pipeline.simulate import simulate
 
 
-def with_communication(plan: Plan) -> Plan:
+def with_communication(plan: Plan, reduce: bool = False) -> Plan:
     """Return the plan with a send and a receive for all that goes from a stage to one on another rank.
+
+    With `reduce`, for a pipeline inside of data parallelism, each rank ends by reducing its stages' gradients.
 
     A send stands directly behind the F, B or I that made its content, a receive in front of the F, B or I that uses it,
     as early as is safe (above). Messages: 2 for each microbatch and pair of neighbouring stages on different ranks.
@@ -35,21 +39,19 @@ def with_communication(plan: Plan) -> Plan:
     ScheduleError
         If the plan gets stuck.
     ValueError
-        If it has sends or receives already.
+        If it has sends or receives already, or the reductions that are to be added.
     """
-    if plan.communicates:
-        raise ValueError(f"the plan {plan.name} has its sends and receives already")
+    if plan.communicates or (reduce and plan.reduces):
+        has = "sends and receives" if plan.communicates else "reductions"
+        raise ValueError(f"the plan {plan.name} has its {has} already")
     timeline = simulate(plan)
     line = sorted((moment, rank, at) for rank, ends in enumerate(timeline.end) for at, moment in enumerate(ends))
     rows: list[list[Action]] = [[] for _ in range(plan.ranks)]
     for _, rank, position in line:
         action = plan.actions[rank][position]
         rows[rank].append(action)
-        _, stage, microbatch, _ = action
-        if action.kind == "F" and stage + 1 < plan.stages and (peer := plan.rank_of[stage + 1]) != rank:
-            rows[rank].append(Action("SEND_F", stage, microbatch, peer))
-            rows[peer].append(Action("RECV_F", stage + 1, microbatch, rank))
-        elif action.kind in ("B", "I") and stage > 0 and (peer := plan.rank_of[stage - 1]) != rank:
-            rows[rank].append(Action("SEND_B", stage, microbatch, peer))
-            rows[peer].append(Action("RECV_B", stage - 1, microbatch, rank))
+        for end in plan.message(action):
+            rows[plan.rank_of[end.stage]].append(end)
+    for rank, row in enumerate(rows):
+        row += [Action(Kind.REDUCE, stage) for stage in plan.stages_of(rank) if reduce]
     return replace(plan, actions=tuple(map(tuple, rows)))

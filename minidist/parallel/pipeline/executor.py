@@ -5,6 +5,7 @@ the first and the last may share a parameter, and gradients may be reduced over 
     2F0        forward of microbatch 0 through stage 2; its output goes to stage 3, and is freed
     2B0        backward, from the gradient that stage 3 sends; the gradient of the input goes to stage 1
     2I0, 2W0   the same in two: for the input now, for the weights when there is time (Qi et al. 2023)
+    2R         the gradients of stage 2 become their sum over the data axis
 
 The plan says everything else: this file knows no schedule. Each tensor that crosses a cut is sent once forward, and its
 gradient once backward. Where several cross, a stage returns a tuple, and the next is called with all of them. Integers,
@@ -25,7 +26,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.data_parallel import DataParallel
 from minidist.parallel.data.replicas import copy_from_root
-from minidist.parallel.pipeline.actions import Action, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Key, Kind, Plan
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.placement import Tie, tied_across
 from minidist.parallel.sharded.fsdp import FSDP
@@ -45,7 +46,7 @@ class Pipeline:
     comm : Communicator
         The ranks of the pipeline axis.
     plan : Plan
-        With its sends and receives.
+        With its sends and receives, and with reductions if there is a `replica`.
     loss : callable
         `loss(output, target)` of the last stage, a scalar; gradients of all microbatches are summed.
     carried : callable
@@ -54,12 +55,14 @@ class Pipeline:
     tied : sequence of parameters
         What the first and the last stage share, of this rank's stages; see `tie_stages`.
     replica : DataParallel, optional
-        What reduces this rank's gradients over the data axis.
+        What reduces this rank's gradients over the data axis, of all its stages together. It begins in the backward
+        before the plan's reductions, if it reduces while backward runs.
 
     Raises
     ------
     ValueError
-        If these are not the stages that the plan gives this rank.
+        If these are not the stages that the plan gives this rank, or if the plan reduces and there is no `replica`, or
+        the reverse.
     """
 
     def __init__(
@@ -75,13 +78,19 @@ class Pipeline:
         mine = [stage for stage, rank in enumerate(plan.rank_of) if rank == comm.rank]
         if sorted(stages) != mine:
             raise ValueError(f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}")
+        if plan.reduces != (replica is not None):
+            given, does = ("no replica= is", "reduces") if replica is None else ("replica= is", "does not reduce")
+            raise ValueError(
+                f"{given} given, but the plan {plan.name} {does} gradients over a data axis: make it with "
+                f"with_communication(plan, reduce={replica is not None})"
+            )
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
         # One communicator each way: on NCCL, a receive posted early holds up what is sent after it on the same one.
-        self.wires = {"F": comm, "B": comm.split(0)}
+        self.wires = {Kind.FORWARD: comm, Kind.BACKWARD: comm.split(0)}
         self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
-        if replica is None or any(action.kind == "W" for actions in plan.actions for action in actions):
+        if replica is None or any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions):
             for module in self.stages.values():
                 self.weights.take_over(module)
         self.tied, self.replica = tied, replica
@@ -103,13 +112,11 @@ class Pipeline:
             raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets, but the plan has {count} microbatches")
         run = Run(self, inputs, targets, arguments)
         actions = self.plan.actions[self.comm.rank]
-        last = max(at for at, action in enumerate(actions) if action.kind in ("B", "I", "W"))
+        last = max((at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces), default=-1)
         for at, action in enumerate(actions):
             with self._synchronising(at == last):
                 run.do(action)
         run.finish()
-        if self.replica is not None:
-            self.replica.synchronize()
         for parameter in self.tied:
             sum_tied(self.replica.slice_of(parameter) if isinstance(self.replica, Sharded) else parameter)
         return run.total
@@ -164,24 +171,28 @@ class Run:
     ) -> None:
         self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
         self.total = torch.zeros((), device=pipeline.device)
-        self.receiving: dict[tuple[str, int, int], list[tuple[Any, Tensor]]] = {}
-        self.ready: dict[tuple[str, int, int], Tensors] = {}  # to be sent, or handed to a stage on this rank
+        self.receiving: dict[Key, list[tuple[Any, Tensor]]] = {}
+        self.ready: dict[Key, Tensors] = {}  # to be sent, or handed to a stage on this rank
         self.entered: dict[tuple[int, int], Tensors] = {}  # the inputs of a stage, for their gradients
         self.left: dict[tuple[int, int], list[Any]] = {}  # where backward begins: the outputs themselves may be freed
         self.put_off: dict[tuple[int, int], list[Product]] = {}
         self.sending: list[tuple[Any, Tensor]] = []
+        self.unreduced = set(pipeline.stages)
 
     def do(self, action: Action) -> None:
         """Carry out one action."""
-        stage, microbatch = action.stage, action.microbatch
-        with self.pipeline.comm.span(f"{stage}{action.kind}{microbatch}"):
-            if action.kind == "F":
+        kind, stage, microbatch, _ = action
+        if kind == Kind.REDUCE:
+            self.reduce(stage)
+            return
+        with self.pipeline.comm.span(str(action)):
+            if kind == Kind.FORWARD:
                 self.forward(stage, microbatch)
-            elif action.kind in ("B", "I"):
-                self.backward(stage, microbatch, put_off=action.kind == "I")
-            elif action.kind == "W":
+            elif kind == Kind.WEIGHTS:
                 compute(self.put_off.pop((stage, microbatch)))
-            elif action.kind.startswith("SEND"):
+            elif kind in BACKWARDS:
+                self.backward(stage, microbatch, put_off=kind == Kind.INPUTS)
+            elif kind == FLOWS[kind].send:
                 self.send(action)
             else:
                 self.receive(action)
@@ -189,24 +200,24 @@ class Run:
     def forward(self, stage: int, microbatch: int) -> None:
         """Run a stage on what came for it."""
         pipeline, key = self.pipeline, (stage, microbatch)
-        entering = self.take("F", *key) if stage > 0 else (self.inputs[microbatch],)
+        entering = self.take((Kind.FORWARD, *key)) if stage > 0 else (self.inputs[microbatch],)
         if stage > 0:
             self.entered[key] = tuple(x.requires_grad_() for x in differentiable(entering))
         y = pipeline.stages[stage](*entering, *(several[microbatch] for several in self.arguments))
         if stage + 1 < pipeline.plan.stages:
             leaving = y if isinstance(y, tuple) else (y,)
-            self.ready["F", stage + 1, microbatch] = tuple(tensor.detach() for tensor in leaving)
+            self.ready[Kind.FORWARD, stage + 1, microbatch] = tuple(tensor.detach() for tensor in leaving)
         else:
             leaving = (pipeline.loss(y, self.targets[microbatch]),)
             self.total = self.total + leaving[0].detach()
-            self.ready["B", stage, microbatch] = (torch.ones_like(leaving[0]),)
+            self.ready[Kind.BACKWARD, stage, microbatch] = (torch.ones_like(leaving[0]),)
         self.left[key] = [get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)]
 
     def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
         """Run backward through a stage, from the gradients that came for it; `put_off` those of weights."""
         key, weights = (stage, microbatch), self.pipeline.weights
         weights.put_off = put_off
-        pairs = zip(self.left.pop(key), self.take("B", *key), strict=True)
+        pairs = zip(self.left.pop(key), self.take((Kind.BACKWARD, *key)), strict=True)
         roots = [(edge, gradient) for edge, gradient in pairs if edge is not None]
         self.free_sent()  # this microbatch's output at least: its gradient is here
         if roots:  # else all is frozen up to here
@@ -215,13 +226,12 @@ class Run:
             self.put_off[key] = weights.take()
         if stage > 0:
             inputs = self.entered.pop(key)
-            self.ready["B", stage - 1, microbatch] = tuple(
+            self.ready[Kind.BACKWARD, stage - 1, microbatch] = tuple(
                 torch.zeros_like(x) if x.grad is None else x.grad for x in inputs
             )
 
-    def take(self, way: str, stage: int, microbatch: int) -> Tensors:
-        """Return what a stage waits for, once it is there."""
-        key = (way, stage, microbatch)
+    def take(self, key: Key) -> Tensors:
+        """Return what a stage waits for, once it is there: the output before it, or the gradient behind it."""
         if key in self.ready:  # it comes from a stage on this rank
             return self.ready.pop(key)
         coming = self.receiving.pop(key)
@@ -231,8 +241,7 @@ class Run:
 
     def send(self, action: Action) -> None:
         """Begin to send what a stage made to the one that waits for it."""
-        way = action.kind[-1]
-        to = action.stage + (1 if way == "F" else -1)
+        way, to = FLOWS[action.kind].content, action.neighbour
         self.free_sent()
         for number, tensor in enumerate(self.ready.pop((way, to, action.microbatch))):
             tensor = tensor.contiguous()
@@ -245,11 +254,12 @@ class Run:
 
     def receive(self, action: Action) -> None:
         """Begin to receive what a stage will wait for."""
-        way, wire = action.kind[-1], self.pipeline.wires[action.kind[-1]]
+        way = FLOWS[action.kind].content
+        wire = self.pipeline.wires[way]
         carried = self.pipeline.carried(self.inputs[action.microbatch])
         likes = carried if isinstance(carried, tuple) else (carried,)
         coming = []
-        for number, like in enumerate(likes if way == "F" else differentiable(likes)):
+        for number, like in enumerate(likes if way == Kind.FORWARD else differentiable(likes)):
             tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
             coming.append((wire.irecv(tensor, self.peer(action), self.tag(action.stage, number)), tensor))
         self.receiving[way, action.stage, action.microbatch] = coming
@@ -262,6 +272,13 @@ class Run:
         """Return the rank at the other end of a message."""
         assert action.peer is not None
         return action.peer
+
+    def reduce(self, stage: int) -> None:
+        """Reduce this rank's gradients, once that has been said of all its stages: they share buckets."""
+        self.unreduced.remove(stage)
+        if not self.unreduced and self.pipeline.replica is not None:
+            self.finish()
+            self.pipeline.replica.synchronize()
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""

@@ -16,35 +16,36 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from minidist.parallel.pipeline.actions import NEIGHBOUR, Action, Key, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Key, Kind, Plan
 from minidist.parallel.pipeline.errors import Cell, ScheduleError
 
 
-def needs(action: Action, plan: Plan, communicates: bool) -> list[Key]:
-    """Return the keys of what has to be done before this action.
+def needs(action: Action, plan: Plan) -> list[Key]:
+    """Return the keys of what has to be done before this action, in a plan with messages or without.
 
-    With `communicates` (`plan.communicates`), what another rank computes has to be received first.
+    A reduction needs all backwards of its *rank*: the stages of a rank share the buckets in which gradients travel.
     """
     kind, stage, microbatch, _ = action
-    if kind in ("F", "B", "I"):
-        own: list[Key] = [] if kind == "F" else [("F", stage, microbatch)]
-        kind = "F" if kind == "F" else "B"
-        other = stage - 1 if kind == "F" else stage + 1
-        if not 0 <= other < plan.stages:
-            return own
-        if communicates and plan.rank_of[other] != plan.rank_of[stage]:
-            return [*own, (f"RECV_{kind}", stage, microbatch)]
-        return [*own, (kind, other, microbatch)]
-    if kind == "W":
-        return [("B", stage, microbatch)]
-    return [(kind[-1], stage, microbatch)] if kind.startswith("SEND") else []
+    if kind == Kind.REDUCE:
+        return [each.key for each in plan.actions[plan.rank_of[stage]] if each.kind in BACKWARDS]
+    if kind == Kind.WEIGHTS:
+        return [(Kind.BACKWARD, stage, microbatch)]
+    flow = FLOWS[kind]
+    if action.communicates:
+        return [(flow.content, stage, microbatch)] if kind == flow.send else []
+    own: list[Key] = [] if kind == Kind.FORWARD else [(Kind.FORWARD, stage, microbatch)]
+    source = stage - flow.step
+    if not 0 <= source < plan.stages:
+        return own
+    if plan.communicates and plan.rank_of[source] != plan.rank_of[stage]:
+        return [*own, (flow.receive, stage, microbatch)]
+    return [*own, (flow.content, source, microbatch)]
 
 
 def partner(action: Action) -> Key:
     """Return the key of a message's other end."""
-    kind, stage, microbatch, _ = action
-    other = ("RECV" if kind.startswith("SEND") else "SEND") + kind[4:]
-    return (other, stage + NEIGHBOUR[kind], microbatch)
+    flow = FLOWS[action.kind]
+    return flow.receive if action.kind == flow.send else flow.send, action.neighbour, action.microbatch
 
 
 def execution_order(plan: Plan) -> list[Cell]:
@@ -55,7 +56,6 @@ def execution_order(plan: Plan) -> list[Cell]:
     ScheduleError
         If the ranks get stuck: it names the cycle of those that wait for each other.
     """
-    communicates = plan.communicates
     position = [0] * plan.ranks
     order: list[Cell] = []
     done: set[Key] = set()
@@ -76,7 +76,7 @@ def execution_order(plan: Plan) -> list[Cell]:
         row = plan.actions[rank]
         while position[rank] < len(row):
             action = row[position[rank]]
-            missing = next((key for key in needs(action, plan, communicates) if key not in done), None)
+            missing = next((key for key in needs(action, plan) if key not in done), None)
             if missing is not None:
                 blocked[missing].append(rank)
                 break
@@ -99,7 +99,7 @@ def _stuck(plan: Plan, position: list[int], done: set[Key]) -> ScheduleError:
     path: dict[int, Key] = {}  # rank: what it waits for
     while rank not in path and position[rank] < len(plan.actions[rank]):
         head = plan.actions[rank][position[rank]]
-        missing = [key for key in needs(head, plan, plan.communicates) if key not in done]
+        missing = [key for key in needs(head, plan) if key not in done]
         path[rank] = missing[0] if missing else partner(head)
         rank = plan.rank_of[path[rank][1]]
     cycle = list(path)[list(path).index(rank) :] if rank in path else list(path)[-1:]
@@ -120,6 +120,5 @@ def _stuck(plan: Plan, position: list[int], done: set[Key]) -> ScheduleError:
 
 def _name(plan: Plan, key: Key) -> str:
     """Return the action that gives this key, as the plan has it."""
-    kind, stage, microbatch = key
-    row = plan.actions[plan.rank_of[stage]]
-    return next((str(action) for action in row if action.key == key), f"{stage}{kind}{microbatch}")
+    row = plan.actions[plan.rank_of[key[1]]]
+    return str(next((action for action in row if action.key == key), Action(*key)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minidist.parallel.pipeline.actions import Action, Plan
+from minidist.parallel.pipeline.actions import Action, Kind, Plan
 from minidist.parallel.pipeline.zero_bubble import dualpipe_v, zb_h1, zb_v
 
 Row = list[Action]
@@ -23,7 +23,11 @@ def naive(rank: int, ranks: int, microbatches: int) -> Row:
 
     Idle share (p-1)/p. Holds 1 microbatch.
     """
-    return [action for m in range(microbatches) for action in (Action("F", rank, m), Action("B", rank, m))]
+    return [
+        action
+        for m in range(microbatches)
+        for action in (Action(Kind.FORWARD, rank, m), Action(Kind.BACKWARD, rank, m))
+    ]
 
 
 def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
@@ -32,7 +36,9 @@ def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
     Idle share (p-1)/(m+p-1). Holds all m microbatches. Backward takes them in the order of forward, where the paper
     turns it round: the bubble is the same, and gradients are summed in the order of 1f1b.
     """
-    return [Action("F", rank, m) for m in range(microbatches)] + [Action("B", rank, m) for m in range(microbatches)]
+    return [Action(Kind.FORWARD, rank, m) for m in range(microbatches)] + [
+        Action(Kind.BACKWARD, rank, m) for m in range(microbatches)
+    ]
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
@@ -42,10 +48,10 @@ def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
     Idle share (p-1)/(m+p-1), as gpipe. Stage s holds at most p - s microbatches.
     """
     warm_up = min(ranks - rank - 1, microbatches)
-    row = [Action("F", rank, m) for m in range(warm_up)]
+    row = [Action(Kind.FORWARD, rank, m) for m in range(warm_up)]
     for m in range(warm_up, microbatches):
-        row += [Action("F", rank, m), Action("B", rank, m - warm_up)]
-    return row + [Action("B", rank, m) for m in range(microbatches - warm_up, microbatches)]
+        row += [Action(Kind.FORWARD, rank, m), Action(Kind.BACKWARD, rank, m - warm_up)]
+    return row + [Action(Kind.BACKWARD, rank, m) for m in range(microbatches - warm_up, microbatches)]
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
@@ -75,8 +81,8 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
 
     steps = microbatches * chunks
     warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, steps)
-    forwards = [Action("F", *stage_and_microbatch(step, True)) for step in range(steps)]
-    backwards = [Action("B", *stage_and_microbatch(step, False)) for step in range(steps)]
+    forwards = [Action(Kind.FORWARD, *stage_and_microbatch(step, True)) for step in range(steps)]
+    backwards = [Action(Kind.BACKWARD, *stage_and_microbatch(step, False)) for step in range(steps)]
     pairs = zip(forwards[warm_up:], backwards, strict=False)
     return forwards[:warm_up] + [each for pair in pairs for each in pair] + backwards[steps - warm_up :]
 

@@ -25,13 +25,13 @@ from functools import cached_property
 from itertools import accumulate
 from operator import sub
 
-from minidist.parallel.pipeline.actions import Action, Key, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, Action, Key, Kind, Plan
 from minidist.parallel.pipeline.order import execution_order, needs
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The computing of a plan on the clock.
+    """A plan on the clock.
 
     Attributes
     ----------
@@ -44,6 +44,10 @@ class Timeline:
     plan: Plan
     start: tuple[tuple[float, ...], ...]
     end: tuple[tuple[float, ...], ...]
+
+    def spans(self, rank: int) -> list[tuple[Action, float, float]]:
+        """Return a rank's actions in order, each with its start and its end."""
+        return [*zip(self.plan.actions[rank], self.start[rank], self.end[rank], strict=True)]
 
     @cached_property
     def length(self) -> float:
@@ -78,11 +82,13 @@ def simulate(
     input: float = 1.0,
     weight: float = 1.0,
     latency: float = 0.0,
+    reduce: float = 0.0,
 ) -> Timeline:
-    """Run the plan on a clock, on which F, B, I and W take these times, in any unit.
+    """Run the plan on a clock, on which F, B, I, W and R take these times, in any unit.
 
-    Sends and receives are left out: what a stage on another rank needs is there `latency` after it was computed, as it
-    is if the receive was posted early. That delays, but keeps nobody busy.
+    A reduction costs nothing unless a time is given: most of it hides behind the backwards before it. Sends and
+    receives are left out: what a stage on another rank needs is there `latency` after it was computed, as it is if the
+    receive was posted early. That delays, but keeps nobody busy.
 
     Raises
     ------
@@ -91,10 +97,9 @@ def simulate(
     ScheduleError
         If the plan gets stuck.
     """
-    costs = {"F": forward, "B": backward, "I": input, "W": weight}
-    for name, cost in zip(
-        ("forward", "backward", "input", "weight", "latency"), (*costs.values(), latency), strict=True
-    ):
+    costs = dict(zip((Kind.FORWARD, *BACKWARDS, Kind.REDUCE), (forward, backward, input, weight, reduce), strict=True))
+    names = ("forward", "backward", "input", "weight", "reduce", "latency")
+    for name, cost in zip(names, (*costs.values(), latency), strict=True):
         if not 0 <= cost < math.inf:
             raise ValueError(f"{name}={cost} is no time: give a number that is finite and not negative")
     plan = plan.compute_only()
@@ -104,7 +109,7 @@ def simulate(
     for rank, position in execution_order(plan):
         action = plan.actions[rank][position]
         moment = ends[rank][-1] if ends[rank] else 0.0
-        for key in needs(action, plan, communicates=False):
+        for key in needs(action, plan):
             moment = max(moment, done[key] + (latency if plan.rank_of[key[1]] != rank else 0.0))
         starts[rank].append(moment)
         ends[rank].append(moment + costs[action.kind])
@@ -117,7 +122,7 @@ def peak_activations(plan: Plan) -> tuple[int, ...]:
 
     One unit is what one stage saves of one microbatch. What W still needs is counted by `peak_deferred`.
     """
-    return tuple(_peak(row, {"F": 1, "B": -1, "I": -1}) for row in plan.actions)
+    return tuple(_peak(row, {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}) for row in plan.actions)
 
 
 def peak_deferred(plan: Plan) -> tuple[int, ...]:
@@ -125,8 +130,8 @@ def peak_deferred(plan: Plan) -> tuple[int, ...]:
 
     For each, a layer's inputs and the gradients of its outputs are kept, not all that the forward saved.
     """
-    return tuple(_peak(row, {"I": 1, "W": -1}) for row in plan.actions)
+    return tuple(_peak(row, {Kind.INPUTS: 1, Kind.WEIGHTS: -1}) for row in plan.actions)
 
 
-def _peak(row: tuple[Action, ...], change: dict[str, int]) -> int:
+def _peak(row: tuple[Action, ...], change: dict[Kind, int]) -> int:
     return max(accumulate((change.get(action.kind, 0) for action in row), initial=0))

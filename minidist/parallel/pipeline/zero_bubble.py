@@ -14,9 +14,8 @@ section 3.2.1, folded into a V as in their repository DualPipe.)
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Literal, cast
 
-from minidist.parallel.pipeline.actions import Action
+from minidist.parallel.pipeline.actions import Action, Key, Kind
 
 
 class Script:
@@ -26,7 +25,7 @@ class Script:
         self.stages = {"down": down, "up": up}
         self.row: list[Action] = []
         self.owed: deque[Action] = deque()  # the W of each I, oldest first
-        self.taken: Counter[tuple[str, int]] = Counter()  # forwards and backwards of each stage so far
+        self.taken: Counter[Key] = Counter()  # forwards and backwards of each stage so far
 
     def repeat(self, times: int, *steps: str) -> None:
         """Write the steps so often: `F down` is a forward of the stage on the way down, `W` what is owed longest."""
@@ -34,13 +33,13 @@ class Script:
             if step == "W":
                 self.row.append(self.owed.popleft())
                 continue
-            kind, _, way = step.partition(" ")
-            stage = self.stages[way]
-            taken = ("F" if kind == "F" else "B", stage)
-            self.row.append(Action(cast(Literal["F", "B", "I"], kind), stage, self.taken[taken]))
-            if kind == "I":
-                self.owed.append(Action("W", stage, self.taken[taken]))
-            self.taken[taken] += 1
+            kind, way = step.split()
+            first = Action(Kind(kind), self.stages[way])
+            action = first._replace(microbatch=self.taken[first.key])
+            self.taken[first.key] += 1
+            self.row.append(action)
+            if action.kind == Kind.INPUTS:
+                self.owed.append(action._replace(kind=Kind.WEIGHTS))
 
     def only(self, microbatches: int) -> list[Action]:
         """Return the row, and all W still owed, of the first so many microbatches.

@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 import torch
 from data_parallel import CONFIG, build
+from layouts import Case, one_step, spread
 from ranks import mpirun, torchrun
 from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
+from minidist.mesh import Layout
 from minidist.model import GPTConfig, Where, cross_entropy_sum
+from minidist.parallel.data.data_parallel import DataParallel
 from minidist.parallel.pipeline.actions import Action
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.executor import Pipeline, Run, tie_stages
 from minidist.parallel.pipeline.schedules import plan
 from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
+from minidist.parallel.recipe import Recipe
 
 DEEP = GPTConfig(**(vars(CONFIG) | {"layers": 8, "dropout": 0.2, "tied": False}))
 TIED = GPTConfig(**(vars(DEEP) | {"tied": True}))
@@ -178,6 +182,26 @@ def test_weight_gradients_come_when_the_plan_says(monkeypatch: pytest.MonkeyPatc
     assert seen == [("I", False), ("W", True)]
 
 
+def test_gradients_are_reduced_over_the_data_axis_because_the_plan_says_so() -> None:
+    case = Case(Layout(dp=2, pp=2), Recipe(schedule="zb-h1", microbatches=3), batch=6, steps=1)
+
+    def program(comm: Communicator, reduces: bool) -> bool:
+        """Take a step; tell whether the data axis has the same gradients."""
+        parallel = spread(comm, case)
+        pipe = parallel.pipeline
+        assert pipe is not None and pipe.plan.reduces
+        if not reduces:
+            pipe.plan = with_communication(plan("zb-h1", 2, 3))
+        parallel.zero_grad()
+        one_step(parallel, case, 0)
+        found = [p.grad.tolist() for p in parallel.model.parameters() if p.grad is not None]
+        first, second = parallel.mesh.dp.roll_call(found)
+        return bool(first == second)
+
+    for reduces in (True, False):
+        assert minidist.run(lambda comm, reduces=reduces: program(comm, reduces), 4) == [reduces] * 4
+
+
 def test_layers_are_cut_by_cost() -> None:
     assert sorted(len(part) for part in balance([1] * 10, 4)) == [2, 2, 3, 3]
     assert balance([4, 1, 1, 1, 1], 2) == [range(1), range(1, 5)]
@@ -194,6 +218,13 @@ def test_mistakes_get_a_sentence() -> None:
             ValueError, match=rf"rank {comm.rank} brings stages \[5\], but the plan gives it \[{comm.rank}\]"
         ):
             Pipeline({5: pipe.stages[comm.rank]}, comm, pipe.plan, loss, pipe.carried)
+        reducing = with_communication(pipe.plan.compute_only(), reduce=True)
+        with pytest.raises(
+            ValueError, match="no replica= is given, but the plan 1f1b reduces gradients over a data axis"
+        ):
+            Pipeline(pipe.stages, comm, reducing, loss, pipe.carried)
+        with pytest.raises(ValueError, match="replica= is given, but the plan 1f1b does not reduce gradients"):
+            Pipeline(pipe.stages, comm, pipe.plan, loss, pipe.carried, replica=DataParallel(nn.Linear(1, 1), comm))
         with pytest.raises(ValueError, match=r"GPT is to be cut into 9 layers, but has 8 of them"):
             take_stages(build(DEEP, 0), [range(7), range(7, 9)], [0])
 

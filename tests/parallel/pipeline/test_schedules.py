@@ -14,6 +14,7 @@ import pytest
 from minidist.parallel.pipeline import (
     NAMES,
     Action,
+    Kind,
     Plan,
     ScheduleError,
     check,
@@ -78,7 +79,7 @@ def activations_1f1b(ranks: int, microbatches: int, stage: int) -> int:
 
 
 def test_actions_and_plans_as_they_are_written() -> None:
-    assert str(Action("F", 2, 0)) == "2F0"
+    assert str(Action(Kind.FORWARD, 2, 0)) == "2F0" and str(Action(Kind.REDUCE, 2)) == "2R"
     assert plan("1f1b", 2, 3).text() == "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n"
     assert plan("gpipe", 2, 2).text() == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n"
     assert plan("naive", 2, 2).text() == "0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1\n"
@@ -109,6 +110,27 @@ def test_text_round_trip() -> None:
         assert whole.compute_only() == each
         assert len(each.text().splitlines()) == each.ranks
     assert read_plan("# mine\n\n0F0 0B0  # the only one\n") == plan("naive", 1, 1)
+
+
+def test_reductions_stand_behind_all_backwards_of_a_rank_and_move_nothing_else() -> None:
+    for each in PLANS[::5]:
+        whole, plain = with_communication(each, reduce=True), with_communication(each)
+        check(whole)
+        assert whole.reduces and not plain.reduces and read_plan(whole.text()) == whole
+        for rank, (row, before) in enumerate(zip(whole.actions, plain.actions, strict=True)):
+            assert row == (*before, *(Action(Kind.REDUCE, stage) for stage in each.stages_of(rank)))
+    with pytest.raises(ValueError, match="has its reductions already"):
+        with_communication(whole.compute_only(), reduce=True)
+
+
+def test_a_reduction_takes_the_time_that_it_is_given() -> None:
+    each = plan("1f1b", 3, 4)
+    whole = with_communication(each, reduce=True)
+    free, dear = simulate(whole), simulate(whole, reduce=5.0)
+    assert free.length == simulate(each).length and free.bubble == simulate(each).bubble
+    assert [dear.spans(rank)[-1] for rank in range(3)] == [
+        (Action(Kind.REDUCE, rank), end[-2], end[-2] + 5) for rank, end in enumerate(dear.end)
+    ]
 
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
@@ -320,6 +342,12 @@ def test_sizes_that_make_no_schedule(arguments: tuple[str, int, int], sentence: 
         ("0F0 1B0\n1F0 0B0", "1F0 stands on rank 1, but stage 1 is on rank 0", "[1F0]"),
         ("0B0 0F0", "rank 0, word 1: 0B0 stands before 0F0, which it needs", "[0B0]"),
         ("0F0 0W0 0I0", "word 2: 0W0 stands before 0I0", "[0W0]"),
+        ("0F0 0R 0B0", "rank 0, word 2: 0R stands before 0B0, which it needs", "[0R]"),
+        ("0F0 0I0 0R 0W0", "word 3: 0R stands before 0W0", "[0R]"),
+        ("0F0 1F0 1B0 1R 0B0 0R", "word 4: 1R stands before 0B0", "[1R]"),
+        ("0F0 0B0 0R\n1F0 1B0", "1R is missing", "[1F0]"),
+        ("0F0 0B0 0R 0R", "0R stands twice", "[0R]"),
+        ("0F0 0B0 0R0", "'0R0' is no action", "[0R0]"),
         ("1F0 0F0 1B0 0B0", "word 1: 1F0 stands before 0F0", "[1F0]"),
         ("0F0 1F0 0B0 1B0", "word 3: 0B0 stands before 1B0", "[0B0]"),
         (
@@ -369,7 +397,7 @@ def replace_peer(action: Action) -> Action:
 
 def test_lengths_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="2 stages on 1 ranks was given the ranks of 1 stages"):
-        Plan("mine", 1, 2, 1, (0,), ((Action("F", 0, 0),),))
+        Plan("mine", 1, 2, 1, (0,), ((Action(Kind.FORWARD, 0, 0),),))
 
 
 def test_every_action_that_is_left_out_or_doubled_is_found() -> None:
