@@ -1,18 +1,19 @@
-"""Offloading: the optimizer's state lives in CPU memory or on a disk, and visits a chunk at a time.
+"""Offloading: the optimizer's state lives in CPU memory or on a disk, and is updated chunk by chunk.
 
     main      │ update chunk 0 ──────│ update chunk 1 ──────│ update chunk 2 ...
     worker    │ fetch 1 ─────────────│ keep 0 │ fetch 2 ────│ keep 1 │ fetch 3 ...
 
-    fetch     gradients down from the device; state from its file into memory
-    keep      parameters up to the device; state from memory into its file
+    fetch     gradients from the device to the CPU; state from its file into memory
+    keep      parameters from the CPU to the device; state from memory into its file
 
-AdamW keeps two numbers for each weight, and a third, the float32 master, if the weight has 16 bits: 12 bytes beside 2.
-With `to="cpu"` they lie in host memory: a gradient travels down and a parameter up, and the update runs on the CPU (Ren
-et al. 2021, ZeRO-Offload, section 4). With `to=folder` they lie in files, and memory holds two chunks of state: one
-that is updated and one that comes or goes. (Rajbhandari et al. 2021, ZeRO-Infinity, section 5.)
+AdamW keeps two float32 numbers for each weight. A weight of 16 bits has a float32 master too: 12 bytes beside its own
+2. With `to="cpu"` the state lies in host memory. A gradient travels down, the update runs on the CPU, and a parameter
+travels up (Ren et al. 2021, ZeRO-Offload, section 4). With `to=folder` the state lies in files, and memory holds two
+chunks of it: one is updated while the other travels. (Rajbhandari et al. 2021, ZeRO-Infinity, section 5.)
 
-Files are mapped into memory and have no name: they vanish with the tensor or with the process, whatever ends it. Their
-space is claimed when they are made. A mapped file that meets a full disk later would end the process with SIGBUS.
+The files are mapped into memory and have no name: each vanishes with its tensor, or with the process, however that
+ends. Disk space is claimed when a file is made: a mapped file that meets a full disk later would end the process with
+SIGBUS.
 """
 
 from __future__ import annotations
@@ -20,33 +21,29 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
-import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from minidist.comm.job.background import BackgroundThread
 from minidist.memory.precision.masters import MIB, Chunk, MasterWeights, State, Visit, wide
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path, name: str = "tensor") -> Tensor:
-    """Return a tensor of zeros whose memory is a file in `folder`, as the shards of ZeRO-3 may be.
+    """Return a tensor of zeros whose memory is a file in `folder`.
 
-    The system reads pages when they are touched and writes them back when it needs the memory. The file loses its name
-    at once, so nothing is to be removed later: it lives as long as the tensor or a view of it.
+    The system reads pages when they are touched, and writes them back when it needs the memory. The file loses its name
+    at once, so no one has to remove it: it lives as long as the tensor or a view of it.
 
     Raises
     ------
     OSError
-        If the disk has no room, or the folder is not there. No space is taken then.
+        If the disk has no room, or the folder does not exist. No space is then taken.
     """
     size = prod(shape) * dtype.itemsize
     if size == 0:
@@ -64,26 +61,24 @@ def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path, name: str =
 
 
 class OffloadedOptimizer(MasterWeights):
-    """Any optimizer that treats each parameter for itself, with its state elsewhere.
+    """`MasterWeights` with masters and state in host memory or in files. The results are the same bits.
 
     Parameters
     ----------
     params, optimizer, chunk_bytes, **options
-        As for `MasterWeights`. Parameters may be on any device; the optimizer is given tensors on the CPU.
+        As for `MasterWeights`. Parameters may be on any device; the inner optimizer gets tensors on the CPU.
     to : "cpu" or Path
-        Where the state lives: in host memory, or in files in a folder.
+        Where the state lives: in host memory, or in files in a folder. Scalars, such as `step`, stay in memory.
 
     Raises
     ------
     OSError
-        If the folder has no room for the state of all trained parameters; a later `step` claims the room for those that
-        were unfrozen since. No parameter and no state has been changed then.
-
-    The numbers are those of `MasterWeights`, bit for bit. A parameter on a GPU, too, is updated as a float32 master on
-    the CPU. Tensors without dimensions, such as `step`, stay in memory.
+        If the folder has no room for the state of all trained parameters. `step` raises it too, when parameters were
+        unfrozen since and there is no room for theirs. No parameter and no state is then changed.
     """
 
     elementwise = True  # as for `MasterWeights`
+    place = torch.device("cpu")
 
     def __init__(
         self,
@@ -95,20 +90,15 @@ class OffloadedOptimizer(MasterWeights):
     ) -> None:
         self.folder = None if to == "cpu" else Path(to)
         self.files: dict[Tensor, dict[str, Tensor]] = {}
-        self.worker = Worker()
+        self.worker = ThreadPoolExecutor(1, "offload", torch.set_grad_enabled, (False,))
         super().__init__(params, optimizer, chunk_bytes=chunk_bytes, **options)
         self._claim_files(lambda parameter: parameter.requires_grad)
 
-    def close(self) -> None:
-        """Forget the state, and give its memory and files back."""
-        self.state.clear()
-        self.files.clear()
-
     def _update(self, chunks: list[Chunk]) -> None:
-        """Fetch, advance and keep; while one chunk advances, the worker keeps the last and fetches the next."""
+        """Fetch, advance and keep: while one chunk advances, the worker keeps the last and fetches the next."""
         self._claim_files(lambda parameter: parameter.grad is not None)
         for device in {parameters[0].device for _, parameters in chunks if parameters[0].is_cuda}:
-            torch.cuda.synchronize(device)  # the worker copies on another stream than the one that made the gradients
+            torch.cuda.synchronize(device)  # the gradients were made on another stream than the worker's
         kept: list[Future[None]] = []
         coming = [self.worker.submit(self._fetch, *chunk) for chunk in chunks[:1]]
         try:
@@ -118,33 +108,27 @@ class OffloadedOptimizer(MasterWeights):
                 self._advance(visit)
                 kept.append(self.worker.submit(self._keep, visit))
         finally:
-            self.worker.submit(lambda: None).result()  # all before it is done then, and forgotten
+            self.worker.submit(lambda: None).result()  # the worker is then done with all jobs before this one
         for job in kept:
             job.result()
 
-    def _is_own_master(self, parameter: Tensor) -> bool:
-        return parameter.device.type == "cpu" and super()._is_own_master(parameter)
-
     def _widened(self, tensor: Tensor) -> Tensor:
-        """Copy to the CPU, and widen there. A GPU writes fast only to memory that is pinned."""
+        """Copy to the CPU, and widen there. A GPU writes fast only to pinned memory."""
         if not tensor.is_cuda:
-            return tensor.to("cpu", wide(tensor), copy=True)
+            return super()._widened(tensor)
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor).to(wide(tensor))
 
     def _master(self, parameter: nn.Parameter, master: Tensor | None) -> nn.Parameter:
         twin = super()._master(parameter, master)
         if parameter.is_cuda:
-            twin.data = twin.data.pin_memory()  # no copy if it is pinned already
+            twin.data = twin.data.pin_memory()  # no copy if it is already pinned
         return twin
 
-    def _place(self, parameter: Tensor) -> torch.device:
-        return torch.device("cpu")
-
-    def _expect(self, parameters: dict[nn.Parameter, State]) -> None:
+    def _make_room(self, parameters: dict[nn.Parameter, State]) -> None:
         self._claim_files(lambda parameter: parameter in parameters)
 
     def state_of(self, parameter: Tensor) -> State:
-        """Return what is kept of a parameter, in memory."""
+        """Return the state of a parameter, in memory."""
         files = self.files.get(parameter, {})
         state = super().state_of(parameter)
         return {name: value.clone() if name in files else value for name, value in state.items()}
@@ -155,7 +139,7 @@ class OffloadedOptimizer(MasterWeights):
         super()._store(parameter, kept)
 
     def _claim_files(self, wanted: Callable[[Tensor], bool]) -> None:
-        """Make the files for parameters that have none, of the sizes that a trial step on zeros shows."""
+        """Make files for the wanted parameters that have none. A trial step on zeros finds their sizes."""
         if self.folder is None:
             return
         sizes = {
@@ -172,13 +156,13 @@ class OffloadedOptimizer(MasterWeights):
                 for name, like in named.items():
                     files[parameter][name] = mapped(like.shape, like.dtype, self.folder, f"{number}.{name}")
         except OSError as error:
-            files.clear()  # gives the space back
+            files.clear()  # returns the space
             reason = f"the optimizer's state needs {needed:,} bytes in {self.folder}, where {free:,} are free"
             raise OSError(error.errno, f"{reason}: choose another folder, or train fewer parameters") from None
         self.files |= files
 
     def _trial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        """Return the state that the optimizer will have for a parameter, as shapes without memory."""
+        """Return the state that the optimizer will have for a parameter, as meta tensors."""
         twin = nn.Parameter(torch.zeros(parameter.shape, dtype=wide(parameter)))
         twin.grad = torch.zeros_like(twin)
         visit = Visit(group, [twin], [twin], [{}])
@@ -187,35 +171,3 @@ class OffloadedOptimizer(MasterWeights):
         if not self._is_own_master(parameter):
             state["master"] = twin.detach()
         return {name: value.to("meta") for name, value in state.items() if isinstance(value, Tensor) and value.dim()}
-
-
-class Worker:
-    """One daemon thread that does one job after the other; it ends with the last reference to this object."""
-
-    def __init__(self) -> None:
-        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        BackgroundThread(_serve, self.jobs, name="offload").start()
-        weakref.finalize(self, self.jobs.put, None)
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Do `work(*args)` after what was submitted before."""
-        future: Future[Any] = Future()
-
-        def job() -> None:
-            try:
-                future.set_result(work(*args))
-            except BaseException as error:
-                future.set_exception(error)
-
-        self.jobs.put(job)
-        return future
-
-
-@torch.no_grad()
-def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    thread = threading.current_thread()
-    assert isinstance(thread, BackgroundThread)
-    while (job := jobs.get()) is not None:
-        with thread.working():
-            job()
-            del job  # and the tensors that it holds

@@ -194,7 +194,7 @@ def test_a_factor_is_applied_once_the_gradients_are_wide(dtype: torch.dtype) -> 
 
 def test_who_overwrites_a_parameter_overwrites_its_master() -> None:
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-13, rounding=seeded())
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-13)
     for _ in range(3):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
@@ -240,12 +240,10 @@ def test_state_of_shards_is_that_of_an_unsharded_optimizer() -> None:
     assert float(alone.state_dict()["state"][0]["step"]) == 2
 
 
-@pytest.mark.parametrize("stochastic", (False, True))
-def test_a_run_continues_bit_for_bit_from_its_state(stochastic: bool) -> None:
+def test_a_run_continues_bit_for_bit_from_its_state() -> None:
     def build(seed: int) -> tuple[GPT, MasterWeights]:
         model = gpt(torch.bfloat16, seed)
-        rounding = seeded(seed) if stochastic else None
-        return model, MasterWeights(model.parameters(), lr=0.01, rounding=rounding)
+        return model, MasterWeights(model.parameters(), lr=0.01)
 
     model, optimizer = build(3)
     train(model, optimizer, range(3))
