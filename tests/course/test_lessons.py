@@ -40,7 +40,7 @@ def load(name: str) -> Lesson:
 
 @pytest.fixture(scope="module")
 def graded() -> Iterator[Grader]:
-    """Grade a lesson's simulated cases, by processes shared with the lessons that import as much of torch."""
+    """Grade a lesson's cases of one wire, by processes shared with the lessons that import as much of torch."""
     with contextlib.ExitStack() as stack:
         without_torch, with_torch, with_optimizers = (
             stack.enter_context(warm_processes(find_lesson(ROOT / "lessons", number), AT_ONCE))
@@ -48,9 +48,9 @@ def graded() -> Iterator[Grader]:
         )
         warm = dict.fromkeys(("01", "02", "03"), without_torch) | dict.fromkeys(("05", "12", "13"), with_optimizers)
 
-        def grader(name: str, answer: Answer, task: int = 0, **options: Any) -> list[Graded]:
+        def grader(name: str, answer: Answer, task: int = 0, wire: str = "threads", **options: Any) -> list[Graded]:
             def only(check: Check) -> bool:
-                return check.wire == "threads" and task in (0, check.task.number)
+                return check.wire == wire and task in (0, check.task.number)
 
             patient = {"limit": 60.0} | options  # a machine may be busy: what is right may take its time
             return grade(load(name), answer, only=only, warm=warm.get(name[:2], with_torch), **patient)
@@ -89,8 +89,8 @@ def test_the_reference_scores_everything(graded: Grader, name: str) -> None:
 
 
 @EACH
-def test_the_reference_scores_under_mpirun(name: str) -> None:
-    tests = grade(load(name), reference_answer(load(name)), only=lambda check: check.wire == "mpi")
+def test_the_reference_scores_under_mpirun(graded: Grader, name: str) -> None:
+    tests = graded(name, reference_answer(load(name)), wire="mpi")
     assert tests and lost(tests) == []
 
 
@@ -106,8 +106,8 @@ def test_an_honest_answer_scores_everything(graded: Grader, name: str) -> None:
 
 
 @EACH
-def test_an_honest_answer_scores_under_mpirun(name: str) -> None:
-    assert lost(grade(load(name), honest(name), only=lambda check: check.wire == "mpi")) == []
+def test_an_honest_answer_scores_under_mpirun(graded: Grader, name: str) -> None:
+    assert lost(graded(name, honest(name), wire="mpi")) == []
 
 
 @pytest.mark.soak

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from minidist.comm.job.jobs import run_job
 from minidist.comm.job.mpirun import Mpirun, environment, find_mpirun
+from minidist.comm.job.standin import STAND_IN
 from minidist.course.grader import record
 from minidist.course.grader.contract import Arrays, Case, Note
 from minidist.course.grader.hang import hang_report
-from minidist.course.grader.warm import SUPPORTED, Warm
+from minidist.course.grader.warm import PACKAGES, SUPPORTED, Warm
 from minidist.course.lesson import Answer, Lesson
 
 START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
@@ -83,12 +84,21 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         if check.wire == "threads" and SUPPORTED:
             warm.run(folder, stand, limit)
         else:
-            start = [sys.executable, "-I", "-c", START, str(Path(__file__).parents[3]), str(folder)]
             mpirun = _mpirun() if check.wire == "mpi" else None
+            forked = SUPPORTED and mpirun is not None and mpirun.vendor == "MPICH"
+            begin = ["-S", "-c", STAND_IN, "../ranks"] if forked else ["-c", START, PACKAGES, str(folder)]
+            start = [sys.executable, "-I", *begin]
             if mpirun is not None:
                 start = [mpirun.path, "-n", str(case.ranks), *start]
-            env, seconds = clean_environment(mpirun), limit + 3
-            run_job(start, env=env, cwd=stand, timeout=seconds, capture=True, grace=0.5, user=warm.user)
+
+            def launch() -> None:
+                env, seconds = clean_environment(mpirun), limit + 3
+                run_job(start, env=env, cwd=stand, timeout=seconds, capture=True, grace=0.5, user=warm.user)
+
+            if forked:
+                warm.run(folder, stand, limit, case.ranks, launch)
+            else:
+                launch()
         return collect(folder, nonces, limit)
 
 

@@ -3,8 +3,9 @@
     grader ── "folder" ─▶ warm process ── fork ─▶ child.main(folder): the student's code, from a clean state
            ◀── "done" ──  (never runs it)  ── ends the child and all that it started, wherever that has hidden
 
-The warm process adopts its descendants' orphans, so it can find and end them. A student's code that ends *it* loses
-that case, and the next case gets a fresh one. Linux only: elsewhere every case imports for itself.
+The ranks of a case under mpirun are forked off it as well: see comm/job/standin.py. The warm process adopts its
+descendants' orphans, so it can find and end them. A student's code that ends *it* loses that case, and the next case
+gets a fresh one. Linux only: elsewhere every case imports for itself.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import queue
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from minidist.comm.job.imports import quick_imports
 from minidist.comm.job.jobs import MARK, become, end_job
+from minidist.comm.job.standin import fork_ranks
 from minidist.course.grader import child
 from minidist.course.lesson import load_checks
 
@@ -58,12 +62,18 @@ class Warm:
             if (process := self.free.get()) is not None:
                 process.end()
 
-    def run(self, folder: Path, stand: Path, limit: float) -> None:
-        """Run the case that lies in `folder`, standing in `stand`; its processes have ended when this returns."""
+    def run(
+        self, folder: Path, stand: Path, limit: float, ranks: int = 0, launch: Callable[[], object] = lambda: None
+    ) -> None:
+        """Run the case that lies in `folder`, standing in `stand`; its processes have ended when this returns.
+
+        The case is one process, or `ranks` of those that `launch` starts, and waits for: stand-ins that connect to
+        the socket `folder/ranks`.
+        """
         process = self.free.get()
         try:
             process = process or _Process(self.checks, self.environment, self.user, next(self.started))
-            if not process.run(folder, stand, limit):
+            if not process.run(folder, stand, limit, ranks, launch):
                 process.end()
                 process = None
         finally:
@@ -86,14 +96,19 @@ class _Process:
         )
         self.await_word(timeout=60)
 
-    def run(self, folder: Path, stand: Path, limit: float) -> bool:
+    def run(self, folder: Path, stand: Path, limit: float, ranks: int, launch: Callable[[], object]) -> bool:
         """Run a case; tell whether this process is still fit for another."""
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps([str(folder), str(stand), limit]).encode() + b"\n")
+            self.process.stdin.write(json.dumps([str(folder), str(stand), limit, ranks]).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:  # it has ended since
             return False
+        if ranks:
+            if not self.await_word(GRACE):
+                return False
+            launch()
+            limit = 0.0
         return self.await_word(limit + GRACE)
 
     def await_word(self, timeout: float) -> bool:
@@ -125,11 +140,17 @@ def serve(checks: Path, number: int) -> None:
             importlib.import_module(name)
     os.write(1, b".")
     for line in sys.stdin:
-        folder, stand, limit = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            run_forked(Path(folder), stand)
-        select.select([os.pidfd_open(pid)], [], [], limit + GRACE / 2)
+        folder, stand, limit, ranks = json.loads(line)
+        if ranks:
+            if fork_listening(Path(folder), ranks):
+                os.sched_setaffinity(0, cores)
+                child.main(Path(folder))
+                return
+        else:
+            pid = os.fork()
+            if pid == 0:
+                run_forked(Path(folder), stand)
+            select.select([os.pidfd_open(pid)], [], [], limit + GRACE / 2)
         end_descendants()
         os.write(1, b".")
 
@@ -145,6 +166,17 @@ def run_forked(folder: Path, stand: str) -> None:
         child.main(folder)
     finally:
         os._exit(1)
+
+
+def fork_listening(folder: Path, ranks: int) -> bool:
+    """Fork as many ranks as stand-ins connect to `folder/ranks`, and wait for them; tell whether this is a rank."""
+    os.chdir(folder)  # the name of a socket is a short one
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("ranks")
+        listener.listen(ranks)
+        os.chdir("/")
+        os.write(1, b".")
+        return fork_ranks(listener, ranks) is not None
 
 
 def end_descendants() -> None:
