@@ -64,9 +64,7 @@ def train(
 
 def stage_of(comm: Communicator, device: torch.device) -> nn.Module:
     """Return this rank's stage."""
-    return take_stages(Model(), balance([1.0] * LAYERS, comm.size), [comm.rank], before=(), after=())[comm.rank].to(
-        device
-    )
+    return take_stages(Model(), balance([1.0] * LAYERS, comm.size), [comm.rank])[comm.rank].to(device)
 
 
 def production(comm: Communicator, device: torch.device) -> list[float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from minidist.parallel.pipeline.errors import ScheduleError
 
@@ -48,9 +48,6 @@ GRADIENTS = Flow(Kind.BACKWARD, Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT, -1)
 FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {Kind.INPUTS: GRADIENTS}
 BACKWARDS = (Kind.BACKWARD, Kind.INPUTS, Kind.WEIGHTS)
 
-Key: TypeAlias = tuple[Kind, int, int]
-"""Kind, stage and microbatch of an action."""
-
 WORD = re.compile(rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS))})(\d{{1,9}}))")
 
 
@@ -63,14 +60,11 @@ class Action(NamedTuple):
     stage, microbatch : int
         Of a message: the stage that sends or that receives, so `SEND_F` of stage 0 meets `RECV_F` of stage 1. A
         reduction is of all microbatches at once; its number is 0 and is not written.
-    peer : int or None
-        The rank at the other end of a message.
     """
 
     kind: Kind
     stage: int
     microbatch: int = 0
-    peer: int | None = None
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}" + str(self.microbatch) * (self.kind != Kind.REDUCE)
@@ -88,9 +82,9 @@ class Action(NamedTuple):
         return self.stage + (-flow.step if self.kind == flow.receive else flow.step)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> Action:
         """What is there once it is done; `B` and `I` both give the gradient of the inputs."""
-        return (Kind.BACKWARD if self.kind == Kind.INPUTS else self.kind, self.stage, self.microbatch)
+        return self._replace(kind=Kind.BACKWARD) if self.kind == Kind.INPUTS else self
 
 
 @dataclass(frozen=True)
@@ -146,12 +140,10 @@ class Plan:
         """Return both ends of the message with an action's result, or nothing if that stays on its rank."""
         if action.kind not in FLOWS or action.communicates or not 0 <= action.neighbour < self.stages:
             return ()
-        flow, rank, peer = FLOWS[action.kind], self.rank_of[action.stage], self.rank_of[action.neighbour]
-        ends = (
-            Action(flow.send, action.stage, action.microbatch, peer),
-            Action(flow.receive, action.neighbour, action.microbatch, rank),
-        )
-        return ends if peer != rank else ()
+        if self.rank_of[action.stage] == self.rank_of[action.neighbour]:
+            return ()
+        flow = FLOWS[action.kind]
+        return action._replace(kind=flow.send), Action(flow.receive, action.neighbour, action.microbatch)
 
     def compute_only(self) -> Plan:
         """Return the plan without its sends and receives."""
@@ -192,9 +184,6 @@ def read_plan(text: str, name: str = "text") -> Plan:
     gap = next(stage for stage in count() if stage not in holders)
     if gap <= max(holders):
         raise ScheduleError(f"no rank holds stage {gap}, but stage {max(holders)} is there", rows, [])
-    actions = tuple(
-        tuple(each._replace(peer=holders.get(each.neighbour)) if each.communicates else each for each in row)
-        for row in found
-    )
     microbatches = 1 + max(action.microbatch for row in found for action in row)
-    return Plan(name, len(rows), gap, microbatches, tuple(holders[stage] for stage in range(gap)), actions)
+    rank_of = tuple(holders[stage] for stage in range(gap))
+    return Plan(name, len(rows), gap, microbatches, rank_of, tuple(map(tuple, found)))

@@ -3,7 +3,7 @@
 What is wrong comes as one sentence and a grid with the failing cell in brackets (`errors.py`):
 
     coverage     F once for each stage and microbatch; B once, or I and W once; each message once at each end
-    placement    an action stands on the rank that holds its stage, a message names the rank at its other end
+    placement    an action stands on the rank that holds its stage, a message goes to another rank
     order        F before B, I before W; a stage's F after its predecessor's, its B after its successor's
     reductions   none, or one for each stage, behind all backwards of its rank
     deadlock     all ranks run their lists, every message a rendezvous (`order.py`): nobody gets stuck
@@ -11,7 +11,7 @@ What is wrong comes as one sentence and a grid with the failing cell in brackets
 
 from __future__ import annotations
 
-from minidist.parallel.pipeline.actions import BACKWARDS, Action, Key, Kind, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, Action, Kind, Plan
 from minidist.parallel.pipeline.errors import Cell, ScheduleError
 from minidist.parallel.pipeline.order import execution_order
 
@@ -26,25 +26,22 @@ def check(plan: Plan) -> None:
     ScheduleError
         The first fault found, as a sentence and a grid.
     """
-    seen: dict[Key, Cell] = {}
+    seen: dict[Action, Cell] = {}
     for rank, row in enumerate(plan.actions):
         for position, action in enumerate(row):
             cell = (rank, position)
             _check_place(plan, action, cell)
-            key = (action.kind, action.stage, action.microbatch)
-            if key in seen:
-                raise ScheduleError(f"{action} stands twice", plan.actions, [cell, seen[key]])
-            seen[key] = cell
+            if action in seen:
+                raise ScheduleError(f"{action} stands twice", plan.actions, [cell, seen[action]])
+            seen[action] = cell
     for stage in range(plan.stages):
         for microbatch in range(plan.microbatches):
             _check_coverage(plan, stage, microbatch, seen)
-    actions = [action for row in plan.actions for action in row]
-    expected = [end for action in actions for end in plan.message(action) if plan.communicates]
+    expected = [end for action in seen for end in plan.message(action) if plan.communicates]
     expected += [Action(Kind.REDUCE, stage) for stage in range(plan.stages) if plan.reduces]
     for action in expected:
-        if (action.kind, action.stage, action.microbatch) not in seen:
-            forward = seen[Kind.FORWARD, action.stage, action.microbatch]
-            raise ScheduleError(f"{action} is missing", plan.actions, [forward])
+        if action not in seen:
+            raise ScheduleError(f"{action} is missing", plan.actions, [seen[action._replace(kind=Kind.FORWARD)]])
     execution_order(plan)
 
 
@@ -61,16 +58,14 @@ def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
             fault = f"{action} has no other end: there is no stage {other}"
         elif plan.rank_of[other] == cell[0]:
             fault = f"{action} is needless: stage {other} is on the same rank {cell[0]}"
-        elif action.peer != plan.rank_of[other]:
-            fault = f"{action} names rank {action.peer}, but stage {other} is on rank {plan.rank_of[other]}"
     if fault:
         raise ScheduleError(fault, plan.actions, [cell])
 
 
-def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Key, Cell]) -> None:
+def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Action, Cell]) -> None:
     """Check that one microbatch goes through one stage once, forward and backward."""
     kinds = (Kind.FORWARD, *BACKWARDS)
-    cells = {kind: seen[key] for kind in kinds if (key := (kind, stage, microbatch)) in seen}
+    cells = {kind: seen[each] for kind in kinds if (each := Action(kind, stage, microbatch)) in seen}
     what = f"stage {stage}, microbatch {microbatch}"
     if "F" not in cells:
         fault = f"{what}: the forward {stage}F{microbatch} is missing"

@@ -26,7 +26,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.data_parallel import DataParallel
 from minidist.parallel.data.replicas import copy_from_root
-from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Key, Kind, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.placement import Tie, tied_across
 from minidist.parallel.sharded.fsdp import FSDP
@@ -171,8 +171,8 @@ class Run:
     ) -> None:
         self.pipeline, self.inputs, self.targets, self.arguments = pipeline, inputs, targets, arguments
         self.total = torch.zeros((), device=pipeline.device)
-        self.receiving: dict[Key, list[tuple[Any, Tensor]]] = {}
-        self.ready: dict[Key, Tensors] = {}  # to be sent, or handed to a stage on this rank
+        self.receiving: dict[Action, list[tuple[Any, Tensor]]] = {}
+        self.ready: dict[Action, Tensors] = {}  # to be sent, or handed to a stage on this rank
         self.entered: dict[tuple[int, int], Tensors] = {}  # the inputs of a stage, for their gradients
         self.left: dict[tuple[int, int], list[Any]] = {}  # where backward begins: the outputs themselves may be freed
         self.put_off: dict[tuple[int, int], list[Product]] = {}
@@ -181,7 +181,7 @@ class Run:
 
     def do(self, action: Action) -> None:
         """Carry out one action."""
-        kind, stage, microbatch, _ = action
+        kind, stage, microbatch = action
         if kind == Kind.REDUCE:
             self.reduce(stage)
             return
@@ -200,24 +200,24 @@ class Run:
     def forward(self, stage: int, microbatch: int) -> None:
         """Run a stage on what came for it."""
         pipeline, key = self.pipeline, (stage, microbatch)
-        entering = self.take((Kind.FORWARD, *key)) if stage > 0 else (self.inputs[microbatch],)
+        entering = self.take(Action(Kind.FORWARD, *key)) if stage > 0 else (self.inputs[microbatch],)
         if stage > 0:
             self.entered[key] = tuple(x.requires_grad_() for x in differentiable(entering))
         y = pipeline.stages[stage](*entering, *(several[microbatch] for several in self.arguments))
         if stage + 1 < pipeline.plan.stages:
             leaving = y if isinstance(y, tuple) else (y,)
-            self.ready[Kind.FORWARD, stage + 1, microbatch] = tuple(tensor.detach() for tensor in leaving)
+            self.ready[Action(Kind.FORWARD, stage + 1, microbatch)] = tuple(tensor.detach() for tensor in leaving)
         else:
             leaving = (pipeline.loss(y, self.targets[microbatch]),)
             self.total = self.total + leaving[0].detach()
-            self.ready[Kind.BACKWARD, stage, microbatch] = (torch.ones_like(leaving[0]),)
+            self.ready[Action(Kind.BACKWARD, stage, microbatch)] = (torch.ones_like(leaving[0]),)
         self.left[key] = [get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)]
 
     def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
         """Run backward through a stage, from the gradients that came for it; `put_off` those of weights."""
         key, weights = (stage, microbatch), self.pipeline.weights
         weights.put_off = put_off
-        pairs = zip(self.left.pop(key), self.take((Kind.BACKWARD, *key)), strict=True)
+        pairs = zip(self.left.pop(key), self.take(Action(Kind.BACKWARD, *key)), strict=True)
         roots = [(edge, gradient) for edge, gradient in pairs if edge is not None]
         self.free_sent()  # this microbatch's output at least: its gradient is here
         if roots:  # else all is frozen up to here
@@ -226,11 +226,11 @@ class Run:
             self.put_off[key] = weights.take()
         if stage > 0:
             inputs = self.entered.pop(key)
-            self.ready[Kind.BACKWARD, stage - 1, microbatch] = tuple(
+            self.ready[Action(Kind.BACKWARD, stage - 1, microbatch)] = tuple(
                 torch.zeros_like(x) if x.grad is None else x.grad for x in inputs
             )
 
-    def take(self, key: Key) -> Tensors:
+    def take(self, key: Action) -> Tensors:
         """Return what a stage waits for, once it is there: the output before it, or the gradient behind it."""
         if key in self.ready:  # it comes from a stage on this rank
             return self.ready.pop(key)
@@ -243,7 +243,7 @@ class Run:
         """Begin to send what a stage made to the one that waits for it."""
         way, to = FLOWS[action.kind].content, action.neighbour
         self.free_sent()
-        for number, tensor in enumerate(self.ready.pop((way, to, action.microbatch))):
+        for number, tensor in enumerate(self.ready.pop(Action(way, to, action.microbatch))):
             tensor = tensor.contiguous()
             request = self.pipeline.wires[way].isend(tensor, self.peer(action), self.tag(to, number))
             self.sending.append((request, tensor))
@@ -262,7 +262,7 @@ class Run:
         for number, like in enumerate(likes if way == Kind.FORWARD else differentiable(likes)):
             tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
             coming.append((wire.irecv(tensor, self.peer(action), self.tag(action.stage, number)), tensor))
-        self.receiving[way, action.stage, action.microbatch] = coming
+        self.receiving[action._replace(kind=way)] = coming
 
     def tag(self, stage: int, number: int) -> int:
         """Return what tells the tensors for a stage from others between the same ranks."""
@@ -270,8 +270,7 @@ class Run:
 
     def peer(self, action: Action) -> int:
         """Return the rank at the other end of a message."""
-        assert action.peer is not None
-        return action.peer
+        return self.pipeline.plan.rank_of[action.neighbour]
 
     def reduce(self, stage: int) -> None:
         """Reduce this rank's gradients, once that has been said of all its stages: they share buckets."""

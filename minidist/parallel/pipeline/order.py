@@ -16,36 +16,36 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Key, Kind, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
 from minidist.parallel.pipeline.errors import Cell, ScheduleError
 
 
-def needs(action: Action, plan: Plan) -> list[Key]:
+def needs(action: Action, plan: Plan) -> list[Action]:
     """Return the keys of what has to be done before this action, in a plan with messages or without.
 
     A reduction needs all backwards of its *rank*: the stages of a rank share the buckets in which gradients travel.
     """
-    kind, stage, microbatch, _ = action
+    kind, stage, microbatch = action
     if kind == Kind.REDUCE:
         return [each.key for each in plan.actions[plan.rank_of[stage]] if each.kind in BACKWARDS]
     if kind == Kind.WEIGHTS:
-        return [(Kind.BACKWARD, stage, microbatch)]
+        return [Action(Kind.BACKWARD, stage, microbatch)]
     flow = FLOWS[kind]
     if action.communicates:
-        return [(flow.content, stage, microbatch)] if kind == flow.send else []
-    own: list[Key] = [] if kind == Kind.FORWARD else [(Kind.FORWARD, stage, microbatch)]
+        return [Action(flow.content, stage, microbatch)] if kind == flow.send else []
+    own = [] if kind == Kind.FORWARD else [Action(Kind.FORWARD, stage, microbatch)]
     source = stage - flow.step
     if not 0 <= source < plan.stages:
         return own
     if plan.communicates and plan.rank_of[source] != plan.rank_of[stage]:
-        return [*own, (flow.receive, stage, microbatch)]
-    return [*own, (flow.content, source, microbatch)]
+        return [*own, Action(flow.receive, stage, microbatch)]
+    return [*own, Action(flow.content, source, microbatch)]
 
 
-def partner(action: Action) -> Key:
+def partner(action: Action) -> Action:
     """Return the key of a message's other end."""
     flow = FLOWS[action.kind]
-    return flow.receive if action.kind == flow.send else flow.send, action.neighbour, action.microbatch
+    return Action(flow.receive if action.kind == flow.send else flow.send, action.neighbour, action.microbatch)
 
 
 def execution_order(plan: Plan) -> list[Cell]:
@@ -58,9 +58,9 @@ def execution_order(plan: Plan) -> list[Cell]:
     """
     position = [0] * plan.ranks
     order: list[Cell] = []
-    done: set[Key] = set()
-    blocked: defaultdict[Key, list[int]] = defaultdict(list)  # the ranks that stopped, by what they miss
-    at_meeting: dict[Key, int] = {}  # the rank that has come to its end of a message
+    done: set[Action] = set()
+    blocked: defaultdict[Action, list[int]] = defaultdict(list)  # the ranks that stopped, by what they miss
+    at_meeting: dict[Action, int] = {}  # the rank that has come to its end of a message
     ready = deque(range(plan.ranks))
 
     def finish(rank: int, action: Action) -> None:
@@ -93,15 +93,15 @@ def execution_order(plan: Plan) -> list[Cell]:
     return order
 
 
-def _stuck(plan: Plan, position: list[int], done: set[Key]) -> ScheduleError:
+def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
     """Return the error for ranks that all wait: follow who waits for whom, to a cycle."""
     rank = next(rank for rank, row in enumerate(plan.actions) if position[rank] < len(row))
-    path: dict[int, Key] = {}  # rank: what it waits for
+    path: dict[int, Action] = {}  # rank: what it waits for
     while rank not in path and position[rank] < len(plan.actions[rank]):
         head = plan.actions[rank][position[rank]]
         missing = [key for key in needs(head, plan) if key not in done]
         path[rank] = missing[0] if missing else partner(head)
-        rank = plan.rank_of[path[rank][1]]
+        rank = plan.rank_of[path[rank].stage]
     cycle = list(path)[list(path).index(rank) :] if rank in path else list(path)[-1:]
     cells = [(each, position[each]) for each in cycle]
     heads = [plan.actions[each][at] for each, at in cells]
@@ -118,7 +118,7 @@ def _stuck(plan: Plan, position: list[int], done: set[Key]) -> ScheduleError:
     return ScheduleError(sentence, plan.actions, cells)
 
 
-def _name(plan: Plan, key: Key) -> str:
+def _name(plan: Plan, key: Action) -> str:
     """Return the action that gives this key, as the plan has it."""
-    row = plan.actions[plan.rank_of[key[1]]]
-    return str(next((action for action in row if action.key == key), Action(*key)))
+    row = plan.actions[plan.rank_of[key.stage]]
+    return str(next((action for action in row if action.key == key), key))

@@ -25,7 +25,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import sub
 
-from minidist.parallel.pipeline.actions import BACKWARDS, Action, Key, Kind, Plan
+from minidist.parallel.pipeline.actions import BACKWARDS, Action, Kind, Plan
 from minidist.parallel.pipeline.order import execution_order, needs
 
 
@@ -97,20 +97,20 @@ def simulate(
     ScheduleError
         If the plan gets stuck.
     """
-    costs = dict(zip((Kind.FORWARD, *BACKWARDS, Kind.REDUCE), (forward, backward, input, weight, reduce), strict=True))
-    names = ("forward", "backward", "input", "weight", "reduce", "latency")
-    for name, cost in zip(names, (*costs.values(), latency), strict=True):
+    given = {"forward": forward, "backward": backward, "input": input, "weight": weight, "reduce": reduce}
+    costs = dict(zip((Kind.FORWARD, *BACKWARDS, Kind.REDUCE), given.values(), strict=True))
+    for name, cost in (given | {"latency": latency}).items():
         if not 0 <= cost < math.inf:
             raise ValueError(f"{name}={cost} is no time: give a number that is finite and not negative")
     plan = plan.compute_only()
     starts: list[list[float]] = [[] for _ in range(plan.ranks)]
     ends: list[list[float]] = [[] for _ in range(plan.ranks)]
-    done: dict[Key, float] = {}
+    done: dict[Action, float] = {}
     for rank, position in execution_order(plan):
         action = plan.actions[rank][position]
         moment = ends[rank][-1] if ends[rank] else 0.0
         for key in needs(action, plan):
-            moment = max(moment, done[key] + (latency if plan.rank_of[key[1]] != rank else 0.0))
+            moment = max(moment, done[key] + (latency if plan.rank_of[key.stage] != rank else 0.0))
         starts[rank].append(moment)
         ends[rank].append(moment + costs[action.kind])
         done[action.key] = ends[rank][-1]

@@ -11,7 +11,7 @@ given is what the stage before returned. Names of parameters stay those of the s
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from torch import nn
@@ -52,49 +52,32 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
     return parts
 
 
-def take_stages(
-    model: nn.Module,
-    parts: Sequence[range],
-    mine: Sequence[int],
-    list_name: str = "layers",
-    before: Sequence[str] = ("embedding",),
-    after: Sequence[str] = ("norm", "head"),
-) -> dict[int, nn.Module]:
+def take_stages(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -> dict[int, nn.Module]:
     """Leave in `model` what this rank's stages need, and return the module of each stage.
 
     Parameters
     ----------
     model : nn.Module
-        Serial; changed. A rank of one stage computes with the model itself, one of several with views of it that share
-        its modules. Of a parameter that the first and the last stage share, both keep a copy: see `tied_names`.
+        Serial; changed. Calls its `embedding`, its list of `layers`, its `norm` and its `head`, as our GPT does. A rank
+        of one stage computes with the model itself, one of several with views of it that share its modules. Of a
+        parameter that the first and the last stage share, both keep a copy: see `tied_names`.
     parts : sequence of ranges
         The layers of every stage, see `balance`.
     mine : sequence of int
         Which stages are this rank's.
-    list_name : str
-        Of the `nn.ModuleList` of layers.
-    before, after : sequences of str
-        What the model calls before the first and after the last layer.
 
     Raises
     ------
     ValueError
         If the model has no such list of layers, or of another length.
     """
-    blocks = getattr(model, list_name, None)
-    needed = parts[-1].stop
-    if not isinstance(blocks, nn.ModuleList) or len(blocks) != needed:
-        found = f"{len(blocks)} of them" if isinstance(blocks, nn.ModuleList) else "no nn.ModuleList of that name"
-        raise ValueError(
-            f"{type(model).__name__} is to be cut into {needed} {list_name}, but has {found}: name its list of blocks "
-            "with list_name="
-        )
-    stages = {stage: _only(_view(model), parts[stage], list_name, before, after) for stage in mine}
-    if len(stages) == 1:
-        return {mine[0]: _only(model, parts[mine[0]], list_name, before, after)}
-    ends = (before if 0 not in mine else ()), (after if len(parts) - 1 not in mine else ())
-    _keep(model, [layer for stage in mine for layer in parts[stage]], list_name, [*ends[0], *ends[1]])
-    return stages
+    layers, needed = getattr(model, "layers", None), parts[-1].stop
+    if not isinstance(layers, nn.ModuleList) or len(layers) != needed:
+        found = f"{len(layers)} of them" if isinstance(layers, nn.ModuleList) else "no nn.ModuleList of that name"
+        raise ValueError(f"{type(model).__name__} is to be cut into {needed} layers, but has {found}")
+    stages = {stage: _keep(_view(model), parts[stage], needed) for stage in mine}
+    _keep(model, [layer for stage in mine for layer in parts[stage]], needed)
+    return stages if len(mine) > 1 else {mine[0]: model}
 
 
 def _view(model: nn.Module) -> nn.Module:
@@ -105,18 +88,14 @@ def _view(model: nn.Module) -> nn.Module:
     return view
 
 
-def _only(model: nn.Module, layers: range, list_name: str, before: Sequence[str], after: Sequence[str]) -> nn.Module:
-    """Leave in a model one stage."""
-    last = len(getattr(model, list_name)) - 1
-    _keep(model, layers, list_name, [*before] * (layers[0] > 0) + [*after] * (layers[-1] < last))
-    return model
-
-
-def _keep(model: nn.Module, layers: Iterable[int], list_name: str, without: Sequence[str]) -> None:
-    """Leave these layers, which keep their numbers, and so their parameters their names; make `without` identities."""
+def _keep(model: nn.Module, layers: Collection[int], count: int) -> nn.Module:
+    """Leave these of `count` layers, which keep their numbers, and so their parameters their names; and their ends."""
     kept = nn.ModuleList()
-    kept._modules = {str(index): getattr(model, list_name)[index] for index in layers}
-    model._modules = {**model._modules, list_name: kept, **{name: nn.Identity() for name in without}}
+    kept._modules = {str(index): model.get_submodule(f"layers.{index}") for index in layers}
+    ends = {"embedding": 0, "norm": count - 1, "head": count - 1}  # beside which layer
+    gone = {name: nn.Identity() for name, layer in ends.items() if layer not in layers}
+    model._modules = {**model._modules, "layers": kept, **gone}
+    return model
 
 
 def tied_names(model: nn.Module) -> list[tuple[str, ...]]:

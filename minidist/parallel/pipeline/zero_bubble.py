@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from minidist.parallel.pipeline.actions import Action, Key, Kind
+from minidist.parallel.pipeline.actions import Action, Kind
 
 
 class Script:
@@ -25,7 +25,7 @@ class Script:
         self.stages = {"down": down, "up": up}
         self.row: list[Action] = []
         self.owed: deque[Action] = deque()  # the W of each I, oldest first
-        self.taken: Counter[Key] = Counter()  # forwards and backwards of each stage so far
+        self.taken: Counter[Action] = Counter()  # forwards and backwards of each stage so far
 
     def repeat(self, times: int, *steps: str) -> None:
         """Write the steps so often: `F down` is a forward of the stage on the way down, `W` what is owed longest."""

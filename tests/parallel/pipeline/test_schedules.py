@@ -231,8 +231,8 @@ def channel_order(whole: Plan) -> dict[tuple[int, int], list[list[tuple[str, int
     met: dict[tuple[int, int], list[list[tuple[str, int, int]]]] = defaultdict(lambda: [[], []])
     for rank, row in enumerate(whole.actions):
         for action in row:
-            if action.peer is not None:
-                a, b = sorted((rank, action.peer))
+            if action.communicates:
+                a, b = sorted((rank, whole.rank_of[action.neighbour]))
                 maker = action.stage + {"RECV_F": -1, "RECV_B": 1}.get(action.kind, 0)
                 met[a, b][rank == b].append((action.kind[-1], maker, action.microbatch))
     return met
@@ -274,15 +274,16 @@ def test_ranks_that_stop_at_every_send_and_receive_finish() -> None:
         while moved:
             moved = False
             for rank, row in enumerate(rows):
-                while row and row[0].peer is None:
+                while row and not row[0].communicates:
                     row.popleft()
                     moved = True
-                if row and row[0].peer is not None and rows[row[0].peer]:
-                    mine, theirs = row[0], rows[row[0].peer][0]
+                if row and (other := rows[each.rank_of[row[0].neighbour]]) and other[0].communicates:
+                    mine, theirs = row[0], other[0]
                     ends = {mine.kind[:4], theirs.kind[:4]}
-                    if theirs.peer == rank and mine.kind[-1] == theirs.kind[-1] and ends == {"SEND", "RECV"}:
+                    meet = each.rank_of[theirs.neighbour] == rank
+                    if meet and mine.kind[-1] == theirs.kind[-1] and ends == {"SEND", "RECV"}:
                         assert mine.microbatch == theirs.microbatch and abs(mine.stage - theirs.stage) == 1
-                        rows[row[0].peer].popleft()
+                        other.popleft()
                         row.popleft()
                         moved = True
         assert not any(rows), each.name
@@ -384,17 +385,6 @@ def test_a_cycle_that_leaves_out_some_ranks_is_named_without_them() -> None:
     assert sorted(caught.value.cells) == [(2, 1), (3, 0)]
 
 
-def test_a_peer_that_is_wrong() -> None:
-    whole = with_communication(plan("1f1b", 3, 2))
-    row = tuple(replace_peer(action) for action in whole.actions[0])
-    with pytest.raises(ScheduleError, match="0SEND_F0 names rank 2, but stage 1 is on rank 1"):
-        check(replace(whole, actions=(row, *whole.actions[1:])))
-
-
-def replace_peer(action: Action) -> Action:
-    return action._replace(peer=2) if action.communicates else action
-
-
 def test_lengths_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="2 stages on 1 ranks was given the ranks of 1 stages"):
         Plan("mine", 1, 2, 1, (0,), ((Action(Kind.FORWARD, 0, 0),),))
@@ -443,7 +433,7 @@ def can_finish(each: Plan) -> bool:
         for row in rows:
             if not row:
                 continue
-            kind, s, m, _ = row[0]
+            kind, s, m = row[0]
             if kind == "F":
                 ready = s == 0 or ("F", s - 1, m) in done
             elif kind == "W":
@@ -452,7 +442,7 @@ def can_finish(each: Plan) -> bool:
                 behind = {("B", s + 1, m), ("I", s + 1, m)}
                 ready = ("F", s, m) in done and (s == each.stages - 1 or bool(behind & done))
             if ready:
-                done.add(row.popleft()[:3])
+                done.add(row.popleft())
                 moved = True
     return not any(rows)
 
