@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.memory.account.account import CATEGORIES, Timeline, total
+from minidist.memory.account.account import Timeline, total
 from minidist.trace.table import format_bytes
 
 # Bottom first: what stays, then what comes and goes. Colours of Okabe & Ito 2008, told apart by the colour-blind and,
@@ -24,7 +24,6 @@ STACK = {
     "communication": "#CC79A7",
     "activations": "#E69F00",
 }
-BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> None:
@@ -37,7 +36,8 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
     ValueError
         If there is no timeline, or one without a sample.
     """
-    _check(timelines)
+    if not timelines or not all(timelines):
+        raise ValueError("nothing was sampled: give the timeline of at least one account, after account.recording()")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -59,24 +59,6 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
     figure.savefig(path, dpi=200)
 
 
-def sketch(timeline: Timeline, width: int = 60) -> str:
-    """Return the timeline as text, a line for each category, all on the scale of the largest total.
-
-    A column shows the most of its part of the samples. They are taken in order, not by the clock: so a part in which
-    much happens is wide.
-    """
-    _check([timeline])
-    top = max(total(held) for _, held in timeline)
-    width = min(width, len(timeline))
-    lines = []
-    for name in (*CATEGORIES, "total"):
-        values = [total(held) if name == "total" else held[name] for _, held in timeline]
-        parts = (values[len(values) * k // width : len(values) * (k + 1) // width] for k in range(width))
-        line = "".join(BLOCKS[-(-max(part) * 8 // max(top, 1))] for part in parts)
-        lines.append(f"{name:<14}{line}  {format_bytes(max(values))}")
-    return "\n".join(lines)
-
-
 def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: float, bytes: float) -> None:
     """Draw one rank: what a sample found is held until the next."""
     times = [(moment - begin) / scale for moment, _ in timeline] + [(end - begin) / scale]
@@ -96,8 +78,3 @@ def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[float, st
     """Return the size and the name of the first unit that `largest` fills, else of the last."""
     name, size = next((unit for unit in units if largest >= unit[1]), units[-1])
     return size, name
-
-
-def _check(timelines: Sequence[Timeline]) -> None:
-    if not timelines or not all(timelines):
-        raise ValueError("nothing was sampled: give the timeline of at least one account, after account.recording()")

@@ -58,9 +58,7 @@ class Linear(torch.autograd.Function):
 
 def copy_to(x: Tensor, comm: Communicator) -> Tensor:
     """Return the replicated `x` for every rank to compute its own with; backward sums the gradients (Megatron's f)."""
-    if comm.size == 1:
-        return x
-    return _linear(x, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))
+    return _linear(x, comm, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))
 
 
 def reduce_from(x: Tensor, comm: Communicator) -> Tensor:
@@ -71,7 +69,7 @@ def reduce_from(x: Tensor, comm: Communicator) -> Tensor:
         collectives.all_reduce(total, comm)
         return total
 
-    return x if comm.size == 1 else _linear(x, forward, lambda gradient: copy_to(gradient, comm))
+    return _linear(x, comm, forward, lambda gradient: copy_to(gradient, comm))
 
 
 def scatter_to(x: Tensor, comm: Communicator, dim: int) -> Tensor:
@@ -82,21 +80,19 @@ def scatter_to(x: Tensor, comm: Communicator, dim: int) -> Tensor:
         slices: tuple[Tensor, ...] = torch.split(x, cut(size, comm.size), dim)
         return slices[comm.rank].clone(memory_format=torch.contiguous_format)
 
-    return x if comm.size == 1 else _linear(x, forward, lambda gradient: gather_from(gradient, comm, dim, size))
+    return _linear(x, comm, forward, lambda gradient: gather_from(gradient, comm, dim, size))
 
 
 def gather_from(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
     """Return all ranks' slices along `dim`, replicated. `size` is that of the whole dim, cut as by `scatter_to`."""
-    if comm.size == 1:
-        return x
-    return _linear(x, lambda x: _gathered(x, comm, dim, size), lambda gradient: scatter_to(gradient, comm, dim))
+    return _linear(x, comm, lambda x: _gathered(x, comm, dim, size), lambda gradient: scatter_to(gradient, comm, dim))
 
 
 def all_gather(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
     """Return all ranks' slices along `dim`, of `size` together, for every rank to compute its own with."""
-    if comm.size == 1:
-        return x
-    return _linear(x, lambda x: _gathered(x, comm, dim, size), lambda gradient: reduce_scatter(gradient, comm, dim))
+    return _linear(
+        x, comm, lambda x: _gathered(x, comm, dim, size), lambda gradient: reduce_scatter(gradient, comm, dim)
+    )
 
 
 def reduce_scatter(x: Tensor, comm: Communicator, dim: int) -> Tensor:
@@ -107,7 +103,7 @@ def reduce_scatter(x: Tensor, comm: Communicator, dim: int) -> Tensor:
         shard: Any = collectives.reduce_scatter(x.movedim(dim, 0).contiguous(), comm)
         return shard.movedim(0, dim).contiguous()  # type: ignore[no-any-return]
 
-    return x if comm.size == 1 else _linear(x, forward, lambda gradient: all_gather(gradient, comm, dim, size))
+    return _linear(x, comm, forward, lambda gradient: all_gather(gradient, comm, dim, size))
 
 
 def all_to_all(x: Tensor, comm: Communicator, send_counts: Counts = None, receive_counts: Counts = None) -> Tensor:
@@ -115,8 +111,6 @@ def all_to_all(x: Tensor, comm: Communicator, send_counts: Counts = None, receiv
 
     Without counts the chunks are `numpy.array_split`'s and n is the same on all ranks; see `collectives.all_to_all`.
     """
-    if comm.size == 1:
-        return x
     leaving = cut(x.shape[0], comm.size) if send_counts is None else list(send_counts)
     if send_counts is None:
         receive_counts = [leaving[comm.rank]] * comm.size
@@ -127,10 +121,13 @@ def all_to_all(x: Tensor, comm: Communicator, send_counts: Counts = None, receiv
     def forward(x: Tensor) -> Tensor:
         return collectives.all_to_all(x.contiguous(), comm, "auto", leaving, arriving)  # type: ignore[return-value]
 
-    return _linear(x, forward, lambda gradient: all_to_all(gradient, comm, arriving, leaving))
+    return _linear(x, comm, forward, lambda gradient: all_to_all(gradient, comm, arriving, leaving))
 
 
-def _linear(x: Tensor, forward: Map, adjoint: Map) -> Tensor:
+def _linear(x: Tensor, comm: Communicator, forward: Map, adjoint: Map) -> Tensor:
+    """Return what a map makes of `x`; on one rank `x` itself."""
+    if comm.size == 1:
+        return x
     return Linear.apply(x, forward, adjoint)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 from minidist.trace.events import Event
@@ -24,14 +23,6 @@ class Trace:
     def held(self, rank: int, when: float, bytes: int) -> None:
         """Say that `rank` holds `bytes` from the moment `when` on."""
         self.record(Event(rank, "held", "bytes held", when, when, bytes))
-
-    def ranks(self) -> list[int]:
-        """Return the ranks that recorded anything, sorted."""
-        return sorted({event.rank for event in self.events})
-
-    def as_rows(self) -> list[dict[str, object]]:
-        """Return the events as plain dictionaries, in order of time."""
-        return [asdict(event) for event in sorted(self.events, key=lambda event: (event.start, event.rank))]
 
     def save(self, path: str | Path) -> None:
         """Write Chrome trace JSON, which https://ui.perfetto.dev and chrome://tracing open."""

@@ -637,15 +637,15 @@ TENSOR = [
     Mutation(
         "the gradient of what enters a region is not summed",
         "minidist/parallel/adjoint.py",
-        old="return _linear(x, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))",
-        new="return _linear(x, lambda x: x.view_as(x), lambda gradient: gradient)",
+        old="return _linear(x, comm, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))",
+        new="return _linear(x, comm, lambda x: x.view_as(x), lambda gradient: gradient)",
         tests=(f"{ADJOINT}::test_backward_is_the_adjoint[copy_to-2]",),
     ),
     Mutation(
         "the backward of an all-gather keeps one rank's terms only",
         "minidist/parallel/adjoint.py",
-        old="lambda x: _gathered(x, comm, dim, size), lambda gradient: reduce_scatter(gradient, comm, dim))",
-        new="lambda x: _gathered(x, comm, dim, size), lambda gradient: scatter_to(gradient, comm, dim))",
+        old="lambda x: _gathered(x, comm, dim, size), lambda gradient: reduce_scatter(gradient, comm, dim)",
+        new="lambda x: _gathered(x, comm, dim, size), lambda gradient: scatter_to(gradient, comm, dim)",
         tests=(f"{ADJOINT}::test_backward_is_the_adjoint[all_gather-2]",),
     ),
     Mutation(

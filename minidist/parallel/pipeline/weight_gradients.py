@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minidist.parallel.tensor.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from minidist.parallel.tensor.tensor_parallel import PartOfLinear
 
 
 class Product(NamedTuple):
@@ -58,7 +58,7 @@ class WeightGradients:
     def take_over(self, module: nn.Module) -> None:
         """Have all linear layers in `module`, also those that are cut, get their weights' gradients here."""
         for layer in module.modules():
-            if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+            if isinstance(layer, PartOfLinear):
                 layer.product = Linear(self, layer, None)  # type: ignore[method-assign]
             elif type(layer) is nn.Linear:
                 layer.forward = Linear(self, layer, layer.bias)  # type: ignore[method-assign, assignment]

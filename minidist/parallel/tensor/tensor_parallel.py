@@ -142,13 +142,24 @@ class Boundary:
 # ---------------------------------------------------------------- the layers
 
 
-class ColumnParallelLinear(nn.Linear):
-    """Some outputs of a linear map: x [..., I] to [..., O/P]."""
+class PartOfLinear(nn.Linear):
+    """A linear layer whose weight has been cut, with parameters and sizes of its own part."""
 
-    def __init__(self, whole: nn.Linear, boundary: Boundary | None, gather: Communicator | None) -> None:
+    def __init__(self, whole: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.weight, self.bias = whole.weight, whole.bias
         self.out_features, self.in_features = whole.weight.shape
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ. A pipeline that puts weight gradients off has a product of its own."""
+        return F.linear(x, self.weight)
+
+
+class ColumnParallelLinear(PartOfLinear):
+    """Some outputs of a linear map: x [..., I] to [..., O/P]."""
+
+    def __init__(self, whole: nn.Linear, boundary: Boundary | None, gather: Communicator | None) -> None:
+        super().__init__(whole)
         self.all_features, self.boundary, self.gather = whole.out_features, boundary, gather
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,28 +168,18 @@ class ColumnParallelLinear(nn.Linear):
         pieces = pieces if self.bias is None else pieces + self.bias
         return pieces if self.gather is None else gather_from(pieces, self.gather, -1, self.all_features)
 
-    def product(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ. A pipeline that puts weight gradients off has a product of its own."""
-        return F.linear(x, self.weight)
 
-
-class RowParallelLinear(nn.Linear):
+class RowParallelLinear(PartOfLinear):
     """A linear map of which this rank has some inputs: x [..., I/P] to the sum over ranks [..., O]."""
 
     def __init__(self, whole: nn.Linear, boundary: Boundary) -> None:
-        nn.Module.__init__(self)
-        self.weight, self.bias = whole.weight, whole.bias
-        self.out_features, self.in_features = whole.weight.shape
+        super().__init__(whole)
         self.boundary = boundary
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply, add up, and only then add the bias, which every rank has whole."""
         total = self.boundary.leave(self.product(x))
         return total if self.bias is None else total + self.bias
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ, as of `ColumnParallelLinear`."""
-        return F.linear(x, self.weight)
 
 
 class VocabularyParallelEmbedding(nn.Module):

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import minidist
 from minidist.collectives import all_reduce
 from minidist.comm import Cluster, Communicator
-from minidist.draw.memory import draw_memory, sketch
+from minidist.draw.memory import draw_memory
 from minidist.memory.account.account import CATEGORIES, Account, Holder, Timeline, total
 from minidist.memory.account.equation import layer_activations_of, model_states
 from minidist.memory.precision.masters import MasterWeights
@@ -351,13 +351,6 @@ def test_the_table_tells_now_and_the_peaks() -> None:
         "peak 100.0 ms after the first sample",
     ]
     assert "0 B" in Account().table()
-
-
-def test_the_sketch_is_to_one_scale() -> None:
-    lines = sketch(timeline(0, 290, 700, 0, 0, 0), width=3).splitlines()
-    assert lines[0] == "parameters    ▁▁▁  100 B"
-    assert lines[3] == "activations   ▃▇   700 B"
-    assert lines[5] == "total         ▄█▁  800 B"
 
 
 def test_the_drawing(tmp_path: Path) -> None:
