@@ -6,22 +6,23 @@
     parameters      ██████████████████████
                     ├ forward ┤ backward ┤ step
 
+    account.watch(model, optimizer)
     with account.recording():
         loss = cross_entropy_sum(model(tokens), targets)
         loss.backward()
         optimizer.step()
-    print(account.table())
+    print(account.peaks)
 
-Storages are counted, not tensors and not the process's pages, at the size they have now: views share theirs, and a
-storage resized to 0 holds nothing. On the device `meta` a storage has a size as well, so a modelled cluster has an
-account too. Each storage counts *once*, in the first category that claims it: what holders say, parameters (with the
-model's buffers), gradients, optimizer, communication, activations. A piece of registered memory is one storage.
+The account counts storages at their present size, not tensors and not the process's pages. Views share a storage, and
+one resized to 0 holds nothing. A storage on the device `meta` has a size too, so a modelled cluster has an account.
+Each storage counts *once*, in the first category that claims it: what holders report, parameters (with the model's
+buffers), gradients, optimizer, communication, activations. A piece of registered memory is one storage.
 
-What a checkpoint, ours or torch's, computes again counts as activations while it is there. What is not seen: an
-operation's own temporaries, gradients on their way, and what saved-tensor hooks inside ours keep from forward.
+Tensors that a checkpoint recomputes, ours or torch's, count as activations while they exist. The account does not see
+an operation's own temporaries, gradients on their way, and what inner saved-tensor hooks keep from forward.
 
-Cost: a sample walks all tensors, about a microsecond each, and there are two for each tensor that autograd saves: 0.3 s
-a step for 4 layers, and four times as much for twice the layers. Every operation passes through Python.
+Cost: a sample visits all tensors, about a microsecond each, and autograd causes two samples for each tensor that it
+saves: 0.3 s a step for 4 layers, and four times as much for twice the layers. Every operation passes through Python.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ from torch.utils._pytree import tree_leaves
 
 from minidist.comm import Communicator
 from minidist.comm.buffers import address
-from minidist.trace.table import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Buffer
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "communication")
 
 Timeline: TypeAlias = list[tuple[float, dict[str, int]]]
-"""What was held from each moment on: seconds, and bytes by category."""
+"""Samples: the time in seconds, and the bytes held by category from then on."""
 
 
 @runtime_checkable
 class Holder(Protocol):
-    """What can say for what it holds its memory: a strategy that wraps a model or an optimizer."""
+    """A strategy, around a model or an optimizer, that reports the purpose of its memory."""
 
     def held(self) -> Mapping[str, Iterable[Buffer]]:
-        """Return tensors or arrays by category; they count there, whatever else they look like."""
+        """Return tensors or arrays by category; each counts there, whatever else it is."""
         ...
 
 
@@ -68,18 +68,16 @@ class Account:
     Parameters
     ----------
     comm : Communicator, optional
-        Its clock dates the samples, its trace gets an event whenever the total changes, its memory is watched.
-    device : str, optional
-        Count only what lies there, such as "cuda" or "cpu"; by default everything.
+        Its clock dates the samples, its trace gets an event for each of them, and its memory is watched.
 
     Attributes
     ----------
     timeline : Timeline
-        The samples that differed from the one before.
+        The samples that differ from the one before.
     """
 
-    def __init__(self, comm: Communicator | None = None, device: str | None = None) -> None:
-        self.comm, self.device = comm, device
+    def __init__(self, comm: Communicator | None = None) -> None:
+        self.comm = comm
         self.timeline: Timeline = []
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
@@ -94,7 +92,7 @@ class Account:
         optimizer: Optimizer | Holder | None = None,
         comm: Communicator | None = None,
     ) -> None:
-        """Count these too, as they are at each sample. Watch a model as it is trained, in its wrappers."""
+        """Count these too. Give the model as it is trained, wrapped in its strategies."""
         if model is not None:
             self.models.append(model)
             self.holders += [module for module in model.modules() if isinstance(module, Holder)]
@@ -107,9 +105,9 @@ class Account:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Follow what autograd saves; sample then, when it is used, and before and after each module and step.
+        """Sample whenever autograd saves or uses a tensor, around each module, and after each step.
 
-        Meanwhile autograd cannot tell that a saved tensor was changed in place, as with all saved-tensor hooks.
+        Meanwhile autograd does not notice when a saved tensor is changed in place: saved-tensor hooks disable that.
         """
         self.sample()
         with ExitStack() as hooks:
@@ -129,7 +127,7 @@ class Account:
         Raises
         ------
         ValueError
-            If a holder names a category that there is not.
+            If a holder names an unknown category.
         """
         windows = [(start, bytes) for comm in self.comms for start, bytes, _ in list(comm.registered.windows.values())]
         counted: set[int] = set()
@@ -137,12 +135,15 @@ class Account:
         for category, buffer in self._claims():
             if category not in held:
                 raise ValueError(f"held() names the category {category!r}: there are {', '.join(CATEGORIES)}")
-            start, bytes, device = _storage(buffer, windows)
-            if start not in counted and self.device in (None, device):
+            start, bytes = _storage(buffer, windows)
+            if start not in counted:
                 counted.add(start)
                 held[category] += bytes
         if not self.timeline or held != self.timeline[-1][1]:
-            self._note(held)
+            now = time.perf_counter() if self.comm is None else self.comm.clock()
+            self.timeline.append((now, held))
+            if self.comm is not None and self.comm.trace is not None:
+                self.comm.trace.held(self.comm.members[self.comm.rank], now, total(held))
         return held
 
     @property
@@ -152,35 +153,25 @@ class Account:
 
     @property
     def peak(self) -> dict[str, int]:
-        """Bytes by category when they were the most together."""
+        """Bytes by category at the moment of the largest total."""
         return max((held for _, held in self.timeline), key=total, default=self.now)
 
     @property
     def peaks(self) -> dict[str, int]:
-        """The most bytes of each category, at whatever moment that was."""
+        """The largest bytes of each category, each at its own moment."""
         return {name: max((held[name] for _, held in self.timeline), default=0) for name in CATEGORIES}
-
-    def table(self) -> str:
-        """Return the account as text: now, at the peak of all together, and each category's own peak."""
-        columns = [self.now, self.peak, self.peaks]
-        rows = [(name, *(format_bytes(column[name]) for column in columns)) for name in CATEGORIES]
-        rows.append(("total", format_bytes(total(self.now)), format_bytes(total(self.peak)), ""))
-        lines = [("", "now", "at the peak", "own peak"), *rows]
-        text = [f"{name:<13}{now:>12}{peak:>14}{own:>12}".rstrip() for name, now, peak, own in lines]
-        seconds = next((moment - self.timeline[0][0] for moment, held in self.timeline if held == self.peak), 0.0)
-        return "\n".join([*text, f"peak {format_seconds(seconds)} after the first sample"])
 
     # ---------------------------------------------------------------- what is held
 
     def _claims(self) -> Iterator[tuple[str, Buffer | torch.UntypedStorage]]:
-        """Yield everything there is with its category; of two that claim a storage, the first counts."""
+        """Yield every buffer with its category. Of two claims to one storage, the first counts."""
         for holder in self.holders:
             for category, buffers in holder.held().items():
                 yield from ((category, buffer) for buffer in buffers)
         parameters = [parameter for model in self.models for parameter in model.parameters()]
         yield from (("parameters", parameter) for parameter in parameters)
         yield from (("parameters", buffer) for model in self.models for buffer in model.buffers())
-        # What an optimizer steps and no model has is its own: the master weights of mixed precision.
+        # Parameters that no model has belong to the optimizer: the master weights of mixed precision.
         masters = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         yield from (("gradients", p.grad) for p in (*parameters, *masters) if p.grad is not None)
         yield from (("optimizer", master) for master in masters)
@@ -189,12 +180,6 @@ class Account:
         yield from (("communication", buffer) for comm in self.comms for buffer in _kept_by(comm))
         yield from (("activations", saved.tensor) for saved in self.saved)
         yield from (("activations", storage) for storage in self.recomputed)
-
-    def _note(self, held: dict[str, int]) -> None:
-        now = time.perf_counter() if self.comm is None else self.comm.clock()
-        self.timeline.append((now, held))
-        if self.comm is not None and self.comm.trace is not None:
-            self.comm.trace.held(self.comm.members[self.comm.rank], now, total(held))
 
     # ---------------------------------------------------------------- hooks
 
@@ -213,9 +198,9 @@ class Account:
 
 
 class Saved:
-    """What autograd keeps in place of a tensor, and drops when it would drop the tensor.
+    """Stands for a saved tensor: autograd keeps this object instead, and drops it when it would drop the tensor.
 
-    It holds the tensor without its history: an operation that saves its own output would keep itself alive.
+    It holds the tensor without its graph: an operation that saves its own output would otherwise keep itself alive.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -223,9 +208,10 @@ class Saved:
 
 
 class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts what a forward within backward makes into `made`, which shall not keep it, and calls `ended` after it.
+    """Finds recomputation: adds the storages that a forward within backward makes to `made`; then calls `ended`.
 
-    Hooks on saved tensors cannot do this: a checkpoint's own hooks hide what it recomputes from those around them.
+    Saved-tensor hooks cannot do this: a checkpoint's own hooks hide what it recomputes from the hooks around them.
+    `made` holds weak references, so that nothing is kept alive.
     """
 
     def __init__(self, made: weakref.WeakSet[torch.UntypedStorage], ended: Callable[[], object]) -> None:
@@ -233,7 +219,7 @@ class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made, self.ended, self.inside = made, ended, False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation. In backward, it is a forward's if gradients are enabled."""
+        """Run an operation. Within backward, enabled gradients mean that a forward runs."""
         before, self.inside = self.inside, torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
         if before and not self.inside:
             self.ended()
@@ -252,19 +238,19 @@ def total(held: Mapping[str, int]) -> int:
     return sum(held.values())
 
 
-def _storage(buffer: Buffer | torch.UntypedStorage, windows: list[tuple[int, int]]) -> tuple[int, int, str]:
-    """Return where the memory behind a buffer begins (a number, if it is meta), its bytes, and its device."""
+def _storage(buffer: Buffer | torch.UntypedStorage, windows: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return the address of a buffer's storage (a unique number, if it is meta), and its bytes."""
     if isinstance(buffer, np.ndarray):
-        start, bytes, device = address(buffer), buffer.nbytes, "cpu"
+        start, bytes = address(buffer), buffer.nbytes
     else:
         storage = buffer.untyped_storage() if isinstance(buffer, Tensor) else buffer
-        start, bytes, device = storage.data_ptr() or storage._cdata, storage.nbytes(), storage.device.type
+        start, bytes = storage.data_ptr() or storage._cdata, storage.nbytes()
     inside = (window for window in windows if window[0] <= start < window[0] + window[1])
-    return *next(inside, (start, bytes)), device
+    return next(inside, (start, bytes))
 
 
-def _kept_by(comm: Communicator) -> Iterator[Any]:
-    """Yield the registered memory of a communicator, and the temporaries of it and its subgroups."""
+def _kept_by(comm: Communicator) -> Iterator[Buffer]:
+    """Yield the registered memory of a communicator, and its temporaries, those of its subgroups included."""
     for _, _, memories in list(comm.registered.windows.values()):
         yield memories[comm.rank]
     for kept in list(comm.kept.values()):  # a stream's thread may add to it

@@ -1,14 +1,16 @@
-"""What the account should come out at: the formulas of two papers, and the exact count for our own GPT.
+"""What the account should show: the formulas of two papers, and the exact count for our own GPT.
 
     model states   2 + 2 + 12 bytes a parameter         parameters, gradients, Adam        (Rajbhandari et al. 2020)
     activations    sbh (34 + 5as/h) bytes a layer       s tokens, b sequences, h channels, a heads
                                                                                            (Korthikanti et al. 2022)
 
-ZeRO divides the first by the N data-parallel ranks, a category a stage; tensor and sequence parallelism divide the
-second by t ranks; flash attention, or selective recomputation, removes the 5as/h: the attention weights.
+Each stage of ZeRO divides one more category of model states by the N data-parallel ranks. Tensor and sequence
+parallelism divide the activations by t ranks. Flash attention, or selective recomputation, removes the attention
+weights, 5as/h.
 
-The 34 are of a GPT with GELU, dropout and 16 bits. A Llama with fused kernels comes to about the same: SwiGLU keeps
-three times 8/3 h in place of two times 4h, and has no dropout masks. Ours is unfused, to be read: see `activations_of`.
+The 34 bytes are those of a GPT with GELU, dropout and 16 bits. A Llama with fused kernels needs about as many: SwiGLU
+saves three times 8/3 h instead of two times 4h, and there are no dropout masks. Our GPT is not fused, because it is
+meant to be read: `activations_of` counts it exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from minidist.model import GPTConfig
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes of a model's parameters, gradients and optimizer state: of one parameter, or of all that a rank holds."""
+    """Bytes of parameters, gradients and optimizer state: for one parameter, or for all parameters of a rank."""
 
     parameters: float
     gradients: float
@@ -35,9 +37,6 @@ class ModelStates:
 MIXED_PRECISION_ADAM = ModelStates(2, 2, 12)
 """16-bit parameters and gradients; master weights, momentum and variance in float32. (ZeRO, section 3.1.)"""
 
-WITHOUT_MASTER_WEIGHTS = ModelStates(2, 2, 8)
-"""The same less the float32 master weights: the 16-bit parameters are updated themselves, and lose small updates."""
-
 SINGLE_PRECISION_ADAM = ModelStates(4, 4, 8)
 """Everything in float32: the parameters are their own masters."""
 
@@ -45,7 +44,7 @@ SINGLE_PRECISION_ADAM = ModelStates(4, 4, 8)
 def model_states(
     parameters: float, ranks: int = 1, stage: int = 0, each: ModelStates = MIXED_PRECISION_ADAM
 ) -> ModelStates:
-    """Return the bytes that each of the data-parallel ranks holds. (ZeRO, section 5 and table 1.)
+    """Return the bytes that each data-parallel rank holds. (ZeRO, section 5 and table 1.)
 
         stage 0   P (2 + 2 + 12)           plain data parallelism
         stage 1   P (2 + 2 + 12/N)         P_os
@@ -55,11 +54,16 @@ def model_states(
     Parameters
     ----------
     parameters : float
-        How many the model has (P).
+        Number of parameters of the model (P).
     ranks, stage : int
-        Data-parallel ranks (N), and the stage of ZeRO, 0 to 3.
+        Number of data-parallel ranks (N), and the stage of ZeRO, 0 to 3.
     each : ModelStates
-        Bytes of one parameter.
+        Bytes for one parameter.
+
+    Raises
+    ------
+    ValueError
+        If there is no such stage.
     """
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"stage={stage} is no stage of ZeRO: use 1, 2 or 3, or 0 for plain data parallelism")
@@ -79,13 +83,13 @@ def layer_activations(
     sequence_parallel: bool = False,
     attention_weights: bool = True,
 ) -> float:
-    """Return the bytes that one layer of a GPT keeps for backward on each rank. (Korthikanti et al. 2022.)
+    """Return the bytes that each rank saves for backward in one layer of a GPT. (Korthikanti et al. 2022.)
 
     equation 1   sbh (34 + 5as/h)              one rank
     equation 2   sbh (10 + 24/t + 5as/(ht))    tensor parallel: the norms, dropouts and inputs stay whole
     equation 4   sbh/t (34 + 5as/h)            and sequence parallel: nothing stays whole
-    equation 6   sbh/t (34)                    and without `attention_weights`, which selective recomputation, or
-                                               flash attention, computes again
+    equation 6   sbh/t (34)                    and without `attention_weights`: selective recomputation or flash
+                                               attention computes them again
     """
     whole = 10 / (tp if sequence_parallel else 1)
     weights = 5 * heads * sequence / hidden if attention_weights else 0
@@ -93,27 +97,26 @@ def layer_activations(
 
 
 def layer_input(sequence: int, batch: int, hidden: int) -> float:
-    """Return the bytes that a layer keeps under full recomputation, its input: 2sbh. (Korthikanti et al., table 2.)"""
+    """Return the bytes of a layer's input, all that full recomputation saves: 2sbh. (Korthikanti et al., table 2.)"""
     return 2 * sequence * batch * hidden
 
 
-def layers_in_flight(layers: int, pp: int, microbatches: int, chunks: int = 1) -> float:
-    """Return for how many layers the first pipeline stage keeps activations. (Korthikanti et al., section 4.3.)
+def layers_in_flight(layers: int, pp: int, microbatches: int) -> int:
+    """Return for how many layers the first pipeline stage holds activations. (Korthikanti et al., section 4.3.)
 
-    1F1B has `pp` microbatches under way there, of layers/pp layers each: those of the whole model (equation 5).
-    Interleaving with `chunks` pieces of the model a rank keeps 1 + (pp - 1)/(pp * chunks) times as many.
+    1F1B has `pp` microbatches in flight there, each with the activations of layers/pp layers: together as many as the
+    whole model has layers (equation 5).
     """
-    interleaved = 1 + (pp - 1) / (pp * chunks) if chunks > 1 else 1
-    return -(-layers // pp) * min(pp, microbatches) * interleaved
+    return -(-layers // pp) * min(pp, microbatches)
 
 
 def embedding_and_loss(
     sequence: int, batch: int, hidden: int, vocabulary: int, tp: int = 1, pp: int = 1, in_flight: int = 1
 ) -> float:
-    """Return the bytes that the first stage keeps outside its layers. (Korthikanti et al., section 4.3.)
+    """Return the bytes that the first stage saves outside its layers. (Korthikanti et al., section 4.3.)
 
-    sbh/t for the dropout of the embedding (sequence parallel), for each microbatch under way. Without a pipeline the
-    first stage is the last too: 4sbh/t (1 + v/h) for the final norm, the head, and the logits in float32.
+    Each microbatch in flight takes sbh/t for the dropout of the embedding (sequence parallel). Without a pipeline the
+    first stage is the last too, and 4sbh/t (1 + v/h) come on top: the final norm, the head, and the logits in float32.
     """
     tokens = sequence * batch / tp
     return tokens * hidden * in_flight + (4 * tokens * (hidden + vocabulary) if pp == 1 else 0)
@@ -125,8 +128,8 @@ def embedding_and_loss(
 def layer_activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True) -> int:
     """Return the bytes that autograd saves in one layer of `minidist.model.GPT`.
 
-    Each line is what `gpt.py` computes, in its order. In 16 bits the norms square a float32 copy of their input. It is
-    the count of a CPU; a kernel that writes its heads side by side needs no copy to merge them.
+    Each line stands for what `gpt.py` computes, in the same order. In 16 bits the norms square a float32 copy of their
+    input. The count holds for a CPU: a GPU kernel that writes its heads side by side needs no copy to merge them.
 
     Parameters
     ----------
@@ -135,19 +138,20 @@ def layer_activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: 
     batch, time : int
         Sequences, and tokens in each.
     dtype_bytes : int
-        Of an element of parameters and activations: 2, 4 or 8.
+        Bytes of one element of parameters and activations: 2, 4 or 8.
     flash : bool
-        Whether torch's fused attention runs. Its plain one, which is all that the device `meta` has, keeps the T x T
-        weights, and copies of shared keys and values (as it was counted in float32 and float64).
+        Whether torch's fused attention runs. The plain one, the only one on the device `meta`, saves the T x T weights,
+        and copies of shared keys and values (counted in float32 and float64).
     """
     channels, key_channels = config.hidden, config.key_value_heads * config.head_dim
     tokens, wide_bytes = batch * time, max(4, dtype_bytes)
-    norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels  # input, 1/root; normalised, scaled: a token
+    # Bytes of each token.
+    norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels  # input and 1/root; normalised and scaled
     if flash:
-        attention = dtype_bytes * (3 * channels + 2 * key_channels)  # q k v found, and found with the heads merged
+        attention = dtype_bytes * (3 * channels + 2 * key_channels)  # q, k, v, found; found with its heads merged
         attention += wide_bytes * config.heads  # log-sum-exp
     else:
-        attention = dtype_bytes * (4 * channels + config.heads * time)  # q k v merged; weights
+        attention = dtype_bytes * (4 * channels + config.heads * time)  # q, k, v, found, merged; the weights
     mlp = dtype_bytes * 4 * config.intermediate  # gate, silu(gate), up, and their product
     masks = 2 * channels if config.dropout else 0
     return tokens * (2 * norm + attention + mlp + masks)
@@ -156,7 +160,8 @@ def layer_activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: 
 def activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True) -> int:
     """Return the bytes that autograd saves in a forward pass of the model and `cross_entropy_sum`.
 
-    Beside the layers: the rotary table, the final norm, the probabilities, tokens and targets.
+    Besides the layers: the rotary table, the final norm, the probabilities, the tokens and the targets. Parameters as
+    for `layer_activations_of`.
     """
     channels, wide_bytes = config.hidden, max(4, dtype_bytes)
     norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels

@@ -2,9 +2,8 @@
 
     estimate(7e9, layers=32, hidden=4096, batch=1, sequence=4096, heads=32, vocabulary=32000, dp=8, zero=1)
 
-The formulas are those of `equation.py`; the GPU is one of the first pipeline stage, which holds the most: 1F1B has a
-microbatch under way there for each stage behind it. It leaves out what a framework and its libraries take for
-themselves (one to two GB a GPU).
+The formulas are those of `equation.py`. The GPU is one of the first pipeline stage, which holds the most: 1F1B has a
+microbatch in flight there for each later stage. The framework and its libraries need one to two GB more on each GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Literal
 
 from minidist.memory.account.equation import (
     MIXED_PRECISION_ADAM,
-    ModelStates,
     embedding_and_loss,
     layer_activations,
     layer_input,
@@ -29,7 +27,7 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one GPU, by category; `fragmentation` is the factor for what the allocator holds beyond them."""
+    """Bytes of one GPU, by category. The allocator holds `fragmentation` times as many."""
 
     parameters: float
     gradients: float
@@ -64,45 +62,40 @@ def estimate(
     pp: int = 1,
     dp: int = 1,
     zero: int = 0,
-    microbatches: int | None = None,
     recompute: Recompute = "none",
     sequence_parallel: bool = False,
     flash: bool = True,
     tied: bool = False,
-    each: ModelStates = MIXED_PRECISION_ADAM,
     fragmentation: float = 1.05,
 ) -> Estimate:
-    """Return what a GPU of the first stage holds at its peak, in bytes.
+    """Return the bytes that a GPU of the first stage holds at its peak, with mixed-precision Adam.
 
     Parameters
     ----------
     parameters : float
-        Of the whole model.
+        Number of parameters of the whole model.
     layers, hidden, heads, vocabulary, sequence : int
-        Its sizes, and tokens of a sequence.
+        Sizes of the model, and tokens of a sequence.
     batch : int
         Sequences of one microbatch.
     tp, pp, dp, zero : int
         Ranks on the tensor, pipeline and data axis; stage of ZeRO on the data axis.
-    microbatches : int, optional
-        Of one step; by default enough to fill the pipeline.
     recompute : {"none", "selective", "full"}
-        Nothing; the attention weights; all of a layer but its input. What is recomputed is there a layer at a time.
+        Recompute nothing, the attention weights, or all of a layer but its input; one layer at a time.
     sequence_parallel, flash, tied : bool
-        Split also what tp leaves whole; never hold attention weights; the head is the embedding's matrix.
-    each : ModelStates
-        Bytes of one parameter, its gradient and its optimizer state.
+        Whether the sequence axis splits what tp leaves whole, whether attention weights are never stored, and whether
+        the head uses the embedding's matrix.
     fragmentation : float
-        Factor on everything for what the allocator cannot use; 1.05 is a guess, to be replaced by a measurement.
+        Factor on everything for memory that the allocator cannot use; 1.05 is a guess: replace it by a measurement.
 
-    Communication is one of the gathered input (sequence parallel), two boundary activations (pipeline), the gradients
-    of the layer that is being reduced (ZeRO 2 and 3) and two gathered layers, one at work and the next (ZeRO 3). DDP's
-    buckets are the gradients. In a pipeline it is all the same of what a stage has, P parameters:
+    A step has at least `pp` microbatches. Communication is the sum of one gathered input (sequence parallel), two
+    boundary activations (pipeline), the gradients of the layer that is being reduced (ZeRO 2 and 3), and two gathered
+    layers: the present and the next (ZeRO 3). DDP's buckets are the gradients. For a pipeline stage of P parameters:
 
-        ZeRO 2   2 P + (2 + 12)/N P + 2 layer            in each microbatch the gradients of a layer are reduced as
-        ZeRO 3   (2 + 2 + 12)/N P + (2 + 2 * 2) layer    soon as they are there, so no stage ever holds all of them
+        ZeRO 2   2 P + (2 + 12)/N P + 2 layer            each microbatch reduces the gradients of a layer as soon as
+        ZeRO 3   (2 + 2 + 12)/N P + (2 + 2 * 2) layer    it has them, so no stage ever holds all gradients
 
-    which costs messages, not memory: with m microbatches ZeRO 2 and 3 send m times what they send with one.
+    That saves memory and costs messages: with m microbatches ZeRO 2 and 3 send m times what they send with one.
 
     Raises
     ------
@@ -110,13 +103,11 @@ def estimate(
         If the sizes and the layout do not fit together.
     """
     _check_whole(layers=layers, hidden=hidden, batch=batch, sequence=sequence, heads=heads, tp=tp, pp=pp, dp=dp)
-    _check_whole(microbatches=1 if microbatches is None else microbatches)
     _check_layout(layers, hidden, heads, tp, pp, recompute)
-    under_way = pp if microbatches is None else min(pp, microbatches)
     ends = vocabulary * hidden
     layer_parameters = (parameters - ends * (1 if tied else 2)) / layers / tp
     own = parameters / tp if pp == 1 else layer_parameters * -(-layers // pp) + ends / tp
-    states = model_states(own, dp, zero, each)
+    states = model_states(own, dp, zero)
 
     whole = layer_activations(sequence, batch, hidden, heads, tp, sequence_parallel, attention_weights=not flash)
     boundary = layer_input(sequence, batch, hidden) / (tp if sequence_parallel else 1)
@@ -126,13 +117,13 @@ def estimate(
         "full": boundary,
     }[recompute]
     at_work = whole if recompute == "full" else whole - a_layer
-    activations = layers_in_flight(layers, pp, under_way) * a_layer + at_work
-    activations += embedding_and_loss(sequence, batch, hidden, vocabulary, tp, pp, under_way)
+    activations = layers_in_flight(layers, pp, microbatches=pp) * a_layer + at_work
+    activations += embedding_and_loss(sequence, batch, hidden, vocabulary, tp, pp, in_flight=pp)
 
     communication = boundary * tp if tp > 1 and sequence_parallel else 0
     communication += 2 * boundary if pp > 1 else 0
-    communication += layer_parameters * each.gradients if zero >= 2 else 0
-    communication += 2 * layer_parameters * each.parameters if zero == 3 else 0
+    communication += layer_parameters * MIXED_PRECISION_ADAM.gradients if zero >= 2 else 0
+    communication += 2 * layer_parameters * MIXED_PRECISION_ADAM.parameters if zero == 3 else 0
     return Estimate(states.parameters, states.gradients, states.optimizer, activations, communication, fragmentation)
 
 
@@ -143,7 +134,7 @@ def _check_whole(**sizes: int) -> None:
 
 
 def _check_layout(layers: int, hidden: int, heads: int, tp: int, pp: int, recompute: str) -> None:
-    """Refuse a layout that cannot be."""
+    """Refuse an unknown policy, and sizes that the layout does not divide."""
     if recompute not in ("none", "selective", "full"):
         raise ValueError(f"recompute={recompute!r} is not known: use 'none', 'selective' or 'full'")
     if layers < pp:

@@ -8,14 +8,15 @@
     backward   d_input = d_output · weight        E5M2 · E4M3     is divided by both scales; sums are float32
                d_weight = d_outputᵀ · input       E5M2 · E4M3
 
-A scale moves the largest magnitude of a tensor (its *amax*) to the upper end of the format. To know that before the
-cast would take a second look at the tensor, and with the tensor spread over ranks a message. So scaling is *delayed*:
-it goes by the largest amax of the last steps, and `update_scales` reduces those of the whole model in one message a
-step. What outgrows the past saturates at the largest number, until the next step has seen it. Scales are powers of
-two: multiplying by them rounds nothing, so an element within range is off by half a step of the format at most.
+A scale moves the largest magnitude of a tensor (its *amax*) to the upper end of the format. Finding the amax before the
+cast takes a second pass over the tensor, and a message if the tensor is spread over ranks. *Delayed* scaling avoids
+both: it uses the largest amax of the last steps, and `update_scales` reduces the amaxes of the whole model in one
+all-reduce a step. A tensor that outgrows its past saturates at the format's largest number for one step. Scales are
+powers of two. Multiplying by them rounds nothing, so an element within range is off by at most half a step of the
+format.
 
-The input is kept for backward in 8 bits, a quarter of float32's. A GPU of Hopper's generation multiplies twice as fast
-as in 16 bits; elsewhere the product is emulated in float32, for the same numbers and no speed.
+Backward keeps the input in 8 bits, a quarter of float32. A GPU of the Hopper generation multiplies float8 twice as fast
+as 16 bits. Elsewhere float32 emulates the product: the same numbers, no speed.
 (Micikevicius et al. 2022, "FP8 formats for deep learning"; delayed scaling as in NVIDIA's Transformer Engine.)
 """
 
@@ -35,14 +36,14 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str, ...] = ("head",)) -> list[str]:
-    """Replace the linear layers of a model by `Float8Linear`, which share their parameters; return their names.
+    """Replace the linear layers of a model by `Float8Linear` with the same parameters; return their names.
 
     Parameters
     ----------
     model : nn.Module
-        On its device. Its parameters keep their names and dtype, and remain what the optimizer updates.
+        Already on its device. Parameters keep their names and dtype; the optimizer updates them as before.
     history : int
-        Steps whose amax a scale goes by.
+        Number of steps whose amaxes decide the scale.
     margin : int
         Powers of two left free above the amax, for tensors that grow: gradients double when a loss scale does.
     skip : tuple of str
@@ -51,7 +52,7 @@ def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str
     Raises
     ------
     ValueError
-        If `history` or `margin` cannot be, or there is no linear layer to replace.
+        If `history` is below 1, `margin` is below 0, or there is no linear layer to replace.
     """
     if history < 1 or margin < 0:
         raise ValueError(f"{history=}, {margin=}: scales go by at least 1 step, and leave 0 or more powers of two free")
@@ -71,45 +72,37 @@ def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str
 
 
 def update_scales(model: nn.Module, *comms: Communicator) -> None:
-    """Let the scales of the next step know the amaxes of this one. Collective; call it once a step, after backward.
+    """Enter the amaxes of this step into the scales of the next. Collective; call it once a step, after backward.
 
     Parameters
     ----------
     model : nn.Module
-        What `to_fp8` was applied to.
+        The model that `to_fp8` changed.
     comms : Communicator
-        The axes whose ranks hold parts of the same tensors: of the batch, the sequence, or the layer itself. One
-        all-reduce of 12 bytes a layer along each.
+        The axes whose ranks hold parts of the same tensors: of the batch, the sequence, or the layer itself. Each axis
+        costs one all-reduce of 12 bytes a layer.
     """
     scales = scales_of(model)
     if not scales:
         return
     amaxes = torch.stack([scale.amax for scale in scales])
-    amaxes = torch.where(amaxes.isfinite(), amaxes, 0)  # an overflow says nothing of the sizes to come
+    amaxes = torch.where(amaxes.isfinite(), amaxes, 0)  # an overflow says nothing about later sizes
     for comm in comms:
         all_reduce(amaxes, comm, op="max")
     for scale, amax in zip(scales, amaxes, strict=True):
         scale.remember(amax)
 
 
-def histories(model: nn.Module) -> Tensor:
-    """Return what the scales go by, for a checkpoint: the amaxes of the last steps, [3 * layers, history]."""
-    return torch.stack([scale.history for scale in scales_of(model)])
-
-
-def load_histories(model: nn.Module, saved: Tensor) -> None:
-    """Let the scales go by what another run has seen, so that it continues bit for bit."""
-    for scale, history in zip(scales_of(model), saved, strict=True):
-        scale.history.copy_(history)
-
-
 def scales_of(model: nn.Module) -> list[DelayedScale]:
-    """Return the scales of all float8 layers: of input, weight, and the output's gradient, layer by layer."""
+    """Return the scales of all float8 layers: of input, weight, and the output's gradient, layer by layer.
+
+    A run continues bit for bit from a checkpoint that holds the `history` of each.
+    """
     return [scale for module in model.modules() if isinstance(module, Float8Linear) for scale in module.scales]
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer that multiplies in float8. Its parameters are those of `linear`, in their own dtype."""
+    """A linear layer that multiplies in float8. It shares the parameters of `linear`, in their own dtype."""
 
     def __init__(self, linear: nn.Linear, history: int = 16, margin: int = 0) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
@@ -119,20 +112,20 @@ class Float8Linear(nn.Linear):
         self.scales = tuple(DelayedScale(dtype, history, margin, device) for dtype in (E4M3, E4M3, E5M2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x weightᵀ + bias, of the dtype of `x` [..., D]. Only in training does a scale learn of its amax."""
+        """Return x weightᵀ + bias in the dtype of `x` [..., D]. Scales learn their amaxes in training only."""
         product: Tensor = Float8Product.apply(x, self.weight, self.scales, self.training)  # type: ignore[no-untyped-call]
         return product if self.bias is None else product + self.bias
 
 
 class DelayedScale:
-    """The scale of one tensor, by the largest magnitudes of its last steps.
+    """The scale of one tensor, derived from its largest magnitudes in the last steps.
 
     Attributes
     ----------
     amax : Tensor
         The largest magnitude on this rank since the last `update_scales`; a scalar.
     history : Tensor
-        Those of the last steps, over all ranks, the newest first; 0 where nothing is known.
+        The amaxes of the last steps over all ranks [history], newest first; 0 where nothing is known.
     """
 
     def __init__(self, dtype: torch.dtype, history: int, margin: int, device: torch.device) -> None:
@@ -143,7 +136,7 @@ class DelayedScale:
     def cast(self, x: Tensor, learn: bool) -> tuple[Tensor, Tensor]:
         """Return `x` in float8, and its scale.
 
-        One element that is not finite makes all of them not a number: saturated, nobody would see the overflow.
+        One element that is not finite turns all of them into NaN: saturating it would hide the overflow.
         """
         amax = torch.linalg.vector_norm(x, torch.inf).float() if x.numel() else torch.zeros_like(self.amax)
         if learn:
@@ -160,11 +153,11 @@ class DelayedScale:
 
 
 class Float8Product(torch.autograd.Function):
-    """x weightᵀ, and its two gradients."""
+    """The product x weightᵀ, and its two gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scales: tuple[DelayedScale, ...], learn: bool) -> Tensor:
-        """Multiply [..., D] by [N, D]ᵀ, keeping both in float8."""
+        """Multiply [..., D] by [N, D]ᵀ, and save both in float8."""
         ctx.gradient_scale, ctx.learn, ctx.dtype = scales[2], learn, weight.dtype
         x8, x_scale = scales[0].cast(x.reshape(-1, x.shape[-1]), learn)  # [M, D]
         weight8, weight_scale = scales[1].cast(weight, learn)  # [N, D]
@@ -175,7 +168,7 @@ class Float8Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Multiply the gradient of the output, in float8 too, by what was kept."""
+        """Multiply the gradient of the output, in float8 too, by the saved operands."""
         x8, x_scale, weight8, weight_scale = ctx.saved_tensors
         g8, g_scale = ctx.gradient_scale.cast(gradient.reshape(-1, len(weight8)), ctx.learn)  # [M, N]
         d_x = d_weight = None
@@ -200,7 +193,7 @@ def scaled_matmul(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype:
 
 
 def multiply_on_tensor_cores(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Have torch call the hardware, which multiplies by the reciprocals of the scales."""
+    """Call the hardware's product, which multiplies by the reciprocals of the scales. Shapes as in `scaled_matmul`."""
     rows, columns = a.contiguous(), b.t().contiguous().t()
     product: Tensor = torch._scaled_mm(rows, columns, a_scale.reciprocal(), b_scale.reciprocal(), out_dtype=dtype)
     return product
@@ -213,11 +206,11 @@ def scale_for(amax: Tensor, dtype: torch.dtype, margin: int = 0) -> Tensor:
 
 
 def quantize(x: Tensor, dtype: torch.dtype, scale: Tensor | float = 1.0) -> Tensor:
-    """Return `x * scale` rounded to the nearest of a float8 format; beyond its largest, the largest."""
+    """Return `x * scale` rounded to the nearest number of a float8 format, saturated at its largest."""
     largest = torch.finfo(dtype).max
     return (x.float() * scale).clamp(-largest, largest).to(dtype)
 
 
 def dequantize(x8: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Return what `quantize` has left of its `x`, in float32."""
+    """Undo `quantize`, up to rounding: return `x8 / scale` in float32."""
     return x8.float() / scale

@@ -137,13 +137,6 @@ def test_master_weights_belong_to_the_optimizer() -> None:
     assert account.sample() == expected(parameters=64, gradients=128, optimizer=128)
 
 
-def test_only_one_device_is_counted_if_one_is_named() -> None:
-    account = Account(device="cpu")
-    account.watch(nn.Linear(4, 4, bias=False, device="meta"))
-    account.watch(nn.Linear(2, 4, bias=False))
-    assert account.sample() == expected(parameters=32)
-
-
 @pytest.mark.parametrize("recomputed", (False, True))
 def test_what_is_recomputed_counts_while_it_is_there(recomputed: bool) -> None:
     """A checkpoint that is an autograd Function: forward keeps the inputs, backward has a layer at a time."""
@@ -336,21 +329,6 @@ def test_meta_tensors_on_a_modelled_cluster() -> None:
 
 def timeline(*totals: int) -> Timeline:
     return [(0.1 * number, expected(parameters=100, activations=each)) for number, each in enumerate(totals)]
-
-
-def test_the_table_tells_now_and_the_peaks() -> None:
-    account = Account()
-    account.timeline = timeline(0, 924, 0)
-    assert account.table().splitlines()[1:] == [
-        "parameters          100 B         100 B       100 B",
-        "gradients             0 B           0 B         0 B",
-        "optimizer             0 B           0 B         0 B",
-        "activations           0 B         924 B       924 B",
-        "communication         0 B           0 B         0 B",
-        "total               100 B       1.0 KiB",
-        "peak 100.0 ms after the first sample",
-    ]
-    assert "0 B" in Account().table()
 
 
 def test_the_drawing(tmp_path: Path) -> None:
