@@ -1,4 +1,4 @@
-"""The mesh: ranks as an array with named axes; a group is a slice of it.
+"""The mesh: an array of ranks with named axes. A group is a slice of the array.
 
     Layout(dp=2, pp=2, tp=2)
 
@@ -6,29 +6,31 @@
     dp 0     [0 1]    [2 3]          pipeline parallel groups    (0 2) (1 3) (4 6) (5 7)
     dp 1     [4 5]    [6 7]          data parallel groups        (0 4) (1 5) (2 6) (3 7)      far apart
 
-Launchers number the ranks node by node, so the innermost axis has the fastest links. Tensor parallelism is innermost:
-it sends activations several times a layer, and little hides that. Context parallelism sends keys and values once a
-layer, behind attention; a pipeline sends the activations of a stage once a microbatch; data parallelism, outermost,
-sends gradients once a step, behind backward. (Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.)
+Launchers number the ranks node by node, so the innermost axis has the fastest links. The axis that sends most comes
+innermost:
 
-Experts live on the data axes. Every rank along `dp` and `cp` has a copy of the dense layers. For the experts the same
-ranks are cut another way, into `edp` times `ep`: dealt out among `ep` neighbours, since tokens travel there and back in
-every layer, and `edp` copies of that. (Singh et al. 2023.)
+    tp   tensor parallelism     activations, several times a layer; little computation hides them
+    cp   context parallelism    keys and values, once a layer, while attention computes
+    pp   pipeline parallelism   the activations of a stage, once a microbatch
+    dp   data parallelism       gradients, once a step, while backward computes
+
+(Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.)
+
+Experts live on the data axes. Every rank along `dp` and `cp` has a copy of the dense layers. Experts divide the same
+dp * cp ranks in another way: `ep` neighbouring ranks share the experts, because tokens travel to an expert and back in
+every layer, and there are `edp` copies of such a group. (Singh et al. 2023.)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from minidist.comm.communicator import Communicator
-    from minidist.comm.threads_wire.cluster import Cluster
+from minidist.comm import Cluster, Communicator
 
 AXES = ("dp", "pp", "cp", "tp")  # outermost first
 EXPERT_AXES = ("edp", "ep", "pp", "tp")  # the same ranks: edp * ep = dp * cp
@@ -38,14 +40,14 @@ Ranks = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks lie along each axis. Plain data: no process is needed to look at it.
+    """The number of ranks along each axis. It is plain data: using it needs no process.
 
     Attributes
     ----------
     dp, pp, cp, tp : int
         Data, pipeline, context and tensor parallel size.
     ep : int
-        Expert parallel size; the expert groups are taken from the `dp * cp` ranks of the data axes, which it divides.
+        Expert parallel size. Expert groups consist of ranks of the data axes, so it must divide `dp * cp`.
 
     Raises
     ------
@@ -92,7 +94,7 @@ class Layout:
         return self.ranks.transpose(0, 2, 1, 3).reshape(self.edp, self.ep, self.pp, self.tp)
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Return where a rank lies on every axis, `ep` and `edp` included."""
+        """Return the coordinate of a rank on every axis, `ep` and `edp` included; ValueError for an unknown rank."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}")
         dp, pp, cp, tp = (int(index) for index in np.unravel_index(rank, self.ranks.shape))
@@ -102,36 +104,32 @@ class Layout:
     # ---------------------------------------------------------------- groups
 
     def group(self, axes: str | Iterable[str], rank: int) -> tuple[int, ...]:
-        """Return the ranks that differ from `rank` along these axes only, in order, itself included.
+        """Return the ranks whose coordinates equal those of `rank` on all other axes, sorted, `rank` included.
 
         `group("tp", 5)` or `group(("dp", "cp"), 5)`.
 
         Raises
         ------
         ValueError
-            For an axis that does not exist, or `ep` or `edp` together with `dp` or `cp`, which cut the same ranks.
+            For an unknown axis or rank, and for `ep` or `edp` together with `dp` or `cp`, which divide the same ranks.
         """
-        axes, names = _known(axes)
-        here = self.coordinate(rank)
-        members = self._array(names)[tuple(slice(None) if axis in axes else here[axis] for axis in names)]
-        return tuple(sorted(members.ravel().tolist()))
+        self.coordinate(rank)  # refuses an unknown rank
+        return next(group for group in self.groups(axes) if rank in group)
 
     def groups(self, axes: str | Iterable[str]) -> list[tuple[int, ...]]:
         """Return every group along these axes, in the order of their first ranks. Raises as `group`."""
         axes, names = _known(axes)
+        array = self.ranks if names == AXES else self.expert_ranks
         inside = [names.index(axis) for axis in axes]
-        array = np.moveaxis(self._array(names), inside, range(-len(inside), 0))
+        array = np.moveaxis(array, inside, range(-len(inside), 0))
         rows = array.reshape(-1, math.prod(array.shape[len(names) - len(inside) :])).tolist()
         return sorted(tuple(sorted(row)) for row in rows)
 
-    def _array(self, names: tuple[str, ...]) -> Ranks:
-        return self.ranks if names == AXES else self.expert_ranks
-
     def links(self, cluster: Cluster) -> dict[str, str]:
-        """Return which links of a cluster the messages along each axis take.
+        """Return which links of a cluster the messages along each axis use.
 
-        `none`: one rank sends none. `inside`: each group lies within a node. `across`: no two ranks of a group share a
-        node. `both`: groups of several nodes with several ranks in one, where hierarchical collectives pay.
+        `none`: the group is one rank. `inside`: each group lies within a node. `across`: no two ranks of a group share
+        a node. `both`: a group spans several nodes and has several ranks in one, so hierarchical collectives pay.
         """
         cluster.check(self.size)
         return {axis: self._link(axis, cluster) for axis in (*AXES, "ep", "edp")}
@@ -148,7 +146,7 @@ class Layout:
     # ---------------------------------------------------------------- words
 
     def check(self, ranks: int) -> None:
-        """Raise ValueError, with a way out, unless the layout has just so many ranks."""
+        """Raise ValueError, naming ways out, unless the layout has exactly this number of ranks."""
         if ranks == self.size:
             return
         sizes = {axis: getattr(self, axis) for axis in AXES}
@@ -162,8 +160,8 @@ class Layout:
         started = f"{ranks} rank was" if ranks == 1 else f"{ranks} ranks were"
         raise ValueError(f"{'*'.join(named)} = {self.size}, but {started} started: use {', or '.join(fixes)}")
 
-    def describe(self) -> str:
-        """Return a picture: down `dp`, across `pp`, and a bracket of `tp` ranks for each place on `cp`."""
+    def __str__(self) -> str:
+        """Return a picture: a row for each `dp`, a column for each `pp`, a bracket of `tp` ranks for each `cp`."""
         sizes = " × ".join(f"{axis}={size}" for axis, size in asdict(self).items() if size > 1 and axis != "ep")
         cells = [["".join(map(_bracket, stage)) for stage in replica] for replica in self.ranks]
         width = max(len(cell) for row in cells for cell in row)
@@ -174,26 +172,23 @@ class Layout:
             lines.append(f"ep={self.ep}".ljust(8) + " ".join(map(_bracket, self.groups("ep"))))
         return "\n".join(line.rstrip() for line in lines)
 
-    def __str__(self) -> str:
-        return self.describe()
-
 
 class Mesh:
-    """A layout brought to life: a communicator along every axis. Making one is collective.
+    """The communicators of a layout, one along every axis. Making a mesh is collective.
 
     Attributes
     ----------
     world : Communicator
         All ranks.
     dp, pp, cp, tp, ep : Communicator
-        This rank's group along that axis; of this rank alone where the axis has size 1.
+        This rank's group along that axis; this rank alone where the axis has size 1.
     coordinate : dict[str, int]
-        Where this rank lies on every axis.
+        The coordinate of this rank on every axis.
 
     Raises
     ------
     ValueError
-        On every rank, before anything is sent, if the layout has not as many ranks as `comm`.
+        On every rank, before anything is sent, if the layout and `comm` differ in the number of ranks.
     """
 
     def __init__(self, comm: Communicator, layout: Layout) -> None:
@@ -206,7 +201,7 @@ class Mesh:
     def over(self, *axes: str) -> Communicator:
         """Return the communicator along several axes together, as in `over("dp", "cp")`. Collective the first time.
 
-        Axes of size 1 add nobody: `over("dp", "cp")` with cp=1 is `dp`. Raises as `Layout.group`.
+        Axes of size 1 add no rank: `over("dp", "cp")` with cp=1 is `dp`. Raises as `Layout.group`.
         """
         known = _known(axes)[0]
         key = tuple(axis for axis in known if getattr(self.layout, axis) > 1)
@@ -217,7 +212,7 @@ class Mesh:
 
 
 def _known(axes: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the axes in the order of the array that has them all, and that array's axes."""
+    """Return these axes in the order of the array that has them all, and all axes of that array."""
     asked = {axes} if isinstance(axes, str) else set(axes)
     for names in (AXES, EXPERT_AXES):
         if asked <= set(names):

@@ -130,7 +130,7 @@ def test_the_picture() -> None:
 dp 0    [0 1][2 3]      [4 5][6 7]
 dp 1    [8 9][10 11]    [12 13][14 15]
 ep=4    [0 2 8 10] [1 3 9 11] [4 6 12 14] [5 7 13 15]"""
-    assert Layout(dp=2, pp=2, cp=2, tp=2, ep=4).describe() == expected
+    assert str(Layout(dp=2, pp=2, cp=2, tp=2, ep=4)) == expected
     assert str(Layout()) == "1 rank\n        pp 0\ndp 0    [0]"
 
 

@@ -29,9 +29,9 @@ from minidist.cli import launch
 from minidist.cli.train import train
 from minidist.comm.job.number import NOT_NEGATIVE, SECONDS, read_number
 from minidist.model import GPT, GPTConfig
-from minidist.model.files import FileError, at, read_tree
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.files import FileError, at, read_tree
 from minidist.trainer.flags import build_parser, classes, parse, read_toml
 from minidist.trainer.foreign import megatron
 from minidist.trainer.foreign.deepspeed import ROWS, read_deepspeed

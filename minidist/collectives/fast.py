@@ -1,8 +1,7 @@
 """What makes the textbook algorithms fast, kept out of them: temporaries and segments.
 
-Temporaries are allocated once per communicator. A fresh megabyte costs a page fault every 4 kB, more than the sum
-that goes into it. Large buffers are worked through in segments, so that what has just arrived is still in the cache
-when it is added and sent on.
+Temporaries are allocated once per communicator: a fresh megabyte costs a page fault every 4 kB, more time than adding
+it up. Large buffers travel in segments, so that a segment is still in the cache when it is added and sent on.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class Temporaries(dict[tuple[int, str, str], Any]):
 
 
 def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Array:
-    """Return a kept array of `count` elements of the kind of `like`; its contents are whatever was left there.
+    """Return a reused array of `count` elements of the kind of `like`, with arbitrary contents.
 
-    Two temporaries that are alive at the same time use different slots.
+    Two temporaries in use at the same time need different slots.
     """
     key, temporaries = (slot, dtype_name(like), device_name(like)), comm.keep(Temporaries, Temporaries)
     found = temporaries.get(key)
@@ -57,13 +56,13 @@ def chunks_of(array: Array, counts: list[int]) -> list[Array]:
     return chunks
 
 
-def segments(chunks: list[Array]) -> Iterator[list[Array]]:
-    """Yield the chunks cut across into pieces of at most `SEGMENT` bytes each: piece k of every chunk together.
+def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]:
+    """Cut each chunk into pieces of at most so many bytes, and yield piece k of every chunk together.
 
-    Meta arrays hold no bytes that a cache could hold: they come in one piece.
+    Only the CPU's cache is meant: arrays elsewhere come in one piece.
     """
     longest = max(len(chunk) for chunk in chunks)
-    step = max(1, SEGMENT // itemsize(chunks[0]))
+    step = max(1, bytes // itemsize(chunks[0]))
     if longest <= step or device_name(chunks[0]) != "cpu":
         yield chunks
         return
@@ -72,7 +71,7 @@ def segments(chunks: list[Array]) -> Iterator[list[Array]]:
 
 
 def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Any]:
-    """Yield consecutive views of at most so many bytes; the array itself, if that is one."""
+    """Yield consecutive views of at most so many bytes; the array itself if one suffices."""
     step = max(1, bytes // itemsize(array))
     if len(array) <= step:
         yield array

@@ -1,23 +1,22 @@
 """Shared memory: the ranks of one node read each other's buffers in place, as GPUs do over NVLink.
 
-    registered buffers     fence   rank r: add chunk r of all, write the sum into everybody's chunk r   fence
-    ordinary buffers       copy what others need into registered memory first, and the results out of it
+    registered buffers     fence   rank r: add chunk r of all, write the sum into every rank's chunk r   fence
+    ordinary buffers       copy into registered memory what others need, and copy the results out of it
 
-No message is sent; what a rank reads from or writes to another's memory is counted as sent. All-reduce: 2 (P - 1)/P n
-bytes a rank, as in a ring, but in two fences instead of 2(P - 1) messages, and without the copies that messages make.
-Up to `SMALL` bytes every rank adds up everything itself: (P - 1) n bytes and a single fence. Two ranks always do: for
-them that is no more bytes.
-(NCCL's user buffer registration and PyTorch's symmetric memory are the same idea.)
+No message is sent. The bytes that a rank reads from or writes to another rank's memory count as sent. All-reduce:
+2 (P - 1)/P n bytes a rank, as in a ring, but in two fences instead of 2(P - 1) messages, and without the copies that
+messages make. Up to `SMALL` bytes every rank adds up everything itself: (P - 1) n bytes and a single fence. Two ranks
+always do so, because it costs them no more bytes. (NCCL's user buffer registration and PyTorch's symmetric memory are
+the same idea.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.fast import blocks, chunks_of, cut, view_as
+from minidist.collectives.fast import blocks, chunks_of, cut, segments, view_as
 from minidist.comm.agree import agree
 from minidist.comm.buffers import as_bytes, copy, device_name, itemsize
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from minidist.comm.communicator import Communicator
 
 SMALL = 1 << 14
-BLOCK = 1 << 19  # bytes that are published at a time: they stay in the cache of a core until another core reads them
-HALF = 2 * BLOCK  # a block, and a place for one piece more
-ASIDE = 1 << 11  # large arrays begin where a page does, and copying to the same place in another page is half as fast
+BLOCK = 1 << 19  # bytes that are published at a time: they stay in a core's cache until another core reads them
+HALF = 2 * BLOCK  # room for a block and one more piece
+ASIDE = 1 << 11  # offset from the start of a page: copying between equal offsets in two pages is half as fast
 
 
 def possible(comm: Communicator) -> bool:
@@ -45,15 +44,13 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         comm.fence()
         _reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)
         comm.fence()
-    elif array.nbytes <= SMALL:
-        _add_up(_publish(array, comm), array, comm, combine)
-    elif comm.size == 2:
+    elif array.nbytes <= SMALL or comm.size == 2:
         for block in blocks(array, BLOCK):
             _add_up(_publish(block, comm), block, comm, combine)
     else:
-        for pieces in _segments(chunks_of(array, cut(len(array), comm.size)), comm.size - 1):
+        for pieces in segments(chunks_of(array, cut(len(array), comm.size)), BLOCK // (comm.size - 1)):
             everyones = _publish_pieces(pieces, comm)
-            mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]  # a place that nobody has used yet
+            mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]  # `answer` is unused until now
             _add_others(mine, everyones, mine, comm, combine)
             copy(answer, mine)
             comm.fence()
@@ -64,7 +61,7 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
 def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Leave in `out` the reduction of all ranks' chunk number `comm.rank`."""
     _memory(out)
-    for pieces in _segments(chunks, comm.size - 1):
+    for pieces in segments(chunks, BLOCK // (comm.size - 1)):
         mine = pieces[comm.rank]
         everyones = _publish_pieces(pieces, comm)
         target, out = out[: len(mine)], out[len(mine) :]
@@ -74,13 +71,13 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
 def all_gather(chunks: list[Array], comm: Communicator, source: Array, out: Array) -> None:
     """Fill every chunk of `out` from the rank that owns it; chunk number `comm.rank` holds this rank's `source`.
 
-    What the others need is read where it lies if `out` is registered, or `source` is, in the same place everywhere.
+    If `out` is registered, or `source` is at the same offset on all ranks, shards are read where they are.
     """
     lengths = [len(chunk) for chunk in chunks]
     shards = _counterparts(out, [len(out)] * comm.size, comm)
     if shards is not None:
         shards = [chunks_of(whole, lengths)[owner] for owner, whole in enumerate(shards)]
-    elif min(lengths):  # torch does not tell where an empty tensor lies
+    elif min(lengths):  # torch gives no address of an empty tensor
         shards = _counterparts(source, lengths, comm)
     agree(comm, "all_gather in shared memory", "ordinary" if shards is None else "registered")
     if shards is not None:
@@ -89,14 +86,14 @@ def all_gather(chunks: list[Array], comm: Communicator, source: Array, out: Arra
             _read(shards[owner], chunk, owner, comm)
         comm.fence()
         return
-    for pieces in _segments(chunks, 1):
+    for pieces in segments(chunks, BLOCK):
         copies = _publish(pieces[comm.rank], comm, longest=max(len(piece) for piece in pieces))
         for owner, piece in enumerate(pieces):
             _read(copies[owner][: len(piece)], piece, owner, comm)
 
 
 def broadcast(array: Array, comm: Communicator, root: int) -> None:
-    """Copy the root's `array` into everybody's."""
+    """Copy the root's `array` into every rank's."""
     _memory(array)
     for block in blocks(array, BLOCK):
         halves = _half(block, len(block), comm)
@@ -109,26 +106,22 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
 def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine) -> None:
     """Reduce chunk `comm.rank` of all copies, and write the sum into each.
 
-    Nobody else reads or writes this chunk meanwhile. Block by block: the sum is written while it is in the cache.
+    No other rank reads or writes this chunk meanwhile. Each segment of the sum is written while it is in the cache.
     """
-    rank, bytes = comm.rank, itemsize(copies[0])
-    counts = cut(len(copies[rank]), comm.size)
-    first = sum(counts[:rank])
-    last, step = first + counts[rank], max(1, BLOCK // bytes)
+    rank, counts = comm.rank, cut(len(copies[0]), comm.size)
+    chunks = [chunks_of(whole, counts)[rank] for whole in copies]
     others = [peer for peer in range(comm.size) if peer != rank]
-    for start in range(first, last, step):
-        piece = slice(start, min(start + step, last))
-        mine = copies[rank][piece]
+    for pieces in segments(chunks, BLOCK):
         for peer in others:
-            combine(mine, copies[peer][piece], mine)
+            combine(pieces[rank], pieces[peer], pieces[rank])
         for peer in others:
-            copy(copies[peer][piece], mine)
+            copy(pieces[peer], pieces[rank])
     for peer in others:
-        comm.reach(2 * counts[rank] * bytes, peer)
+        comm.reach(2 * chunks[rank].nbytes, peer)
 
 
 def _add_others(mine: Array, everyones: list[list[Array]], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave in `out` this rank's own piece and what the others have published for it."""
+    """Leave in `out` the reduction of this rank's own piece and those that the others have published for it."""
     for rank in range(comm.size):
         if rank != comm.rank:
             combine(mine, everyones[rank][comm.rank], out)
@@ -137,8 +130,8 @@ def _add_others(mine: Array, everyones: list[list[Array]], out: Array, comm: Com
 
 
 def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Reduce all copies, in the order of ranks on every rank: the same bits everywhere."""
-    first = out if comm.rank == 0 else copies[0]  # `out` still holds this rank's own: adding in place is cheaper
+    """Reduce all copies, in the order of ranks: the same bits on every rank."""
+    first = out if comm.rank == 0 else copies[0]  # `out` still holds this rank's own copy: adding in place is cheaper
     second = out if comm.rank == 1 else copies[1]
     combine(first, second, out)
     for memory in copies[2:]:
@@ -149,16 +142,16 @@ def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combin
 
 
 def _read(memory: Array, target: Array, owner: int, comm: Communicator) -> None:
-    """Copy what `owner` published; the owner itself has it."""
+    """Copy what `owner` has published, unless this rank is the owner."""
     if owner != comm.rank:
         copy(target, memory)
         comm.reach(target.nbytes, owner)
 
 
 def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
-    """Copy `array` into registered memory and return everybody's copy once all are there.
+    """Copy `array` into registered memory, wait for all ranks, and return every rank's copy.
 
-    If arrays differ in length, the copies are as long as the `longest`.
+    If arrays differ in length, every copy has the length of the `longest`.
     """
     copies = _half(array, longest or len(array), comm)
     mine = copies[comm.rank]
@@ -168,7 +161,7 @@ def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
 
 
 def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[list[Array]]:
-    """Publish one piece for each rank, the own one left out: nobody else needs it."""
+    """Publish one piece for each other rank; return every rank's pieces."""
     counts = [len(piece) for piece in pieces]
     everyones = [chunks_of(half, counts) for half in _half(pieces[0], sum(counts), comm)]
     for rank, piece in enumerate(pieces):
@@ -179,7 +172,7 @@ def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[list[Array]
 
 
 def _memory(array: Array) -> Any:
-    """Return the array as numpy sees its memory."""
+    """Return the memory of a CPU array as a numpy array."""
     if isinstance(array, np.ndarray):
         return array
     if device_name(array) != "cpu":
@@ -188,17 +181,17 @@ def _memory(array: Array) -> Any:
 
 
 def _counterparts(array: Array, lengths: list[int], comm: Communicator) -> list[Array] | None:
-    """Return every rank's counterpart of registered memory, in as many elements as `lengths` says, or None."""
+    """Return every rank's counterpart of `array`, of `lengths` elements, or None if `array` is not registered."""
     memory = _memory(array)
     peers = comm.peers(memory, [length * itemsize(array) // memory.itemsize for length in lengths])
     return None if peers is None else [view_as(peer.view(np.uint8), array) for peer in peers]
 
 
 def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
-    """Return `count` elements, of the kind of `like`, of everybody's registered memory: the half not used last.
+    """Return `count` elements, of the kind of `like`, of every rank's registered memory: the half not used last.
 
-    Two halves save a fence: who writes the one may know that all have finished reading it, since they have come to the
-    fence of the other.
+    Two halves save a fence. All ranks have passed the fence of one half only after they have finished reading the
+    other, which may then be overwritten.
     """
     return comm.keep(Staging, lambda: Staging(comm)).turn(like, count)
 
@@ -206,7 +199,7 @@ def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
 class Staging:
     """Two halves of registered memory, used in turn.
 
-    Views for small arrays are kept, as to make them takes as long as to add them up.
+    Views for small arrays are kept: making them takes as long as adding the arrays.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -227,11 +220,3 @@ class Staging:
             if bytes <= SMALL:
                 self.views[key] = views
         return views
-
-
-def _segments(chunks: list[Array], share: int) -> Iterator[list[Array]]:
-    """Yield the chunks cut across into pieces, `share` of which make a block."""
-    longest = max(len(chunk) for chunk in chunks)
-    step = max(1, BLOCK // share // chunks[0].itemsize)
-    for start in range(0, max(longest, 1), step):
-        yield [chunk[start : start + step] for chunk in chunks]

@@ -1,17 +1,19 @@
-"""Binomial trees: in each round, everybody who has the data passes it on.
+"""Binomial trees: in each round, every rank that has the data passes it on.
 
     broadcast from 0, 8 ranks     round 1: 0→4        round 2: 0→2 4→6        round 3: 0→1 2→3 4→5 6→7
 
-ceil(log2 P) rounds instead of P - 1. A reduce is the same tree with the arrows turned round; gather and scatter send a
-subtree's shards together. Numbers are relative to the root. Cost for n bytes: P - 1 messages of n bytes in total for
-broadcast and reduce; gather and scatter move n/2 log2 P bytes in total. (Thakur, Rabenseifner & Gropp 2005, 4.1.)
+A broadcast takes ceil(log2 P) rounds instead of P - 1. A reduce is the same tree with the arrows reversed. Gather and
+scatter send the shards of a subtree together. The root has number 0; the other numbers count from it. Cost for n bytes:
+broadcast and reduce send P - 1 messages of n bytes in total; gather and scatter move n/2 log2 P bytes in total.
+(Thakur, Rabenseifner & Gropp 2005, section 4.1.)
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from minidist.collectives.fast import blocks, temporary
+from minidist.collectives.fast import blocks, chunks_of, temporary
 from minidist.comm.buffers import copy, empty
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def family(comm: Communicator, root: int) -> tuple[int | None, list[int]]:
 
 
 def broadcast(array: Array, comm: Communicator, root: int) -> None:
-    """Copy the root's `array` into everybody's, block by block so that the levels of the tree work at once."""
+    """Copy the root's `array` into every rank's, in blocks, so that all levels of the tree work at the same time."""
     parent, children = family(comm, root)
     for block in blocks(array):
         if parent is not None:
@@ -61,66 +63,55 @@ def reduce(array: Array, comm: Communicator, root: int, combine: Combine) -> Non
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
-    """A reduce and a broadcast: 2 ceil(log2 P) rounds of n bytes."""
+    """Leave the reduction in every rank's `array`: a reduce and a broadcast, 2 ceil(log2 P) rounds of n bytes."""
     reduce(array, comm, 0, combine)
     broadcast(array, comm, 0)
 
 
 def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: int, counts: list[int]) -> None:
-    """Collect every rank's shard in the root's `chunks`; a rank sends its whole subtree's shards as one message."""
+    """Collect every rank's shard in the root's `chunks`; a rank sends the shards of its subtree as one message."""
     parent, children = family(comm, root)
-    held = _subtree(comm, root, counts)
-    inside = shard if parent is not None and not children else empty(shard, sum(counts[rank] for rank in held))
+    held, lengths, spans = _subtree(comm, root, children, counts)
+    inside = shard if parent is not None and not children else empty(shard, sum(lengths))
     if inside is not shard:
         copy(inside[: counts[comm.rank]], shard)
-    for child, (start, end) in zip(children, _spans(comm, root, held, children, counts), strict=True):
+    for child, (start, end) in zip(children, spans, strict=True):
         comm.recv(inside[start:end], child)
     if parent is not None:
         comm.send(inside, parent)
     elif chunks is not None:
-        _unpack(inside, [chunks[rank] for rank in held])
+        for rank, piece in zip(held, chunks_of(inside, lengths), strict=True):
+            copy(chunks[rank], piece)
 
 
 def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int, counts: list[int]) -> None:
-    """Hand chunk r of the root to rank r, each subtree's chunks as one message."""
+    """Copy chunk r of the root into rank r's `shard`; the chunks of a subtree travel as one message."""
     parent, children = family(comm, root)
-    held = _subtree(comm, root, counts)
-    inside = empty(shard, sum(counts[rank] for rank in held)) if children or parent is None else shard
+    held, lengths, spans = _subtree(comm, root, children, counts)
+    inside = shard if parent is not None and not children else empty(shard, sum(lengths))
     if parent is not None:
         comm.recv(inside, parent)
     elif chunks is not None:
-        start = 0
-        for rank in held:
-            copy(inside[start : start + counts[rank]], chunks[rank])
-            start += counts[rank]
-    spans = _spans(comm, root, held, children, counts)
+        for rank, piece in zip(held, chunks_of(inside, lengths), strict=True):
+            copy(piece, chunks[rank])
     for child, (start, end) in zip(children, spans, strict=True):
         comm.send(inside[start:end], child)
     if inside is not shard:
         copy(shard, inside[: counts[comm.rank]])
 
 
-def _subtree(comm: Communicator, root: int, counts: list[int]) -> list[int]:
-    """Return the ranks of the subtree that hangs from this rank: consecutive numbers, counted from the root."""
+def _subtree(
+    comm: Communicator, root: int, children: list[int], counts: list[int]
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Return the ranks of this rank's subtree, the lengths of their shards, and where each child's subtree lies.
+
+    The subtree has consecutive numbers, so its shards lie in one buffer, in the order of the numbers.
+    """
     number = (comm.rank - root) % comm.size
     span = comm.size if number == 0 else number & -number
-    return [(n + root) % comm.size for n in range(number, min(number + span, comm.size))]
-
-
-def _spans(
-    comm: Communicator, root: int, held: list[int], children: list[int], counts: list[int]
-) -> list[tuple[int, int]]:
-    """Return where in this rank's subtree buffer each child's subtree lies."""
-    starts = [0]
-    for rank in held:
-        starts.append(starts[-1] + counts[rank])
+    held = [(n + root) % comm.size for n in range(number, min(number + span, comm.size))]
+    lengths = [counts[rank] for rank in held]
+    ends = list(accumulate(lengths, initial=0))
     first = [held.index(child) for child in children]
-    after = [len(held), *first]  # children come largest number first, and each subtree ends where the last began
-    return [(starts[begin], starts[end]) for begin, end in zip(first, after, strict=False)]
-
-
-def _unpack(array: Array, chunks: list[Array]) -> None:
-    start = 0
-    for chunk in chunks:
-        copy(chunk, array[start : start + len(chunk)])
-        start += len(chunk)
+    after = [len(held), *first]  # children come largest number first: each subtree ends where the last one began
+    return held, lengths, [(ends[begin], ends[end]) for begin, end in zip(first, after, strict=False)]

@@ -14,23 +14,23 @@ class GPTConfig:
     vocabulary, layers, hidden, heads : int
         Number of token ids (V), of blocks, of channels (D), and of attention heads (H).
     key_value_heads : int
-        Heads of keys and values, each read by heads/key_value_heads heads (Ainslie et al. 2023); 0 means `heads`.
+        Heads of keys and values; heads/key_value_heads heads share each (Ainslie et al. 2023). 0 means `heads`.
     intermediate : int
-        Channels inside the MLP; 0 means 8/3 * hidden, rounded up to a multiple of 16: three matrices of that
-        size hold what two of 4 * hidden would (Shazeer 2020).
+        Channels inside the MLP. 0 means 8/3 * hidden, rounded up to a multiple of 16: three such matrices have as many
+        parameters as two of 4 * hidden (Shazeer 2020).
     sequence : int
-        The most tokens (T) of one sequence.
+        The largest number of tokens (T) in a sequence.
     rope_theta, norm_epsilon : float
-        Base of the rotary wavelengths; what keeps the norm of a zero vector finite.
+        Base of the rotary wavelengths; the number that keeps the norm of a zero vector finite.
     dropout : float
-        Probability that an element of what a layer adds to the residual stream is zeroed, in training.
+        Probability, in training, of zeroing an element that a layer adds to the residual stream.
     tied : bool
         Whether the head reuses the matrix of the embedding (Press & Wolf 2017).
 
     Raises
     ------
     ValueError
-        If sizes do not fit together; the message tells which, and the fix.
+        If the sizes do not fit together; the message names them and the fix.
     """
 
     vocabulary: int = 256
@@ -47,11 +47,9 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         """Fill in the derived sizes and refuse what cannot be built."""
-        for name in ("vocabulary", "layers", "hidden", "heads", "sequence"):
-            self._check_whole(name, smallest=1)
-        self._check_whole("key_value_heads", smallest=0)
-        self._check_whole("intermediate", smallest=0)
-        # A frozen dataclass is filled in through `object`, here and nowhere else.
+        for name in ("vocabulary", "layers", "hidden", "heads", "sequence", "key_value_heads", "intermediate"):
+            self._check_whole(name, smallest=0 if name in ("key_value_heads", "intermediate") else 1)
+        # A frozen dataclass can be filled in only through `object`.
         object.__setattr__(self, "key_value_heads", self.key_value_heads or self.heads)
         object.__setattr__(self, "intermediate", self.intermediate or _round_up(8 * self.hidden / 3, multiple=16))
         self._check_heads()
@@ -73,24 +71,24 @@ class GPTConfig:
         return self.layers * (attention + mlp) + norms + embeddings
 
     def flops_per_token(self, sequence: int = 0) -> int:
-        """Floating point operations to train on one token, forward and backward, for model FLOPs utilisation.
+        """Return the floating point operations to train on one token, for model FLOPs utilisation.
 
-        6N + 12 * layers * hidden * T: a parameter is multiplied and added once in the forward and twice in the
-        backward; so is each pair of query and key, and each pair of weight and value. By convention causal
-        attention is not discounted and recomputation not counted. N leaves out an untied embedding, which is
-        looked up, not multiplied. (Chowdhery et al. 2022, PaLM, appendix B.)
+        6N + 12 * layers * hidden * T: forward multiplies and adds each parameter once, backward twice. The same holds
+        for each pair of query and key, and each pair of weight and value. By convention causal attention is not
+        discounted, and recomputation is not counted. N leaves out an untied embedding, which is looked up, not
+        multiplied. (Chowdhery et al. 2022, PaLM, appendix B.)
 
         Parameters
         ----------
         sequence : int
-            Tokens T per sequence; 0 means the longest that the model takes.
+            Tokens T per sequence; 0 means the longest sequence of the model.
         """
         looked_up = 0 if self.tied else self.vocabulary * self.hidden
         attention = 12 * self.layers * self.hidden * (sequence or self.sequence)
         return 6 * (self.parameter_count - looked_up) + attention
 
     def _check_whole(self, name: str, smallest: int) -> None:
-        """Refuse what is no integer (a float of a JSON file, a string), or too small."""
+        """Refuse a value that is not an integer (a JSON file may hold a float or a string), or too small."""
         value = getattr(self, name)
         if type(value) is not int or value < smallest:
             raise ValueError(f"{name}={value!r} is not a whole number of at least {smallest}: give one.")
@@ -125,5 +123,5 @@ class GPTConfig:
 
 
 def _round_up(value: float, multiple: int) -> int:
-    """Smallest multiple of `multiple` that is not below `value`."""
+    """Return the smallest multiple of `multiple` that is at least `value`."""
     return -int(-value // multiple) * multiple

@@ -1,20 +1,20 @@
-"""Dropout whose mask is a pure function of where an element is, not of when it was computed.
+"""Dropout with a mask that depends only on where an element is, not on when it is computed.
 
     seed ─▶ step ─▶ site ─▶ row ─▶ position ─▶ channel          each arrow is one `child`
                             └──── global ────┘                  keep = the last one ≥ rate
 
-An ordinary dropout draws from a stream of random numbers: the mask depends on everything drawn before. A rank that
-holds other rows, other positions or other layers than the serial program would then draw another mask, and a
-recomputed forward would need the state of the stream back. Here every element of the *serial* activation has an
-address, its bits are a hash of that address, and whoever holds the element computes the same bits. Nothing is
-stored, communicated or restored.
+Ordinary dropout draws from a stream of random numbers, so the mask depends on everything drawn before. A rank that
+holds only some rows, positions or layers would draw another mask than the serial program, and a recomputed forward
+would have to restore the state of the stream. Here every element of the *serial* activation has an address, and a hash
+of the address gives its random bits. Every rank that holds the element computes the same bits. Nothing is stored,
+communicated or restored.
 
-The hash is the one of SplitMix64: the i-th output of a generator is a mixing function of `key + (i + 1) * GOLDEN`,
-so any output can be had without the ones before it. A tree of such generators gives each token a key, and each
-channel of the token one output. (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators". Counters
-instead of state: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".)
+The hash is that of SplitMix64. Output i of a generator is a mixing function of `key + (i + 1) * GOLDEN`, so it needs no
+earlier output. A tree of such generators gives each token a key, and each channel of the token one output. (Steele, Lea
+& Flood 2014, "Fast splittable pseudorandom number generators". Counters instead of state: Salmon et al. 2011, "Parallel
+random numbers: as easy as 1, 2, 3".)
 
-Cost: about a dozen integer operations and 16 temporary bytes per element; autograd keeps the mask, 1 byte per element.
+Cost: about a dozen integer operations and 16 temporary bytes per element; autograd saves the mask, 1 byte per element.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
 
 @dataclass(frozen=True)
 class Where:
-    """Which part of the serial run a forward pass computes.
+    """The part of the serial run that a forward pass computes.
 
     Attributes
     ----------
     seed, step : int
         Seed of the run, and number of the optimizer step. Both in [0, 2**63).
     rows : int or Tensor
-        Global row, within the step's global batch, of the first sequence; or, for rows that are not neighbours,
-        an int64 tensor [B] with the row of each.
+        Row of the first sequence within the step's global batch; or, for rows that are not neighbours, an int64 tensor
+        [B] with the row of each.
     positions : int or Tensor
-        Global position in the sequence of the first token; or an int64 tensor [T] with the position of each.
+        Position of the first token in its whole sequence; or an int64 tensor [T] with the position of each.
     """
 
     seed: int = 0
@@ -51,11 +51,11 @@ class Where:
     positions: int | Tensor = 0
 
     def row_numbers(self, count: int, device: torch.device) -> Tensor:
-        """Global rows of the `count` sequences at hand, int64 [B]."""
+        """Return the global rows of this rank's `count` sequences, int64 [B]."""
         return _numbers("rows", self.rows, count, device)
 
     def position_numbers(self, count: int, device: torch.device) -> Tensor:
-        """Global positions of the `count` tokens at hand, int64 [T]."""
+        """Return the global positions of this rank's `count` tokens, int64 [T]."""
         return _numbers("positions", self.positions, count, device)
 
 
@@ -68,9 +68,9 @@ class Dropout(nn.Module):
     Parameters
     ----------
     rate : float
-        Probability of zero, in [0, 1). At 0, and in evaluation, nothing is computed.
+        Probability of zero, in [0, 1). At 0, and in evaluation, the input is returned.
     site : int
-        Which dropout of the model this is; every site has masks of its own.
+        Number of this dropout in the model; every site has its own masks.
     """
 
     def __init__(self, rate: float, site: int) -> None:
@@ -78,19 +78,15 @@ class Dropout(nn.Module):
         self.rate, self.site = rate, site
 
     def forward(self, x: Tensor, where: Where) -> Tensor:
-        """Drop elements of `x` [B, T, D], whose rows and positions `where` tells; all D channels are at hand."""
+        """Drop elements of `x` [B, T, D]. `where` gives its rows and positions; all D channels must be present."""
         if not self.training or self.rate == 0:
             return x
         dropped = dropout_mask(x.shape, self.rate, self.site, where, x.device)
         return x.masked_fill(dropped, 0) * (1 / (1 - self.rate))
 
-    def extra_repr(self) -> str:
-        """What `print(model)` shows."""
-        return f"rate={self.rate}, site={self.site}"
-
 
 def dropout_mask(shape: torch.Size, rate: float, site: int, where: Where, device: torch.device) -> Tensor:
-    """Return a boolean [B, T, D], true where the element is dropped: the slice at `where` of the serial mask."""
+    """Return a boolean [B, T, D], true where an element is dropped: the slice of the serial mask at `where`."""
     batch, time, channels = shape
     key = torch.tensor(0)
     for number in (where.seed, where.step, site):
@@ -98,16 +94,16 @@ def dropout_mask(shape: torch.Size, rate: float, site: int, where: Where, device
     row_key = child(key, where.row_numbers(batch, device))  # [B]
     token_key = child(row_key[:, None], where.position_numbers(time, device))  # [B, T]
     bits = child(token_key[..., None], torch.arange(channels, device=device))  # [B, T, D]
-    # The bits are uniform over the signed 64-bit integers: a fraction `rate` of those lies below this bound.
+    # The bits are uniform over the signed 64-bit integers, and a fraction `rate` of these lies below this bound.
     return bits < round(rate * 2**64) - 2**63
 
 
 def child(key: Tensor, index: Tensor) -> Tensor:
-    """Return output number `index` of the SplitMix64 generator `key`: 64 bits, uniform, usable as a key in turn.
+    """Return output number `index` of the SplitMix64 generator `key`: 64 uniform bits, which may serve as a key.
 
-    Both are int64 (and broadcast); arithmetic is modulo 2**64, which is what torch's integers do.
+    Both are int64, and broadcast. Torch's int64 arithmetic is modulo 2**64, as the hash needs.
     """
-    bits = key + (index + 1) * GOLDEN  # ours alone from here on: in place is several times faster
+    bits = key + (index + 1) * GOLDEN  # a new tensor, so the next lines work in place: several times faster
     bits.bitwise_xor_(_shift_right(bits, 30)).mul_(MULTIPLIER_1)
     bits.bitwise_xor_(_shift_right(bits, 27)).mul_(MULTIPLIER_2)
     return bits.bitwise_xor_(_shift_right(bits, 31))
@@ -119,7 +115,7 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 
 
 def _numbers(name: str, first: int | Tensor, count: int, device: torch.device) -> Tensor:
-    """Count up from `first`, or take the numbers given one by one."""
+    """Return `count` numbers from `first` on, or those that the tensor `first` lists."""
     if isinstance(first, int):
         return torch.arange(first, first + count, device=device)
     if first.shape != (count,):

@@ -1,4 +1,4 @@
-"""Sampling text from a model, one token at a time."""
+"""Sample text from a model, one token at a time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> Tensor:
-    """Return `tokens` [B, T] continued by `new_tokens` sampled ones.
+    """Return `tokens` [B, T] followed by `new_tokens` sampled tokens: [B, T + new_tokens].
 
-    Plain on purpose: without a cache of keys and values each new token costs a whole forward. A text that has grown
-    longer than `config.sequence` is read from its last `config.sequence` tokens.
+    It is plain on purpose: there is no cache of keys and values, so each new token costs a whole forward. The model
+    reads at most the last `config.sequence` tokens.
 
     Parameters
     ----------
     tokens : Tensor
-        The beginnings, int64 [B, T], T at least 1.
+        The beginnings of the texts, int64 [B, T], T at least 1.
     generator : torch.Generator
-        Where the chance comes from; the choice is made on its device.
+        Draws the tokens, on its own device.
     temperature : float
-        Divides the logits; 0 takes the likeliest token, without chance.
+        Divides the logits; 0 takes the likeliest token and draws nothing.
     top_k : int, optional
-        Choose among the k likeliest tokens (Fan et al. 2018); several at the k-th place stay in together.
+        Choose among the k likeliest tokens (Fan et al. 2018), and any as likely as the k-th.
+
+    Raises
+    ------
+    ValueError
+        If there is no token to start from, the temperature is negative, or k is below 1.
     """
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}: give [B, T] with at least one token to start from.")

@@ -1,4 +1,4 @@
-"""A GPT in the style of Llama, serial: it knows nothing of ranks, and every strategy has to reproduce it.
+"""A serial GPT in the style of Llama: it knows nothing of ranks, and every strategy has to reproduce it.
 
     tokens [B, T] ─▶ embedding ─▶ x [B, T, D] ─▶ layer 0 ─▶ ... ─▶ layer L-1 ─▶ norm ─▶ head ─▶ logits [B, T, V]
 
@@ -8,9 +8,10 @@
     attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
     mlp          down(silu(gate(x)) * up(x))
 
-A strategy works on it from outside, by the names of its parts: it replaces a linear layer, a dropout or the function
-`attention.attend`, or hooks a layer. That is why attention finds the number of its heads in the shapes it meets (a rank
-may hold some of them), and why all that a layer depends on (`x`, the rotary table, `where`) is passed to it.
+A strategy changes the model from outside, by the names of its parts: it replaces a linear layer, a dropout or the
+function `attention.attend`, or hooks a layer. So attention reads the number of heads from the shapes it gets, because a
+rank may hold only some heads. And a layer gets everything that it depends on (`x`, the rotary table, `where`) as an
+argument.
 
 Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNorm); Su et al. 2021 (rotary embedding);
 Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and rotation follow Hugging Face's convention.
@@ -32,7 +33,7 @@ Rotary: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From queries [B, H, T, d], keys and values [B, H_kv, T, d] to what each head found [B, H, T, d]."""
+"""Maps queries [B, H, T, d], keys and values [B, H_kv, T, d] to the output of each head [B, H, T, d]."""
 
 
 class GPT(nn.Module):
@@ -77,7 +78,12 @@ class GPT(nn.Module):
         tokens : Tensor
             Token ids, int64 [B, T], of T successive positions; T is at most `config.sequence`.
         where : Where
-            Which rows, positions and step of the serial run these are.
+            The rows, positions and step that these tokens have in the serial run.
+
+        Raises
+        ------
+        ValueError
+            If T is too large.
         """
         time = tokens.shape[1]
         if time > self.config.sequence:
@@ -93,11 +99,11 @@ class GPT(nn.Module):
         return logits
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
-        """Rotary table of this model at `positions` [T]."""
+        """Return the rotary table of this model at `positions` [T]."""
         return rotary_table(positions, self.config.head_dim, self.config.rope_theta, dtype)
 
     def tie(self) -> None:
-        """Make the head share the embedding's matrix, if it is to; again after `to_empty`, which separates them."""
+        """Let a tied head share the embedding's matrix. Call it again after `to_empty`, which separates them."""
         if self.config.tied:
             self.head.weight = self.embedding.weight
 
@@ -109,13 +115,13 @@ class GPT(nn.Module):
                 parameters[name].copy_(weight)
 
     def initial_weights(self, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-        """Draw the initial value of each parameter in turn: name and float32 tensor, on the CPU.
+        """Draw the initial value of each parameter in turn: its name and a float32 tensor on the CPU.
 
-        The order is that of `named_parameters`, whose shapes are all that is looked at. A rank that keeps a slice calls
-        this on a model on the device `meta`, and never holds more than one whole parameter.
+        The order is that of `named_parameters`, and only the shapes matter. A rank that holds a slice calls this on a
+        model on the device `meta`, and never holds more than one whole parameter.
 
-        Matrices are normal with deviation 0.02. Those that write to the residual stream get 0.02/√(2 * layers), so that
-        the sum of all 2 * layers contributions starts at the size of one (Radford et al. 2019, GPT-2, section 2.3).
+        Matrices are normal with deviation 0.02. Those that write to the residual stream have 0.02/√(2 * layers), so
+        that the sum of all 2 * layers contributions starts as large as one (Radford et al. 2019, GPT-2, section 2.3).
         """
         for name, parameter in self.named_parameters():
             weight = torch.ones(parameter.shape, device="cpu", dtype=torch.float32)
@@ -125,18 +131,9 @@ class GPT(nn.Module):
                 weight.normal_(0, deviation, generator=generator)
             yield name, weight
 
-    @property
-    def parameter_count(self) -> int:
-        """Parameters of the whole model, also where this rank holds a part of it."""
-        return self.config.parameter_count
-
-    def flops_per_token(self, sequence: int = 0) -> int:
-        """FLOPs to train on one token; see `GPTConfig.flops_per_token`."""
-        return self.config.flops_per_token(sequence)
-
 
 class Layer(nn.Module):
-    """One block: attention, then the MLP, each reading a normalised copy of the residual stream and adding to it."""
+    """One block: attention, then the MLP. Each reads a normalised copy of the residual stream and adds to it."""
 
     def __init__(self, config: GPTConfig, index: int) -> None:
         super().__init__()
@@ -148,7 +145,7 @@ class Layer(nn.Module):
         self.mlp_dropout = Dropout(config.dropout, site=2 * index + 1)
 
     def forward(self, x: Tensor, rotary: Rotary, where: Where) -> Tensor:
-        """Map the residual stream [B, T, D] to the next; a pure function, so it may be computed again."""
+        """Map the residual stream [B, T, D] to the next. It is a pure function, so it can be recomputed."""
         attended: Tensor = x + self.attention_dropout(self.attention(self.attention_norm(x), rotary), where)
         mapped: Tensor = attended + self.mlp_dropout(self.mlp(self.mlp_norm(attended)), where)
         return mapped
@@ -157,7 +154,7 @@ class Layer(nn.Module):
 class Attention(nn.Module):
     """Causal attention with rotary positions and grouped queries.
 
-    `attend` is a plain function, and the place where a strategy that spreads the sequence over ranks puts its own.
+    `attend` is a plain function. A strategy that spreads the sequence over ranks replaces it.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -170,7 +167,7 @@ class Attention(nn.Module):
         self.attend: Attend = causal_attention
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Let each position of `x` [B, T, D] look at itself and those before it."""
+        """Let each position of `x` [B, T, D] attend to itself and to earlier positions; return [B, T, D]."""
         query = rotate(self.split_heads(self.query(x)), rotary)  # [B, H, T, d]
         key = rotate(self.split_heads(self.key(x)), rotary)  # [B, H_kv, T, d]
         value = self.split_heads(self.value(x))  # [B, H_kv, T, d]
@@ -179,7 +176,7 @@ class Attention(nn.Module):
         return mixed
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Cut the channels of [B, T, n * d] into the n heads that are here: [B, n, T, d]."""
+        """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
         batch, time, channels = x.shape
         return x.reshape(batch, time, channels // self.head_dim, self.head_dim).transpose(1, 2)
 
@@ -194,7 +191,7 @@ class MLP(nn.Module):
         self.down = linear(config.intermediate, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map every position of `x` [B, T, D] for itself."""
+        """Map every position of `x` [B, T, D] separately."""
         mapped: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return mapped
 
@@ -229,9 +226,9 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
-    """Cosines and sines of position * theta^(-2i/head_dim), both [T, head_dim/2]; float64 until the last moment.
+    """Return cosines and sines of position * theta^(-2i/head_dim), both [T, head_dim/2].
 
-    In float32 the angle of position 100,000 can already be off by 0.004.
+    The angles are float64: in float32 the angle of position 100,000 can be off by 0.004.
     """
     pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
     angles = torch.outer(positions.to(torch.float64), theta ** (-pair / head_dim))
@@ -241,7 +238,7 @@ def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dt
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """Turn channel pairs (i, i + d/2) of `x` [B, n, T, d] by the angle of each position.
 
-    The dot product of a turned query and a turned key depends on their distance only.
+    The dot product of a turned query and a turned key then depends only on the distance between their positions.
     """
     cosine, sine = rotary
     first, second = x.chunk(2, dim=-1)
@@ -249,17 +246,17 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of -log p(target) over tokens, in nats; a scalar, at least float32.
+    """Return the sum of -log p(target) over tokens, in nats: a scalar of at least float32.
 
-    A sum, because a mean over what one rank holds would weigh tokens by how they were spread: the trainer divides by
-    the count of the whole batch.
+    It is a sum, because a mean over one rank's tokens would weigh each token by how the batch is spread over ranks. The
+    trainer divides by the token count of the whole batch.
 
     Parameters
     ----------
     logits : Tensor
         [..., V].
     targets : Tensor
-        Token ids, int64 [...]; tokens with target -100 do not count.
+        Token ids, int64 [...]; a target of -100 does not count.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minidist.comm.job.number import flag_of, shown
-from minidist.model.files import FileError, read_tree, typed
 from minidist.trainer.config import Config, ConfigError, Sections, flag
+from minidist.trainer.files import FileError, read_tree, typed
 from minidist.trainer.foreign import megatron
 from minidist.trainer.foreign.deepspeed import read_deepspeed
 from minidist.trainer.foreign.options import merged

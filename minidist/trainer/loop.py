@@ -199,7 +199,7 @@ class Trainer:
         peak = self.config.run.peak_tflops * 1e12
         if not peak and self.device.type == "cuda":
             peak = known_peak(torch.cuda.get_device_name(self.device))
-        needed = self.model.flops_per_token(self.config.data.sequence) * tokens_per_second
+        needed = self.model.config.flops_per_token(self.config.data.sequence) * tokens_per_second
         return needed / (peak * self.comm.size) if peak else None
 
     def _sent(self) -> dict[str, int]:

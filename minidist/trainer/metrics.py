@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidist.model.files import FileError, at, parse_tree
+from minidist.trainer.files import FileError, at, parse_tree
 
 # Dense bfloat16 FLOP/s of one device, from the makers' data sheets.
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S": 362e12, "A10G": 125e12}

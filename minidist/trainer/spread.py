@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from minidist.memory.offload import mapped
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, cross_entropy_sum
-from minidist.model.files import FileError, read_text
 from minidist.parallel import Recipe, vocabulary_parallel_cross_entropy_sum
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.tensor.plan import check_plan
 from minidist.trainer.config import Config, ConfigError, ParallelOptions
+from minidist.trainer.files import FileError, read_text
 
 MIB = 1 << 20
 

@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from minidist.model.files import read_bytes
 from minidist.parallel.data.sampler import Indices
+from minidist.trainer.files import read_bytes
 
 Tokens = npt.NDArray[np.integer[Any]]
 Parts = TypeVar("Parts", Tokens, list[Tokens])

@@ -77,7 +77,9 @@ def test_the_newest_checkpoint_is_exported_and_it_is_said_how_to_load_it(
     state = json.loads((run / "step-00000003" / "state.json").read_text())
     assert model.config == replace(GPTConfig(**state["model"]), dropout=0.0)
     out = capsys.readouterr().out
-    assert out.startswith(f"{model.parameter_count:,} parameters of {run / 'step-00000003'} in float64, written to ")
+    assert out.startswith(
+        f"{model.config.parameter_count:,} parameters of {run / 'step-00000003'} in float64, written to "
+    )
     assert f'AutoModelForCausalLM.from_pretrained("{tmp_path / "new" / "folder"}", dtype="float64")' in out
     assert "there is no tokenizer: a token is one byte" in out and out.count("\n") == 3
 

@@ -284,10 +284,10 @@ def test_a_part_of_a_model_is_not_saved_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [SMALL, TIED, GPTConfig(), GPTConfig(hidden=96, heads=6, key_value_heads=2)])
 def test_parameters_and_flops_are_counted(config: GPTConfig) -> None:
     model = GPT(config, device="meta")
-    assert sum(parameter.numel() for parameter in model.parameters()) == model.parameter_count
+    assert sum(parameter.numel() for parameter in model.parameters()) == model.config.parameter_count
     multiplied = sum(p.numel() for name, p in model.named_parameters() if config.tied or name != "embedding.weight")
-    assert model.flops_per_token(8) == 6 * multiplied + 12 * config.layers * config.hidden * 8
-    assert model.flops_per_token() == model.flops_per_token(config.sequence)
+    assert config.flops_per_token(8) == 6 * multiplied + 12 * config.layers * config.hidden * 8
+    assert config.flops_per_token() == config.flops_per_token(config.sequence)
 
 
 @pytest.mark.parametrize(

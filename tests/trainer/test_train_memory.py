@@ -129,7 +129,7 @@ def test_state_lives_where_it_is_told_to_and_only_a_ranks_part(
     assert train_on(2, words, f"disk --offload-folder {tmp_path}") == 0
     on_disk, trainers = trainers, []
     assert train_on(2, words, "memory") == 0
-    total = on_disk[0].model.parameter_count * (12 if precision == "bfloat16" else 8)
+    total = on_disk[0].model.config.parameter_count * (12 if precision == "bfloat16" else 8)
     for trainer in (*on_disk, *trainers):
         assert isinstance(trainer.optimizer, OffloadedOptimizer)
         tensors = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidist.model.files import at, parse_tree
 from minidist.trainer.checkpoint.pieces import Extent, flaw
+from minidist.trainer.files import at, parse_tree
 
 
 class Stored(NamedTuple):

@@ -16,8 +16,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from minidist.model.files import FileError, read_tree, typed
 from minidist.trainer.config import Config, ConfigError, Sections
+from minidist.trainer.files import FileError, read_tree, typed
 from minidist.trainer.foreign.options import (
     Row,
     among,

@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minidist.model.config import GPTConfig
-from minidist.model.files import FileError, at, check_regular, read_tree
 from minidist.model.gpt import GPT
+from minidist.trainer.files import FileError, at, check_regular, read_tree
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -399,7 +399,7 @@ def test_bytes_held(ranks: int) -> None:
     """Parameters, gradients and AdamW's states: all matrices cut, norms whole, a key-value head on several ranks."""
     sizes = config(vocabulary=64, intermediate=24, key_value_heads=2)
     head, copies = 16 * 4, ranks // 2
-    norms, matrices = (2 * 2 + 1) * 16, build(sizes, 0).parameter_count - (2 * 2 + 1) * 16
+    norms, matrices = (2 * 2 + 1) * 16, build(sizes, 0).config.parameter_count - (2 * 2 + 1) * 16
     key_value = 2 * 2 * 2 * head  # layers, both, heads
     cut = (matrices - key_value) // ranks + key_value * copies // ranks
 

@@ -1,9 +1,9 @@
-"""Files that others have written, read in one place: JSON and TOML, checked before anybody looks at a value.
+"""Files from elsewhere, JSON and TOML, are read in one place, which checks them before any value is used.
 
-    missing ─ no regular file ─ too large ─ not UTF-8 ─ not JSON ─ nested too deeply ─ numbers that cannot be
+    missing ─ no regular file ─ too large ─ not UTF-8 ─ not JSON ─ nested too deeply ─ impossible numbers
 
-Whatever is wrong is a `FileError`, whose message is the end of a sentence: the reader names the file in front of it.
-A pipe in place of a file is found without opening it, which would wait for a writer for ever.
+Every fault is a `FileError`. Its message ends a sentence: the caller puts the file's name in front. A pipe is refused
+without opening it, because opening would wait for a writer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from minidist.comm.job import number
 from minidist.comm.job.number import Limit, read_number, shown
 
-LARGEST = 1 << 30  # bytes of a file that is read as a whole
+LARGEST = 1 << 30  # bytes of a file that is read whole
 DEEPEST = 64  # sections within sections
 REQUIRED = object()
 
-WORDS: dict[Any, str] = {  # what a value must be, for messages; the keys are all the types that values have
+WORDS: dict[Any, str] = {  # the types that values may have, and their names in messages
     **number.WORDS,
     str: "a string",
     bool: "true or false",
@@ -37,14 +37,14 @@ WORDS: dict[Any, str] = {  # what a value must be, for messages; the keys are al
 
 
 class FileError(ValueError):
-    """A file that cannot be used; the message goes on after its name, such as `is not JSON: ...`."""
+    """A file cannot be used. The message continues after the file's name, such as `is not JSON: ...`."""
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError unless there is a regular file, without opening it."""
+    """Raise OSError unless `path` is a regular file, without opening it."""
     try:
         mode = path.stat().st_mode
-    except ValueError:  # a character that no name has
+    except ValueError:  # a null character
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -53,13 +53,13 @@ def check_regular(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file; OSError if there is none, or it cannot be read."""
+    """Return the content of a regular file; raise OSError if there is none, or it cannot be read."""
     check_regular(path)
     return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; FileError if it cannot be read, is too large, or is not UTF-8."""
+    """Return the text of a file; raise FileError if it cannot be read, is too large, or is not UTF-8."""
     try:
         check_regular(path)
         if (size := path.stat().st_size) > LARGEST:
@@ -72,7 +72,7 @@ def read_text(path: Path) -> str:
 
 
 def read_tree(path: Path, loads: Callable[[str], Any] = json.loads, form: str = "JSON") -> dict[str, Any]:
-    """Return the sections and values in a file; FileError if it cannot be read, or is not of this form."""
+    """Return the sections and values in a file; raise FileError if it cannot be read, or is not of this form."""
     return parse_tree(read_text(path), loads, form)
 
 
@@ -92,33 +92,27 @@ def parse_tree(text: str, loads: Callable[[str], Any] = json.loads, form: str = 
     return tree
 
 
-def _check_values(tree: dict[str, Any]) -> None:
-    """Refuse numbers that are none or too large, and what is nested deeper than anybody writes."""
-    level: list[tuple[str, Any]] = [("", tree)]
-    for _ in range(DEEPEST):
-        inner: list[tuple[str, Any]] = []
-        for name, node in level:
-            if isinstance(node, dict | list):
-                items = node.items() if isinstance(node, dict) else enumerate(node)
-                inner += [(f"{name}.{key}" if name else str(key), value) for key, value in items]
-            elif type(node) in (int, float):
-                try:
-                    read_number(node, type(node))
-                except ValueError as error:
-                    raise FileError(f"has {name} = {shown(node)}, which {error}") from None
-        level = inner
-        if not level:
-            return
-    raise FileError(f"is nested more than {DEEPEST} deep at {level[0][0][:20]}")
+def _check_values(node: Any, name: str = "", depth: int = 0) -> None:
+    """Refuse impossible or too large numbers, and a tree that is nested deeper than anyone writes."""
+    if depth == DEEPEST:
+        raise FileError(f"is nested more than {DEEPEST} deep at {name[:20]}")
+    if type(node) in (int, float):
+        try:
+            read_number(node, type(node))
+        except ValueError as error:
+            raise FileError(f"has {name} = {shown(node)}, which {error}") from None
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        _check_values(value, f"{name}.{key}" if name else str(key), depth + 1)
 
 
 def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
-    """Return a value of a file as this kind, a key of `WORDS`: whole numbers may stand for numbers.
+    """Return a value of a file as a `kind`, one of the keys of `WORDS`. A whole number is a number too.
 
     Raises
     ------
     ValueError
-        If it is of another; the message says what it must be.
+        If it is of another kind; the message says what it must be.
     """
     if kind in (int, float):
         return read_number(None if isinstance(value, str) else value, kind, limit)
@@ -136,12 +130,12 @@ def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
 
 
 def at(tree: Any, *keys: str, kind: Any, default: Any = REQUIRED, limit: Limit | None = None) -> Any:
-    """Return the value at `keys`, one section inside the other, as this kind; `default` if nothing or null is there.
+    """Return the value at `keys`, each a section inside the last, as a `kind`; `default` if it is missing or null.
 
     Raises
     ------
     FileError
-        If it is of another kind, or not there and has no default.
+        If it is of another kind, or missing without a default.
     """
     for depth, key in enumerate(keys):
         if not isinstance(tree, dict):
