@@ -4,8 +4,8 @@
     rank 1    1F0 1B0 1F1 1B1
 
 The executor, the checker, the simulator and the drawing all read this one list. A schedule names computing only; a pass
-adds the sends, the receives and the reductions over the data axis (`communicate.py`). Text in this form can be read as
-a plan, so a schedule of your own is a file.
+adds the sends, the receives and the reductions over the data axis (`communicate.py`). `read_plan` reads text in this
+form, so a schedule of your own is a file.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Kind(StrEnum):
 
 
 class Flow(NamedTuple):
-    """What goes from stage to stage: which kind of action makes it, sends it, receives it; and how many stages on."""
+    """What goes from one stage to another."""
 
-    content: Kind
+    content: Kind  # the action that makes it
     send: Kind
     receive: Kind
-    step: int
+    step: int  # how many stages further it goes
 
 
 OUTPUTS = Flow(Kind.FORWARD, Kind.SEND_OUTPUT, Kind.RECEIVE_OUTPUT, 1)
@@ -57,9 +57,11 @@ class Action(NamedTuple):
     Attributes
     ----------
     kind : Kind
-    stage, microbatch : int
-        Of a message: the stage that sends or that receives, so `SEND_F` of stage 0 meets `RECV_F` of stage 1. A
-        reduction is of all microbatches at once; its number is 0 and is not written.
+        What it does.
+    stage : int
+        For a message, the stage that sends or receives it: `SEND_F` of stage 0 meets `RECV_F` of stage 1.
+    microbatch : int
+        Counted from 0. A reduction covers all microbatches: its number is 0, and is not written.
     """
 
     kind: Kind
@@ -77,13 +79,16 @@ class Action(NamedTuple):
 
     @property
     def neighbour(self) -> int:
-        """The stage that a result or a message goes to, or that it comes from; there may be none of that number."""
+        """The stage that this action's result or message goes to, or comes from; it may not exist.
+
+        Raises KeyError for what passes nothing on: `W` and `R`.
+        """
         flow = FLOWS[self.kind]
         return self.stage + (-flow.step if self.kind == flow.receive else flow.step)
 
     @property
     def key(self) -> Action:
-        """What is there once it is done; `B` and `I` both give the gradient of the inputs."""
+        """What others wait for when they wait for this action: `B` stands for `I`, which gives them the same."""
         return self._replace(kind=Kind.BACKWARD) if self.kind == Kind.INPUTS else self
 
 
@@ -137,7 +142,7 @@ class Plan:
         return [stage for stage, holder in enumerate(self.rank_of) if holder == rank]
 
     def message(self, action: Action) -> tuple[Action, ...]:
-        """Return both ends of the message with an action's result, or nothing if that stays on its rank."""
+        """Return the send and the receive that pass an action's result on, or nothing if it stays on its rank."""
         if action.kind not in FLOWS or action.communicates or not 0 <= action.neighbour < self.stages:
             return ()
         if self.rank_of[action.stage] == self.rank_of[action.neighbour]:
@@ -151,19 +156,19 @@ class Plan:
         return replace(self, actions=tuple(rows))
 
     def text(self) -> str:
-        """Write it down, one line for each rank; `read_plan` reads it back."""
+        """Return the plan as text, one line for each rank; `read_plan` reads it back."""
         return "".join(" ".join(map(str, row)) + "\n" for row in self.actions)
 
 
 def read_plan(text: str, name: str = "text") -> Plan:
     """Read a plan: line r holds the actions of rank r, `0F0 0F1 0B0 0B1`; blank lines and `# comments` are skipped.
 
-    A stage belongs to the rank on whose line it first stands. Only the words are looked at here: call `check` next.
+    A stage belongs to the rank on whose line it first stands. This looks at the words only: call `check` next.
 
     Raises
     ------
     ScheduleError
-        If there is no action, a word is none, or a stage is left out.
+        If the text holds no action or a word that is none, or if it leaves out a stage.
     """
     rows = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
     found: list[list[Action]] = [[] for _ in rows]

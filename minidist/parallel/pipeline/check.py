@@ -1,6 +1,6 @@
-"""Is it a schedule? Everything once, in an order that can happen, without a deadlock, where its stage lives.
+"""Is it a schedule? It does everything once, where the stage lives, in an order that can happen, without a deadlock.
 
-What is wrong comes as one sentence and a grid with the failing cell in brackets (`errors.py`):
+The error is one sentence, and a grid with the failing cell in brackets (`errors.py`). The checks:
 
     coverage     F once for each stage and microbatch; B once, or I and W once; each message once at each end
     placement    an action stands on the rank that holds its stage, a message goes to another rank
@@ -17,7 +17,7 @@ from minidist.parallel.pipeline.order import execution_order
 
 
 def check(plan: Plan) -> None:
-    """Raise unless the plan can be run. Takes plans with and without sends and receives.
+    """Raise unless the plan can be run. It may have sends, receives and reductions, or none.
 
     Cost: O(1) for each action, and for each stage and microbatch.
 

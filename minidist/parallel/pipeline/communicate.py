@@ -3,17 +3,19 @@
     rank 0    0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
     rank 1    1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1        1f1b, 2 ranks, 2 microbatches
 
-    with reductions, both lines end in 0R and 1R
+With reductions, the lines end in 0R and in 1R.
 
-All ranks' actions are put into one line, by the moment at which they end (the lower rank first if together); a message
-stands directly behind the action that made it, send and receive at once; every rank takes its own part of the line. So
+The pass puts the actions of all ranks into one line, by the moment at which they end (of two that end together, the
+lower rank's comes first). Behind each action it puts the message that the action made, send and receive at once. Then
+every rank takes its own part of the line. So
 
-- both ends of a pair of ranks meet their messages in the same order, which NCCL asks for, having no tags;
-- no deadlock is possible, even if each end waits for the other: what is first in the line and not done can be done;
-- a receive is posted before the action *during* which its message comes, so the transfer hides behind it. To post it
-  earlier still would only hold a buffer for longer.
+- the two ranks of a pair meet their messages in the same order, as NCCL requires, which has no tags;
+- no deadlock is possible, even if each end waits for the other: the first action in the line that is not done can run;
+- a receive is posted before the action *during* which its message comes, so the transfer hides behind that action.
+  Posting it earlier still would only hold a buffer for longer.
 
-An executor that posts receives (`irecv`) and waits for them where they are used loses no time to this order.
+An executor that posts receives (`irecv`) and waits for them where it uses them loses no time to this order. A rank
+reduces last, in one go for all its stages; data parallelism that overlaps begins in the backward before.
 
 Cost: a sort of all actions.
 """
@@ -27,19 +29,24 @@ from minidist.parallel.pipeline.simulate import simulate
 
 
 def with_communication(plan: Plan, reduce: bool = False) -> Plan:
-    """Return the plan with a send and a receive for all that goes from a stage to one on another rank.
+    """Return the plan with a send and a receive for whatever goes from a stage to a stage on another rank.
 
-    With `reduce`, for a pipeline inside of data parallelism, each rank ends by reducing its stages' gradients.
+    A send stands directly behind the F, B or I that made its content. A receive stands before the F, B or I that uses
+    it, as early as is safe (above). Messages: 2 for each microbatch and pair of neighbouring stages on different ranks.
 
-    A send stands directly behind the F, B or I that made its content, a receive in front of the F, B or I that uses it,
-    as early as is safe (above). Messages: 2 for each microbatch and pair of neighbouring stages on different ranks.
+    Parameters
+    ----------
+    plan : Plan
+        Which names computing only.
+    reduce : bool
+        Add a reduction for each stage, too, at the end of its rank's line: for a pipeline with a data axis.
 
     Raises
     ------
     ScheduleError
         If the plan gets stuck.
     ValueError
-        If it has sends or receives already, or the reductions that are to be added.
+        If the plan has sends and receives already, or reductions where `reduce` asks for them.
     """
     if plan.communicates or (reduce and plan.reduces):
         has = "sends and receives" if plan.communicates else "reductions"

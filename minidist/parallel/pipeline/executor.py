@@ -55,14 +55,14 @@ class Pipeline:
     tied : sequence of parameters
         What the first and the last stage share, of this rank's stages; see `tie_stages`.
     replica : DataParallel, optional
-        What reduces this rank's gradients over the data axis, of all its stages together. It begins in the backward
-        before the plan's reductions, if it reduces while backward runs.
+        Reduces the gradients of all this rank's stages over the data axis, when the plan says so. A strategy that
+        reduces while backward runs begins in the backward before.
 
     Raises
     ------
     ValueError
-        If these are not the stages that the plan gives this rank, or if the plan reduces and there is no `replica`, or
-        the reverse.
+        If these are not the stages that the plan gives this rank, or if the plan reduces without a `replica`, or there
+        is a `replica` for which the plan has no reductions.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class Run:
         return self.pipeline.plan.rank_of[action.neighbour]
 
     def reduce(self, stage: int) -> None:
-        """Reduce this rank's gradients, once that has been said of all its stages: they share buckets."""
+        """Reduce the gradients of all this rank's stages, which share buckets, at the last one's reduction."""
         self.unreduced.remove(stage)
         if not self.unreduced and self.pipeline.replica is not None:
             self.finish()

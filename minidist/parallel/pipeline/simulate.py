@@ -38,7 +38,7 @@ class Timeline:
     plan : Plan
         Without sends and receives.
     start, end : tuple of tuples of float
-        Of each action, by rank and position, in the unit of the costs.
+        When each action starts and ends, by rank and position, in the unit of the costs.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """How long each rank computes."""
+        """How long each rank computes or reduces."""
         return tuple(math.fsum(map(sub, ends, starts)) for starts, ends in zip(self.start, self.end, strict=True))
 
     @property
@@ -86,9 +86,9 @@ def simulate(
 ) -> Timeline:
     """Run the plan on a clock, on which F, B, I, W and R take these times, in any unit.
 
-    A reduction costs nothing unless a time is given: most of it hides behind the backwards before it. Sends and
-    receives are left out: what a stage on another rank needs is there `latency` after it was computed, as it is if the
-    receive was posted early. That delays, but keeps nobody busy.
+    A reduction costs nothing unless `reduce` says so: most of it hides behind the backward before it. The simulation
+    leaves out sends and receives: a result reaches another rank `latency` after it was computed, as it does if the
+    receive was posted early. That delays the other rank, but keeps nobody busy.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def simulate(
 def peak_activations(plan: Plan) -> tuple[int, ...]:
     """Return the most microbatch-stages each rank holds whose forward is done and whose backward (B, or I) is not.
 
-    One unit is what one stage saves of one microbatch. What W still needs is counted by `peak_deferred`.
+    One unit is what one stage saves of one microbatch. `peak_deferred` counts what W still needs.
     """
     return tuple(_peak(row, {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}) for row in plan.actions)
 
@@ -128,7 +128,7 @@ def peak_activations(plan: Plan) -> tuple[int, ...]:
 def peak_deferred(plan: Plan) -> tuple[int, ...]:
     """Return the most microbatch-stages each rank holds for W alone: I is done, W is not.
 
-    For each, a layer's inputs and the gradients of its outputs are kept, not all that the forward saved.
+    For each, the rank keeps the inputs of layers and the gradients of their outputs, not all that the forward saved.
     """
     return tuple(_peak(row, {Kind.INPUTS: 1, Kind.WEIGHTS: -1}) for row in plan.actions)
 

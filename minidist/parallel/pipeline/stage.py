@@ -4,8 +4,8 @@
     stage 1             │ layers.2 │ layers.3 │
     stage 2                        │ layers.4 │ norm │ head
 
-What a stage does not have is replaced by the identity, so the model's own forward runs, and what its embedding would be
-given is what the stage before returned. Names of parameters stay those of the serial model.
+The identity replaces what a stage does not have. So the model's own forward runs, and what the stage before returned
+goes in where tokens would. Parameters keep the names that they have in the serial model.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from functools import cache
+from itertools import pairwise
 
 from torch import nn
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:
-    """Return which layers belong to each stage: neighbours, at least one each, the most expensive stage the cheapest.
+    """Return which layers belong to each stage: neighbours, such that the most expensive stage is as cheap as can be.
 
     Parameters
     ----------
     costs : sequence of float
-        Of each layer, in any unit; equal ones give stages that differ by one layer at most.
+        What each layer costs, in any unit. Equal costs give stages that differ by one layer at most.
     stages : int
+        How many; each gets at least one layer.
 
     Raises
     ------
@@ -35,21 +37,18 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
         raise ValueError(f"{len(costs)} layers cannot be cut into {stages} stages of at least one: use fewer stages")
 
     @cache
-    def best(first: int, left: int) -> tuple[float, float, int]:
-        """Of `left` stages from layer `first` on: the largest cost, the sum of squares, where the first one ends."""
+    def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
+        """Of `left` stages from layer `first` on: the largest cost, the sum of squares, and where the stages end."""
         if left == 1:
-            return sum(costs[first:]), sum(costs[first:]) ** 2, len(costs)
+            return sum(costs[first:]), sum(costs[first:]) ** 2, (len(costs),)
         found = []
         for end in range(first + 1, len(costs) - left + 2):
-            cost, (largest, squares, _) = sum(costs[first:end]), best(end, left - 1)
-            found.append((max(cost, largest), cost**2 + squares, end))
+            cost, (largest, squares, ends) = sum(costs[first:end]), best(end, left - 1)
+            found.append((max(cost, largest), cost**2 + squares, (end, *ends)))
         return min(found)
 
-    parts: list[range] = []
-    for left in range(stages, 0, -1):
-        first = parts[-1].stop if parts else 0
-        parts.append(range(first, best(first, left)[2]))
-    return parts
+    _, _, ends = best(0, stages)
+    return [range(first, end) for first, end in pairwise((0, *ends))]
 
 
 def take_stages(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -> dict[int, nn.Module]:
@@ -58,18 +57,18 @@ def take_stages(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -
     Parameters
     ----------
     model : nn.Module
-        Serial; changed. Calls its `embedding`, its list of `layers`, its `norm` and its `head`, as our GPT does. A rank
-        of one stage computes with the model itself, one of several with views of it that share its modules. Of a
-        parameter that the first and the last stage share, both keep a copy: see `tied_names`.
+        The serial model, which is changed. It calls its `embedding`, its `layers`, its `norm` and its `head`, as our
+        GPT does. A rank of one stage computes with the model itself; a rank of several, with views that share its
+        modules. If the first and the last stage share a parameter, both keep a copy: see `tied_names`.
     parts : sequence of ranges
-        The layers of every stage, see `balance`.
+        The layers of every stage; see `balance`.
     mine : sequence of int
         Which stages are this rank's.
 
     Raises
     ------
     ValueError
-        If the model has no such list of layers, or of another length.
+        If the model has no `nn.ModuleList` of that name, or one of another length.
     """
     layers, needed = getattr(model, "layers", None), parts[-1].stop
     if not isinstance(layers, nn.ModuleList) or len(layers) != needed:
@@ -81,7 +80,7 @@ def take_stages(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -
 
 
 def _view(model: nn.Module) -> nn.Module:
-    """Return another module with the same parts, whose hooks are its own."""
+    """Return another module with the same parts and hooks of its own."""
     view = copy.copy(model)
     view._forward_pre_hooks = view._forward_pre_hooks.copy()
     view._forward_hooks = view._forward_hooks.copy()
@@ -89,7 +88,7 @@ def _view(model: nn.Module) -> nn.Module:
 
 
 def _keep(model: nn.Module, layers: Collection[int], count: int) -> nn.Module:
-    """Leave these of `count` layers, which keep their numbers, and so their parameters their names; and their ends."""
+    """Keep these of `count` layers, under their numbers, and what comes before the first and after the last."""
     kept = nn.ModuleList()
     kept._modules = {str(index): model.get_submodule(f"layers.{index}") for index in layers}
     ends = {"embedding": 0, "norm": count - 1, "head": count - 1}  # beside which layer
@@ -99,7 +98,7 @@ def _keep(model: nn.Module, layers: Collection[int], count: int) -> nn.Module:
 
 
 def tied_names(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the names of each parameter that has several. Ask before `take_stages`."""
+    """Return the names of each parameter that has several. Call this before `take_stages`."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
