@@ -74,11 +74,11 @@ def refusal(cell: Cell, comm: Communicator) -> str | None:
         return f"torch cannot compute with {cell.dtype} on a GPU: convert to"
     if cell.algorithm == "native" and comm.native is None:
         return "the threads wire has no native collectives: use algorithm='auto'"
-    if native and cell.op and comm.size > 1 and cell.dtype in UNREDUCED[comm.wire]:
+    if native and cell.op and comm.size > 1 and cell.dtype in UNREDUCED[comm.wire.kind]:
         return f"cannot reduce {cell.dtype}: choose another algorithm than 'native'"
     if cell.algorithm == "recursive" and cell.operation != "all_reduce" and comm.size & (comm.size - 1):
         return f"recursive {cell.operation} needs a power of two of ranks, not {comm.size}: use 'ring'"
-    if cell.algorithm == "shared" and (len(comm.node) < comm.size or comm.wire == "torch"):
+    if cell.algorithm == "shared" and (len(comm.node) < comm.size or comm.wire.kind == "torch"):
         return "algorithm='shared' needs ranks that share memory"
     if cell.algorithm == "shared" and device(comm) == "cuda":
         return "algorithm='shared' reads CPU memory"
@@ -87,7 +87,7 @@ def refusal(cell: Cell, comm: Communicator) -> str | None:
 
 def device(comm: Communicator) -> str:
     """Return `cuda` if collectives are to be tried on tensors of a GPU."""
-    return "cuda" if comm.wire == "torch" and comm.native.device == "cuda" else "cpu"
+    return "cuda" if comm.wire.kind == "torch" and comm.native.device == "cuda" else "cpu"
 
 
 def available(operation: str, comm: Communicator) -> list[str]:

@@ -143,7 +143,7 @@ def mismatches(comm: Communicator) -> None:
             assert f"rank {peer} sent 32 bytes, but the receive has a buffer of 40 (tag 0)" in str(error)
         else:
             raise AssertionError("a message that is too short was taken")
-        assert comm.status.waiting is None, "who has given up waits no more"
+        assert comm.ledger.status.waiting is None, "who has given up waits no more"
     comm.debug = True
     try:
         all_reduce(np.ones(4 + comm.rank), comm)
@@ -183,7 +183,7 @@ def wrapping(comm: Communicator) -> None:
 
 def main() -> None:
     comm = minidist.init()
-    assert comm.wire == ("mpi" if int(os.environ["PMI_SIZE"]) else "threads")
+    assert comm.wire.kind == ("mpi" if int(os.environ["PMI_SIZE"]) else "threads")
     assert "torch" in sys.argv or "torch" not in sys.modules, "MPI programs start without torch"
     steps: list[Callable[[Communicator], None]] = [
         messages,

@@ -126,7 +126,7 @@ def headline(trainer: Trainer, samples: Samples) -> str:
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     line = (
         f"{trainer.model.config.parameter_count:,} parameters in {config.precision}, {len(samples):,} samples of up to "
-        f"{config.data.sequence} tokens; {ranks} on the {comm.wire} wire, {spreading(trainer)}"
+        f"{config.data.sequence} tokens; {ranks} on the {comm.wire.kind} wire, {spreading(trainer)}"
     )
     memory, resumed = config.memory, trainer.resumed
     if config.run.init:

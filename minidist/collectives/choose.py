@@ -62,14 +62,14 @@ def algorithms(operation: str) -> tuple[str, ...]:
 def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
     """Return the algorithm that `auto` takes for a buffer of `bytes`, and why."""
     ranks = comm.size
-    if comm.wire == "torch" and comm.native.device == "cuda":
+    if comm.wire.kind == "torch" and comm.native.device == "cuda":
         return "native", "NCCL knows the links between GPUs"
     if operation == "all_to_all":
         return "pairwise", "every chunk goes straight to its owner"
     if operation in ("gather", "scatter"):
         few = bytes <= SMALL and ranks > 4
         return ("tree", "few bytes: few rounds") if few else ("central", "nothing moves fewer bytes")
-    if comm.wire == "mpi" and operation != "reduce" and shared.possible(comm):
+    if comm.wire.kind == "mpi" and operation != "reduce" and shared.possible(comm):
         return "shared", "all ranks share memory: no message is needed"
     if operation in ("broadcast", "reduce"):
         return "tree", "log2 P rounds instead of P - 1"
@@ -100,7 +100,7 @@ def _check(operation: str, algorithm: str, comm: Communicator) -> None:
     """Refuse an algorithm that does not exist, or does not suit these ranks. Those that `auto` takes do."""
     if algorithm == "native":
         if comm.native is None:
-            raise ValueError(f"the {comm.wire} wire has no native collectives: use algorithm='auto'")
+            raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")
         return
     if algorithm not in TABLE[operation]:
         raise ValueError(
@@ -108,8 +108,8 @@ def _check(operation: str, algorithm: str, comm: Communicator) -> None:
         )
     if algorithm == "shared" and not shared.possible(comm):
         raise ValueError(
-            f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire} wire rank "
-            f"{comm.rank} has {len(comm.node)} on its node: use 'hierarchical'"
+            f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire.kind} wire "
+            f"rank {comm.rank} has {len(comm.node)} on its node: use 'hierarchical'"
         )
     if algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
         raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")

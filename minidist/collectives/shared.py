@@ -33,7 +33,7 @@ ASIDE = 1 << 11  # offset from the start of a page: copying between equal offset
 
 def possible(comm: Communicator) -> bool:
     """Tell whether all ranks share memory. Torch.distributed has no windows into that of other processes."""
-    return len(comm.node) == comm.size and comm.wire != "torch"
+    return len(comm.node) == comm.size and comm.wire.kind != "torch"
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:

@@ -136,7 +136,10 @@ def shaped(memory: Any, shape: int | tuple[int, ...], dtype: object) -> Buffer:
     """View bytes as a buffer of `shape` and `dtype`: a tensor for a torch dtype, else a numpy array."""
     plain, tensor_dtype = numpy_dtype(dtype)
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    array = memory[: math.prod(dims) * plain.itemsize].view(plain).reshape(dims)
+    used = memory[: math.prod(dims) * plain.itemsize]
+    if is_tensor(used):  # on a GPU
+        return used.view(tensor_dtype).view(dims)  # type: ignore[no-any-return]
+    array = used.view(plain).reshape(dims)
     if tensor_dtype is None:
         return array  # type: ignore[no-any-return]
     return sys.modules["torch"].from_numpy(array).view(tensor_dtype)  # type: ignore[no-any-return]

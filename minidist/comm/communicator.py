@@ -6,36 +6,33 @@ A message needs both ends: the receiver names its sender and the tag, and brings
 bytes. Messages of one tag between two ranks arrive in the order they were sent. There is no receive from any source,
 so what a program does never depends on who was faster.
 
-A wire (`threads`, `mpi`, `torch`) is a subclass that supplies the underscored methods; what users call is written
-here once, with its checks, its counting and its tracing.
+What users call is written here once, with its checks, its counting and its tracing. It stands on a wire, which carries
+the messages (`threads`, `mpi`, `torch`; see `wire.py`), and writes into a ledger (`ledger.py`).
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import threading
-import time
-from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakValueDictionary
 
 import numpy as np
 
 from minidist.comm.agree import agree
-from minidist.comm.buffers import flatten, shaped
+from minidist.comm.buffers import flatten, numpy_dtype, shaped
+from minidist.comm.ledger import Awaited, Ledger, Traffic
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
-from minidist.comm.request import Awaited, Pending, Request, Span, Status, Statuses, Traffic, name_flow, record_end
-from minidist.comm.stream import ThreadStream
-from minidist.trace import Trace
+from minidist.comm.request import Pending, Span, name_flow, record_end
+from minidist.comm.wire import Wire
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array, Buffer
     from minidist.comm.stream import Stream
+    from minidist.trace import Trace
 
 Kept = TypeVar("Kept")
 
@@ -44,104 +41,74 @@ class Nodes(list[tuple[int, ...]]):
     """Every rank's node, by rank."""
 
 
-class Communicator(ABC):
+class Communicator:
     """A group of ranks that can send to each other.
 
     Attributes
     ----------
+    wire : Wire
+        What carries the messages.
+    ledger : Ledger
+        What is counted and recorded.
     rank, size : int
         This rank's number, and how many there are.
     members : tuple[int, ...]
         The number of each rank in the world that the job was started with.
-    traffic : Traffic
-        Messages and bytes that this rank sent.
-    native : object or None
-        The engine's own collectives, to compare with.
+    kept : dict
+        What algorithms keep between their calls.
+    registered : Registered
+        Memory that the other ranks of the node can read.
     """
 
-    wire: str = ""
-    native: Any = None
-
-    def __init__(self, rank: int, members: tuple[int, ...], name: str = "world", origin: Communicator | None = None):
-        self.rank, self.size = rank, len(members)
-        self.members = members
-        self.name = name
-        self.track: str = origin.track if origin else "main"
-        self.traffic: Traffic = Traffic(origin.traffic if origin else None)
-        self.trace: Trace | None = origin.trace if origin else None
-        self.debug: bool = origin.debug if origin else False
-        self.status: Status = origin.status if origin else Status()
-        self.statuses: Statuses = origin.statuses if origin else WeakValueDictionary({id(self.status): self.status})
+    def __init__(self, wire: Wire, ledger: Ledger) -> None:
+        self.wire, self.ledger = wire, ledger
+        self.rank, self.size, self.members, self.name = wire.rank, wire.size, wire.members, wire.name
         self.kept: dict[type, Any] = {}
+        self.registered = Registered()
         self.tag_offset = 0
         self._children = itertools.count(1)
-        self.registered = Registered()
-        self.flows: Counter[tuple[int, int, int]] = Counter()
-        self._changed = threading.Condition()
-
-    # ---------------------------------------------------------------- what a wire supplies
-
-    @abstractmethod
-    def _isend(self, array: Array, to: int, tag: int) -> Request: ...
-
-    @abstractmethod
-    def _irecv(self, array: Array, source: int, tag: int) -> Request: ...
-
-    def _exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
-        receive = self._irecv(arriving, source, tag)
-        send = self._isend(leaving, to, tag)
-        receive.wait()
-        send.wait()
-
-    @abstractmethod
-    def _split(self, color: int, key: int, name: str) -> Communicator: ...
-
-    @abstractmethod
-    def _fork(self, name: str) -> Communicator: ...
-
-    @abstractmethod
-    def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
-        """Return (this rank's memory, every rank's as seen from here or [] if not all can be seen), as bytes."""
-
-    @abstractmethod
-    def roll_call(self, answer: Any) -> list[Any]:
-        """Return every rank's `answer`, by rank: small plain data to set things up with, such as shapes. Collective.
-
-        It goes beside the program's messages: it is not counted in `traffic` and costs no virtual time.
-        """
+        self._node: tuple[int, ...] | None = None
 
     @property
-    @abstractmethod
-    def node(self) -> tuple[int, ...]:
-        """The ranks of this communicator that share memory with this one, itself included."""
+    def traffic(self) -> Traffic:
+        """Messages and bytes that this rank sent."""
+        return self.ledger.traffic
 
     @property
-    def nodes(self) -> list[tuple[int, ...]]:
-        """Every rank's `node`, by rank. Collective when first asked for."""
-        return self.keep(Nodes, lambda: Nodes(self.roll_call(self.node)))
+    def trace(self) -> Trace | None:
+        """Where events are recorded, if anywhere."""
+        return self.ledger.trace
 
-    def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return what an algorithm keeps between its calls: the one object of its class, made by the first call."""
-        if kind not in self.kept:
-            self.kept[kind] = make()
-        return self.kept[kind]  # type: ignore[no-any-return]
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self.ledger.trace = trace
 
-    @abstractmethod
-    def fail(self, error: BaseException) -> None:
-        """End the whole job because of `error`, which happened on a thread that nobody waits for."""
+    @property
+    def debug(self) -> bool:
+        """Whether the ranks compare what they call before they begin."""
+        return self.ledger.debug
+
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        self.ledger.debug = debug
+
+    @property
+    def native(self) -> Any:
+        """The engine's own collectives, to compare with, or None."""
+        return self.wire.native
 
     # ---------------------------------------------------------------- messages
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
         """Start sending; the buffer must stay unchanged until the returned request has been waited for."""
         array = self._checked(buffer, to, tag, "to")
-        self.traffic.sent(1, array.nbytes)
-        return Pending(self, "send", array, to, tag, self._isend(array, to, tag + self.tag_offset))
+        self.ledger.traffic.sent(1, array.nbytes)
+        return Pending(self, "send", array, to, tag, self.wire.isend(array, to, tag + self.tag_offset))
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
         """Start receiving; the buffer holds the message once the returned request has been waited for."""
         array = self._checked(buffer, source, tag, "source")
-        return Pending(self, "recv", array, source, tag, self._irecv(array, source, tag + self.tag_offset))
+        return Pending(self, "recv", array, source, tag, self.wire.irecv(array, source, tag + self.tag_offset))
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send and wait until the buffer may be changed. It may wait for the receiver: never rely on that it does not.
@@ -168,20 +135,21 @@ class Communicator(ABC):
         arriving = self._checked(incoming, source, tag, "source")
         if outgoing is incoming:
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
-        self.traffic.sent(1, leaving.nbytes)
-        started = self.status.since = self.clock()
-        self.status.waiting = Awaited(
+        self.ledger.traffic.sent(1, leaving.nbytes)
+        status, trace = self.ledger.status, self.ledger.trace
+        started = status.since = self.wire.clock()
+        status.waiting = Awaited(
             "exchange, receiving from", (self.members[source],), tag + self.tag_offset, arriving.nbytes
         )
         try:
-            self._exchange(leaving, to, arriving, source, tag + self.tag_offset)
+            self.wire.exchange(leaving, to, arriving, source, tag + self.tag_offset)
         finally:
-            self.status.waiting = None
-        if self.trace is not None:
+            status.waiting = None
+        if trace is not None:
             record_end(self, "send", to, name_flow(self, "send", to, tag), leaving.nbytes, started)
             record_end(self, "recv", source, name_flow(self, "recv", source, tag), arriving.nbytes, started)
         if not self.tag_offset:
-            self.traffic.waited(self.clock() - started)
+            self.ledger.traffic.waited(self.wire.clock() - started)
 
     def barrier(self) -> None:
         """Return once every rank has called it.
@@ -211,38 +179,55 @@ class Communicator(ABC):
         """Divide the ranks into one communicator per color, ordered by `key` (default: the rank). Collective."""
         color, key = int(color), self.rank if key is None else int(key)
         agree(self, "split")
-        with self.status.meeting("split", self):
-            return self._split(color, key, f"{self.name}/{next(self._children)}.{color}")
+        with self.meeting("split"):
+            wire = self.wire.split(color, key, f"{self.name}/{next(self._children)}.{color}")
+        return Communicator(wire, self.ledger.of_group())
 
     def fork(self) -> Communicator:
         """Return a communicator of the same ranks for another thread to use beside this one. Collective."""
         agree(self, "fork")
-        with self.status.meeting("fork", self):
-            twin = self._fork(f"{self.name}+{next(self._children)}")
-        twin.track = twin.name.removeprefix("world")
+        with self.meeting("fork"):
+            wire = self.wire.fork(f"{self.name}+{next(self._children)}")
+        twin = Communicator(wire, self.ledger.of_fork(wire.name.removeprefix("world")))
         twin.registered = self.registered
-        twin.traffic, twin.status = Traffic(self.traffic, other_thread=True), Status()
-        self.statuses[id(twin.status)] = twin.status
         return twin
 
     def stream(self) -> Stream[Communicator]:
         """Return a queue that runs collectives beside this thread, in the order of launching. Collective."""
-        return ThreadStream(self)
+        return self.wire.stream(self)
 
     def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
         """Block until `ready()`, which another thread of this rank makes true before it calls `wake`.
 
         Who waits `idle`, a stream without work, keeps nobody waiting.
         """
-        with self._changed:
-            while not ready():
-                self._changed.wait(1.0)
+        self.wire.wait_until(ready, what, idle)
 
     def wake(self, blocking: bool = True) -> None:
         """Have every `wait_until` of this rank look again, at once unless another thread may not be waited for."""
-        if self._changed.acquire(blocking):
-            self._changed.notify_all()
-            self._changed.release()
+        self.wire.wake(blocking)
+
+    def fail(self, error: BaseException) -> None:
+        """End the whole job because of `error`, which happened on a thread that nobody waits for."""
+        self.wire.fail(error)
+
+    def roll_call(self, answer: Any) -> list[Any]:
+        """Return every rank's `answer`, by rank: small plain data to set things up with, such as shapes. Collective.
+
+        It goes beside the program's messages: it is not counted in `traffic` and costs no virtual time.
+        """
+        with self.meeting("a roll call"):
+            return self.wire.roll_call(answer)
+
+    def meeting(self, what: str) -> AbstractContextManager[None]:
+        """Return a context in which reports say that this thread waits for all ranks to come to `what`."""
+        return self.ledger.status.meeting(what, self)
+
+    def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
+        """Return what an algorithm keeps between its calls: the one object of its class, made by the first call."""
+        if kind not in self.kept:
+            self.kept[kind] = make()
+        return self.kept[kind]  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- registered memory
 
@@ -252,12 +237,25 @@ class Communicator(ABC):
         A tensor for a torch dtype, else a numpy array. All ranks allocate the same bytes, and give a collective
         registered buffers on every rank or on none.
         """
-        plain = shaped(np.empty(0, np.uint8), 0, dtype).dtype.itemsize
-        bytes = int(np.prod(shape, dtype=np.int64)) * plain
+        plain, tensor_dtype = numpy_dtype(dtype)
+        bytes = int(np.prod(shape, dtype=np.int64)) * plain.itemsize
         agree(self, "allocate", f"{bytes} bytes")
-        with self.status.meeting("allocate", self):
-            memory, everyones = self._allocate(max(bytes, 1))
+        with self.meeting("allocate"):
+            memory, everyones = self.wire.allocate(max(bytes, 1), tensor_dtype is not None)
         return shaped(self.registered.add(memory, everyones) if everyones else memory, shape, dtype)
+
+    @property
+    def node(self) -> tuple[int, ...]:
+        """The ranks of this communicator that share memory with this one, itself included."""
+        if self._node is None:
+            with self.meeting("the question who shares a node"):
+                self._node = self.wire.node
+        return self._node
+
+    @property
+    def nodes(self) -> list[tuple[int, ...]]:
+        """Every rank's `node`, by rank. Collective when first asked for."""
+        return self.keep(Nodes, lambda: Nodes(self.wire.nodes()))
 
     def peers(self, array: Array, lengths: Sequence[int] | None = None) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory; see `Registered.peers`."""
@@ -265,22 +263,25 @@ class Communicator(ABC):
 
     def fence(self) -> None:
         """Barrier after which each rank of the node sees what the others wrote to registered memory before it."""
-        self.barrier()
+        if not self.wire.fence(self.ledger.status):
+            self.barrier()
 
     def reach(self, bytes: int, peer: int) -> None:
         """Account for reading or writing `bytes` of a peer's memory: they crossed a link, though in no message."""
-        self.traffic.sent(0, bytes)
+        self.ledger.traffic.sent(0, bytes)
+        self.wire.reach(bytes, peer)
 
     # ---------------------------------------------------------------- time
 
     def clock(self) -> float:
         """Return seconds: the machine's clock, or on a modelled cluster the virtual time of this rank."""
-        return time.perf_counter()
+        return self.wire.clock()
 
     def advance(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time. Real wires only check: there, computing takes its own time."""
         if seconds < 0:
             raise ValueError(f"advance({seconds}): time does not run backwards")
+        self.wire.advance(seconds)
 
     def span(self, name: str, kind: str = "compute", bytes: int = 0, native: bool = False) -> Span:
         """Return a context that records an event around its body and counts the time if it is communication."""

@@ -11,8 +11,7 @@ from minidist.comm.communicator import Communicator
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.number import SECONDS, read_number
 from minidist.comm.job.watchdog import arrival
-from minidist.comm.threads_wire.threads import ThreadCommunicator
-from minidist.comm.threads_wire.world import World
+from minidist.comm.threads_wire.threads import alone
 from minidist.trace import Trace
 
 LIMIT = 300.0  # seconds that one operation may wait
@@ -48,9 +47,9 @@ def init(
         limit = read_number(written, float, SECONDS)
     except ValueError as error:
         raise LaunchError(f"{'MINIDIST_LIMIT' if limit is None else 'limit'}={written} {error}") from None
-    comm = _wrap(group, limit) if group is not None else _world(limit)
-    comm.debug = debug_mode(debug)
-    comm.trace = trace
+    debug = debug_mode(debug)
+    comm = _wrap(group, limit, debug) if group is not None else _world(limit, debug)
+    comm.debug, comm.trace = debug, trace
     return comm
 
 
@@ -59,24 +58,23 @@ def launched_rank() -> str:
     return next((os.environ[name] for name in RANKS if name in os.environ), "0")
 
 
-def _world(limit: float) -> Communicator:
+def _world(limit: float, debug: bool) -> Communicator:
     distributed = sys.modules.get("torch.distributed")
     in_torch_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
     by_torch = "MASTER_ADDR" in os.environ and not {"RANK", "SLURM_PROCID"}.isdisjoint(os.environ)
     if in_torch_group or by_torch:
         from minidist.comm.torch_wire import torch_wire
 
-        return torch_wire.world(limit)
+        return torch_wire.world(limit, debug)
     if any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")):
         with arrival(max(limit, ARRIVAL)):
             from minidist.comm.mpi_wire import mpi  # which starts MPI
 
             return mpi.world(limit)
-    world = World(1)
-    return ThreadCommunicator(world, world.add_lane(0, ""), 0, (0,), "world")
+    return alone()
 
 
-def _wrap(group: Any, limit: float) -> Communicator:
+def _wrap(group: Any, limit: float, debug: bool) -> Communicator:
     if type(group).__module__.startswith("mpi4py"):
         with arrival(max(limit, ARRIVAL)):
             from minidist.comm.mpi_wire import mpi
@@ -85,5 +83,5 @@ def _wrap(group: Any, limit: float) -> Communicator:
     if type(group).__module__.startswith("torch"):
         from minidist.comm.torch_wire import torch_wire
 
-        return torch_wire.wrap(group, limit)
+        return torch_wire.wrap(group, limit, debug)
     raise TypeError(f"init() wraps a torch.distributed group or an mpi4py communicator, not {type(group).__name__}")

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from minidist.comm.job.background import BackgroundThread
-from minidist.comm.request import Status
+from minidist.comm.ledger import Ledger
 
 
 class Forking(Protocol):
@@ -27,7 +27,7 @@ class Forking(Protocol):
 
     rank: int
     members: tuple[int, ...]
-    status: Status
+    ledger: Ledger
 
     def fork(self) -> Self: ...
 
@@ -125,7 +125,7 @@ class ThreadStream(Generic[Comm]):
 def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
     thread = threading.current_thread()
     assert isinstance(thread, BackgroundThread)
-    comm.status.thread = threading.get_ident()
+    comm.ledger.status.thread = threading.get_ident()
     while True:
         try:
             comm.wait_until(lambda: bool(jobs), "work", idle=True)

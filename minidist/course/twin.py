@@ -35,7 +35,7 @@ def run_twin(production: Training, ours: Training) -> None:
     parser.add_argument("--minidist", action="store_true", help="train with minidist instead of production's classes")
     options = parser.parse_args()
     comm = minidist.init()
-    if comm.wire != "torch":
+    if comm.wire.kind != "torch":
         parser.error("there are no ranks: start me with torchrun --nproc-per-node 2, or with lessons/cluster.sbatch")
     on_gpu = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -40,7 +40,7 @@ def program(tmp_path: Path) -> Path:
             if task == "say":
                 for k in range(200):
                     print("x" * 50, sys.argv[2:], os.environ["OMP_NUM_THREADS"])
-                print(f"no end of line from {comm.rank} of {comm.size} on {comm.wire}", end="")
+                print(f"no end of line from {comm.rank} of {comm.size} on {comm.wire.kind}", end="")
             if task == "fail" and comm.rank == 1:
                 raise ValueError("boom")
             if task == "status":

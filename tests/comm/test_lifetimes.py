@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator, DeadlockError
+from minidist.comm.engine.pool import MANY, Group
 from minidist.comm.job.jobs import run_job
 from minidist.comm.job.mpirun import environment, find_mpirun
 from minidist.comm.mpi_wire.window import open_window
-from minidist.comm.pool import MANY, Group
 from minidist.mesh import Layout
 from minidist.parallel import DDP, FSDP, Recipe, ZeRO1, ZeRO2, ZeROPlusPlus
 
@@ -106,7 +106,7 @@ def test_nothing_of_a_dropped_wrapper_stays_and_parameters_do(name: str, unwrap:
         assert loss.grad_fn is not None
         assert held() is None and not [part for part in parts if part() is not None]
         assert not [thread for thread in threads if thread.is_alive()]
-        assert len(comm.statuses) == 1
+        assert len(comm.ledger.statuses) == 1
         if unwrap or not issubclass(kind, FSDP):
             assert hooks_on(serial) == 0
             assert all(map(torch.equal, serial.parameters(), values))
@@ -324,13 +324,13 @@ WRAPS = """
         wrap(number)
     comm.barrier()
     before, grown = resources(), resident()
-    most = groups(comm.group.pool)
+    most = groups(comm.wire.group.pool)
     for number in range(times):
         wrap(number)
     comm.barrier()
     assert resources() == before, (before, resources())
     assert before["windows"] == before["registered"] == 0
-    assert groups(comm.group.pool) == most, (most, groups(comm.group.pool))
+    assert groups(comm.wire.group.pool) == most, (most, groups(comm.wire.group.pool))
     assert resident() - grown < (8 << 20) + 4096 * times, f"{resident() - grown} bytes more"
     print(f"wrapped {times} times", flush=True)
 """

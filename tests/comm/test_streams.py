@@ -85,10 +85,10 @@ def test_an_error_of_the_work_reaches_wait_and_ends_the_run() -> None:
 
 
 def test_the_waiter_hears_the_works_own_error_however_late_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minidist.comm.threads_wire.threads import ThreadCommunicator
+    from minidist.comm.threads_wire.threads import ThreadsWire
 
-    fail = ThreadCommunicator.fail
-    monkeypatch.setattr(ThreadCommunicator, "fail", lambda comm, error: (fail(comm, error), time.sleep(0.1)))
+    fail = ThreadsWire.fail
+    monkeypatch.setattr(ThreadsWire, "fail", lambda wire, error: (fail(wire, error), time.sleep(0.1)))
 
     heard = []
 

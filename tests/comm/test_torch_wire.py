@@ -19,7 +19,7 @@ WORKS = """
     from minidist.comm.errors import CommunicationError
 
     comm = minidist.init(limit=20)
-    assert dist.is_initialized() and comm.wire == "torch", "torchrun's variables are enough"
+    assert dist.is_initialized() and comm.wire.kind == "torch", "torchrun's variables are enough"
     rank, size = comm.rank, comm.size
     right, left = (rank + 1) % size, (rank - 1) % size
     assert comm.node == comm.members == tuple(range(size))
@@ -297,7 +297,7 @@ FAILURES = """
             time.sleep(1)
 
     def needs_srun_only(comm):
-        assert (comm.wire, comm.size) == ("torch", 2)
+        assert (comm.wire.kind, comm.size) == ("torch", 2)
 
     def start(scenario, rank, port, limit):
         files = [tempfile.TemporaryFile("w+") for _ in range(2)]

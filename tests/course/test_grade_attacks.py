@@ -370,22 +370,23 @@ def test_hide_from_the_witness(how: str, tmp_path: Path) -> None:
 def test_go_past_the_witness(tmp_path: Path) -> None:
     """A sum on the wire below, and beside it a ring of messages of the right size."""
     source = HONEST.replace("def ring_all_reduce", "def honest")
-    source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n    honest(buffer, comm._inner)\n"
+    source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
+    source += "    honest(buffer, type(comm)(comm.wire.inner, comm.ledger))\n"
     tests = attack(tmp_path, source, task=3, limit=5.0)
-    assert scores(tests) == 0 and "through the communicator that was given" in tests[0].output
+    assert scores(tests) == 0 and "calls comm.wire.inner, which hides calls" in tests[0].output
 
 
 def test_go_past_the_witness_without_a_message(tmp_path: Path) -> None:
     source = HONEST.replace("def ring_all_reduce", "def honest")
     source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
-    source += "    buffer[:] = sum(comm._inner.roll_call(buffer.copy()))\n"
+    source += "    buffer[:] = sum(comm.wire.inner.roll_call(buffer.copy()))\n"
     tests = attack(tmp_path, source, task=3, limit=5.0)
     assert scores(tests) == 0 and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
 
 
 def test_the_watch_is_not_switched_off(tmp_path: Path) -> None:
     source = HONEST.replace("def ring_all_gather", "def honest") + "from minidist.collectives.fast import cut\n"
-    source += "def ring_all_gather(chunks, comm):\n    watch, honestly = comm._watch, honest(chunks, comm)\n"
+    source += "def ring_all_gather(chunks, comm):\n    watch, honestly = comm.wire._watch, honest(chunks, comm)\n"
     source += "    try:\n        watch.switch(None)\n    except Exception:\n        pass\n"
     source += "    cut(10, comm.size)\n    watch.switch(watch.calls)\n"
     tests = attack(tmp_path, source, task=2, limit=5.0)

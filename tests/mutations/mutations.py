@@ -172,14 +172,14 @@ COMM = [
     ),
     Mutation(
         "a split ignores the key",
-        "minidist/comm/pool.py",
+        "minidist/comm/engine/pool.py",
         old="for chosen, _, rank in sorted(comm.roll_call((color, key, comm.rank))):",
         new="for chosen, _, rank in sorted(comm.roll_call((color, 0, comm.rank))):",
         tests=("tests/comm/test_threads.py::test_split_groups_by_color_in_the_order_of_keys",),
     ),
     Mutation(
         "a group is taken again while another rank still holds it",
-        "minidist/comm/pool.py",
+        "minidist/comm/engine/pool.py",
         old="if all(everyones[rank].get(n) == part for rank in part)",
         new="if everyones[part[0]].get(n) == part",
         tests=("tests/comm/test_lifetimes.py::test_a_group_is_taken_again_once_all_its_ranks_have_forgotten_it",),

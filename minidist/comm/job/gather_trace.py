@@ -33,7 +33,7 @@ def gather_trace(comm: Communicator) -> Trace:
     answers = comm.roll_call(own)
     if all(events is None for events in answers):
         raise ValueError("no rank has recorded a trace: start with init(trace=Trace()) or run(..., trace=Trace())")
-    ahead = [0.0] * comm.size if comm.wire == "threads" else _clocks_ahead(comm)
+    ahead = [0.0] * comm.size if comm.wire.one_process else _clocks_ahead(comm)
     return Trace(moved(event, -ahead[rank]) for rank, events in enumerate(answers) for event in events or ())
 
 

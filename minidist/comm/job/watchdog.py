@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from minidist.comm.job.interrupt import Interrupt
+from minidist.comm.ledger import Status, Statuses
 from minidist.comm.report import user_line
-from minidist.comm.request import Status, Statuses
 
 PERIOD = 0.2  # seconds between two looks
 GRACE = 2.0  # seconds after which a waiting rank asks its peer

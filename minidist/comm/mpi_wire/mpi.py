@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from minidist.comm.answers import gather_answers
 from minidist.comm.buffers import as_bytes, device_name
 from minidist.comm.communicator import Communicator
+from minidist.comm.engine.answers import gather_answers
+from minidist.comm.engine.pool import Group, parts_of
 from minidist.comm.errors import LaunchError, MismatchError
 from minidist.comm.job.watchdog import Watchdog
+from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
-from minidist.comm.pool import Group, parts_of
 from minidist.comm.report import label
-from minidist.comm.request import Awaited
+from minidist.comm.wire import Wire
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -74,27 +75,27 @@ class MpiReceive(MpiRequest):
         _check_count(self.status, self.array)
 
 
-class MpiCommunicator(Communicator):
-    """Ranks as MPI processes, over an mpi4py communicator."""
+class MpiWire(Wire):
+    """Messages between MPI processes, over an mpi4py communicator."""
 
-    wire = "mpi"
+    kind = "mpi"
 
-    def __init__(self, group: Group, members: tuple[int, ...], name: str = "world", origin: Communicator | None = None):
-        super().__init__(group.handle.Get_rank(), members, name, origin)
-        self.group, self.mpi = group, group.handle
-        self.patient = False
+    def __init__(self, group: Group, members: tuple[int, ...], name: str = "world", patient: bool = False) -> None:
+        super().__init__(group.handle.Get_rank(), members, name)
+        self.group, self.mpi, self.patient = group, group.handle, patient
         self._status = MPI.Status()
         self._node: tuple[int, ...] | None = None
+        self._fence: Fence | None = None
 
-    def _isend(self, array: Array, to: int, tag: int) -> MpiRequest:
+    def isend(self, array: Array, to: int, tag: int) -> MpiRequest:
         return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, self.patient)
 
-    def _irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
+    def irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
         return MpiReceive(self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, self.patient)
 
-    def _exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
+    def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
         if self.patient:
-            super()._exchange(leaving, to, arriving, source, tag)
+            super().exchange(leaving, to, arriving, source, tag)
             return
         out, into = [_memory(leaving), MPI.BYTE], [_memory(arriving), MPI.BYTE]
         try:
@@ -103,41 +104,11 @@ class MpiCommunicator(Communicator):
             raise _explain(error, arriving) from None
         _check_count(self._status, arriving)
 
-    def _split(self, color: int, key: int, name: str) -> Communicator:
-        return self._derive(*parts_of(self, color, key), name)
+    def roll_call(self, answer: Any) -> list[Any]:
+        return gather_answers(self.size, self.rank, answer, self._all_gather)
 
-    def _fork(self, name: str) -> Communicator:
-        ranks = list(range(self.size))
-        twin = self._derive([ranks], ranks, name)
-        twin.patient = True
-        return twin
-
-    def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> MpiCommunicator:
-        group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
-        return MpiCommunicator(group, tuple(self.members[rank] for rank in mine), name, self)
-
-    @property
-    def node(self) -> tuple[int, ...]:
-        if not AVAILABLE:
-            return (self.rank,)
-        if self._node is None:  # no cached_property: before Python 3.12 two streams would wait for its one lock
-            with self.status.meeting("the question who shares a node", self):
-                here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-                self._node = tuple(here.allgather(self.rank))
-                here.Free()
-        return self._node
-
-    def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
-        if len(self.node) < self.size:
-            return np.zeros(bytes, np.uint8), []
-        memories = open_window(self, bytes)
-        return memories[self.rank], memories
-
-    def fence(self) -> None:
-        if ORDERED_STORES and len(self.node) == self.size:
-            self.keep(Fence, lambda: Fence(self._allocate(64)[1])).pass_through(self)
-        else:
-            self.barrier()  # whoever receives a message also sees what its sender stored before
+    def _all_gather(self, mine: Any, everyones: Any) -> None:
+        MpiRequest(self.mpi.Iallgather(mine, everyones), mine, self.patient).wait()
 
     @property
     def native(self) -> Any:
@@ -145,15 +116,43 @@ class MpiCommunicator(Communicator):
 
         return NativeMpi(self.mpi)
 
-    def roll_call(self, answer: Any) -> list[Any]:
-        with self.status.meeting("a roll call", self):
-            return gather_answers(self.size, self.rank, answer, self._all_gather)
+    def split(self, color: int, key: int, name: str) -> MpiWire:
+        return self._derive(*parts_of(self, color, key), name)
 
-    def _all_gather(self, mine: Any, everyones: Any) -> None:
-        MpiRequest(self.mpi.Iallgather(mine, everyones), mine, self.patient).wait()
+    def fork(self, name: str) -> MpiWire:
+        ranks = list(range(self.size))
+        return self._derive([ranks], ranks, name, patient=True)
+
+    def _derive(self, parts: list[list[int]], mine: list[int], name: str, patient: bool = False) -> MpiWire:
+        group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
+        return MpiWire(group, tuple(self.members[rank] for rank in mine), name, patient)
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)
+
+    @property
+    def node(self) -> tuple[int, ...]:
+        if not AVAILABLE:
+            return (self.rank,)
+        if self._node is None:  # no cached_property: before Python 3.12 two streams would wait for its one lock
+            here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+            self._node = tuple(here.allgather(self.rank))
+            here.Free()
+        return self._node
+
+    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
+        if len(self.node) < self.size:
+            return np.zeros(bytes, np.uint8), []
+        memories = open_window(self, bytes)
+        return memories[self.rank], memories
+
+    def fence(self, status: Status) -> bool:
+        if not ORDERED_STORES or len(self.node) < self.size:
+            return False  # whoever receives a message also sees what its sender stored before
+        if self._fence is None:
+            self._fence = Fence(open_window(self, 64))
+        self._fence.pass_through(self, status)
+        return True
 
 
 class Fence:
@@ -162,20 +161,20 @@ class Fence:
     def __init__(self, memories: list[Any]):
         self.flags, self.epoch = [memoryview(memory).cast("q") for memory in memories], 0
 
-    def pass_through(self, comm: MpiCommunicator) -> None:
+    def pass_through(self, wire: MpiWire, status: Status) -> None:
         """Say that this rank is here, and spin until all are."""
         self.epoch += 1
-        self.flags[comm.rank][0] = self.epoch
+        self.flags[wire.rank][0] = self.epoch
         for rank, flag in enumerate(self.flags):
             if flag[0] < self.epoch:
-                self._await(flag, rank, comm)
+                self._await(flag, rank, wire, status)
 
-    def _await(self, flag: memoryview, rank: int, comm: MpiCommunicator) -> None:
-        epoch, spins, status = self.epoch, 0, comm.status
-        status.since, status.waiting = comm.clock(), Awaited("meet at a fence with", (comm.members[rank],), 0)
+    def _await(self, flag: memoryview, rank: int, wire: MpiWire, status: Status) -> None:
+        epoch, spins = self.epoch, 0
+        status.since, status.waiting = wire.clock(), Awaited("meet at a fence with", (wire.members[rank],), 0)
         while flag[0] < epoch:
             spins += 1
-            if comm.patient:
+            if wire.patient:
                 time.sleep(NAP)
             elif spins > SPINS:
                 os.sched_yield()  # more ranks than cores: the one we wait for may need this one
@@ -224,7 +223,7 @@ def abort() -> None:
     MPI.COMM_WORLD.Abort(1)
 
 
-def world(limit: float) -> MpiCommunicator:
+def world(limit: float) -> Communicator:
     """Return the communicator of all ranks that `mpirun` started, armed against hanging.
 
     Raises
@@ -243,18 +242,17 @@ def world(limit: float) -> MpiCommunicator:
     return wrap(MPI.COMM_WORLD, limit)
 
 
-def wrap(mpi: MPI.Intracomm, limit: float) -> MpiCommunicator:
+def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
     """Return a communicator over an existing one of mpi4py, armed against hanging.
 
     An uncaught error in one rank would leave the others waiting for ever, so it ends the job.
     """
-    comm = MpiCommunicator(
-        Group(mpi.Dup()), tuple(range(mpi.Get_size()))
-    )  # the caller's own messages stay the caller's
+    own = Group(mpi.Dup())  # the caller's messages stay the caller's
+    comm = Communicator(MpiWire(own, tuple(range(mpi.Get_size()))), Ledger())
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())
-        watchdog = Watchdog(mailbox, comm.rank, comm.size, comm.statuses, limit, abort)
+        watchdog = Watchdog(mailbox, comm.rank, comm.size, comm.ledger.statuses, limit, abort)
         atexit.register(_leave_together, watchdog, mailbox.mpi)
     return comm
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from minidist.comm.buffers import as_bytes, itemsize
-from minidist.comm.engines import known_operation
+from minidist.comm.engine.operation import known_operation
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from minidist.comm.communicator import Communicator
+    from minidist.comm.wire import Wire
 
 AVAILABLE = hasattr(os, "memfd_create")  # on Linux
 
 
-def open_window(comm: Communicator, bytes: int) -> list[Any]:
+def open_window(wire: Wire, bytes: int) -> list[Any]:
     """Return memory of so many bytes for each rank, all zeros, as every rank of this machine sees it. Collective.
 
     Raises
@@ -34,36 +34,36 @@ def open_window(comm: Communicator, bytes: int) -> list[Any]:
         On every rank, if one of them cannot have its memory, or does not see that of the others.
     """
     part = -(-bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    made = os.memfd_create("minidist window") if comm.rank == 0 else -1
-    place = comm.roll_call((os.getpid(), made, made >= 0 and os.fstat(made).st_ino))[0]
+    made = os.memfd_create("minidist window") if wire.rank == 0 else -1
+    place = wire.roll_call((os.getpid(), made, made >= 0 and os.fstat(made).st_ino))[0]
     problem = ""
     try:
-        whole = _join(place, part, comm)
+        whole = _join(place, part, wire)
     except OSError as error:
-        problem = f"rank {comm.members[comm.rank]}: {error}"
-    problems = [problem for problem in comm.roll_call(problem) if problem]
+        problem = f"rank {wire.members[wire.rank]}: {error}"
+    problems = [problem for problem in wire.roll_call(problem) if problem]
     if made >= 0:
         os.close(made)
     if problems:
         raise MemoryError(
-            f"the {comm.size} ranks of this machine cannot have {bytes} bytes of shared memory each ({problems[0]}): "
+            f"the {wire.size} ranks of this machine cannot have {bytes} bytes of shared memory each ({problems[0]}): "
             "give the machine or container more memory, start fewer ranks on it, or make model and buckets smaller; "
             "and start all its ranks in one container"
         )
-    return [whole[rank * part : rank * part + bytes] for rank in range(comm.size)]
+    return [whole[rank * part : rank * part + bytes] for rank in range(wire.size)]
 
 
-def _join(place: tuple[int, int, int], part: int, comm: Communicator) -> Any:
+def _join(place: tuple[int, int, int], part: int, wire: Wire) -> Any:
     """Reserve this rank's part of the file at `place` (process, its number for the file, inode), and map all of it."""
     file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR)
     try:
         if os.fstat(file).st_ino != place[2]:
             raise OSError(f"process {place[0]} is another one here")
-        os.posix_fallocate(file, comm.rank * part, part)
-        whole = _map(file, comm.size * part)
+        os.posix_fallocate(file, wire.rank * part, part)
+        whole = _map(file, wire.size * part)
     finally:
         os.close(file)
-    whole[comm.rank * part :][:part] = 0  # each rank touches its own pages first, so they lie near its core
+    whole[wire.rank * part :][:part] = 0  # each rank touches its own pages first, so they lie near its core
     return whole
 
 

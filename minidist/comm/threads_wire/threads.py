@@ -20,13 +20,15 @@ import numpy as np
 
 from minidist.comm.agree import debug_mode
 from minidist.comm.buffers import device_name
-from minidist.comm.communicator import Communicator, Nodes
+from minidist.comm.communicator import Communicator
+from minidist.comm.engine.pool import parts_of
 from minidist.comm.errors import RankFailed
 from minidist.comm.job.background import BackgroundThread
-from minidist.comm.pool import parts_of
+from minidist.comm.ledger import Ledger
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.lanes import Lane, Operation
 from minidist.comm.threads_wire.world import World
+from minidist.comm.wire import Wire
 from minidist.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,28 +37,20 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class ThreadCommunicator(Communicator):
-    """Ranks as threads of one process."""
+class ThreadsWire(Wire):
+    """Messages between threads of one process, which meet in a `World`."""
 
-    wire = "threads"
+    kind, one_process = "threads", True
 
-    def __init__(
-        self,
-        world: World,
-        lane: Lane,
-        rank: int,
-        members: tuple[int, ...],
-        name: str,
-        origin: Communicator | None = None,
-    ):
-        super().__init__(rank, members, name, origin)
+    def __init__(self, world: World, lane: Lane, rank: int, members: tuple[int, ...], name: str = "world") -> None:
+        super().__init__(rank, members, name)
         self.world, self.lane = world, lane
         self._roll_calls = itertools.count()
 
-    def _isend(self, array: Array, to: int, tag: int) -> Operation:
+    def isend(self, array: Array, to: int, tag: int) -> Operation:
         return self._post("send", array, (self.name, self.members[self.rank], self.members[to], tag))
 
-    def _irecv(self, array: Array, source: int, tag: int) -> Operation:
+    def irecv(self, array: Array, source: int, tag: int) -> Operation:
         return self._post("recv", array, (self.name, self.members[source], self.members[self.rank], tag))
 
     def _post(self, kind: str, array: Array, key: tuple[str, int, int, int]) -> Operation:
@@ -64,16 +58,16 @@ class ThreadCommunicator(Communicator):
             raise ValueError("simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun")
         return self.world.post(self.lane, kind, array, key)
 
-    def _split(self, color: int, key: int, name: str) -> Communicator:
+    def split(self, color: int, key: int, name: str) -> ThreadsWire:
         _, ranks = parts_of(self, color, key)
         members = tuple(self.members[rank] for rank in ranks)
-        return ThreadCommunicator(self.world, self.lane, ranks.index(self.rank), members, name, self)
+        return ThreadsWire(self.world, self.lane, ranks.index(self.rank), members, name)
 
-    def _fork(self, name: str) -> Communicator:
+    def fork(self, name: str) -> ThreadsWire:
         lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
-        return ThreadCommunicator(self.world, lane, self.rank, self.members, name, self)
+        return ThreadsWire(self.world, lane, self.rank, self.members, name)
 
-    def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
+    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         mine = np.zeros(bytes, np.uint8)
         everyones = self.roll_call(mine)
         return mine, everyones if len(self.node) == self.size else []
@@ -92,21 +86,16 @@ class ThreadCommunicator(Communicator):
 
     @property
     def node(self) -> tuple[int, ...]:
-        return self.nodes[self.rank]
+        return self.nodes()[self.rank]
 
-    @property
     def nodes(self) -> list[tuple[int, ...]]:
-        return self.keep(Nodes, self._nodes)
-
-    def _nodes(self) -> Nodes:
         cluster, residents = self.world.cluster, defaultdict(list)
         homes = [0 if cluster is None else cluster.node_of(member) for member in self.members]
         for rank, home in enumerate(homes):
             residents[home].append(rank)
-        return Nodes(tuple(residents[home]) for home in homes)
+        return [tuple(residents[home]) for home in homes]
 
     def reach(self, bytes: int, peer: int) -> None:
-        super().reach(bytes, peer)
         if self.world.cluster is not None:
             link = self.world.cluster.link(self.members[peer], self.members[self.rank])
             self.advance(link.latency + link.seconds(bytes))
@@ -115,7 +104,6 @@ class ThreadCommunicator(Communicator):
         return time.perf_counter() if self.world.cluster is None else self.lane.time
 
     def advance(self, seconds: float) -> None:
-        super().advance(seconds)
         if self.world.cluster is not None:
             self.lane.polls = 0
             self.lane.time += seconds
@@ -123,11 +111,17 @@ class ThreadCommunicator(Communicator):
     def fail(self, error: BaseException) -> None:
         self.world.abort(self.members[self.rank], error)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
         self.world.wait(self.lane, ready, (what, self.members[self.rank]), idle)
 
-    def wake(self, blocking: bool = True) -> None:
+    def wake(self, blocking: bool) -> None:
         self.world.wake_all(blocking)
+
+
+def alone() -> Communicator:
+    """Return the communicator of a process that nobody else was started with."""
+    world = World(1)
+    return Communicator(ThreadsWire(world, world.add_lane(0, ""), 0, (0,)), Ledger())
 
 
 def run(
@@ -165,11 +159,12 @@ def run(
         cluster.check(ranks)
     world = World(ranks, cluster, eager_limit)
     results: list[Any] = [None] * ranks
-    comms = [ThreadCommunicator(world, world.add_lane(r, ""), r, tuple(range(ranks)), "world") for r in range(ranks)]
-    for comm in comms:
-        comm.trace, comm.debug = trace, debug_mode(debug)
-        comm.lane.thread = threading.current_thread()  # which is about to start the rank's own
-    threads = [_RankThread(_run_rank, comm, fn, results, name=f"rank {comm.rank}") for comm in comms]
+    wires = [ThreadsWire(world, world.add_lane(rank, ""), rank, tuple(range(ranks))) for rank in range(ranks)]
+    threads = []
+    for wire in wires:
+        wire.lane.thread = threading.current_thread()  # which is about to start the rank's own
+        comm = Communicator(wire, Ledger(trace, debug_mode(debug)))
+        threads.append(_RankThread(_run_rank, wire, comm, fn, results, name=f"rank {wire.rank}"))
     try:
         for thread in threads:
             thread.start()
@@ -187,14 +182,14 @@ class _RankThread(BackgroundThread):
             super().run()  # which also lets go of what it was called with
 
 
-def _run_rank(comm: ThreadCommunicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
-    comm.lane.thread = threading.current_thread()
+def _run_rank(wire: ThreadsWire, comm: Communicator, fn: Callable[[Communicator], Any], results: list[Any]) -> None:
+    wire.lane.thread = threading.current_thread()
     try:
-        results[comm.rank] = fn(comm)
+        results[wire.rank] = fn(comm)
     except BaseException as error:
-        comm.world.abort(comm.rank, error)
+        wire.world.abort(wire.rank, error)
     finally:
-        comm.world.finish(comm.lane)
+        wire.world.finish(wire.lane)
 
 
 def _close(world: World) -> None:

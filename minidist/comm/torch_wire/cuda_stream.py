@@ -10,18 +10,17 @@ no host thread either, it makes the waiter's stream wait for the event.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic
 
 import torch
 
-if TYPE_CHECKING:
-    from minidist.comm.communicator import Communicator
+from minidist.comm.stream import Comm
 
 
-class CudaJob:
+class CudaJob(Generic[Comm]):
     """Work queued on the side stream, and the event behind it."""
 
-    def __init__(self, caller: Communicator, name: str, result: Any, event: torch.cuda.Event):
+    def __init__(self, caller: Comm, name: str, result: Any, event: torch.cuda.Event):
         self.caller, self.name, self.result, self.event = caller, name, result, event
 
     def wait(self) -> Any:
@@ -34,14 +33,14 @@ class CudaJob:
         return self.result
 
 
-class CudaStream:
+class CudaStream(Generic[Comm]):
     """A stream on the GPU. `comm` is what its work communicates on."""
 
-    def __init__(self, caller: Communicator) -> None:
+    def __init__(self, caller: Comm) -> None:
         self.caller, self.comm = caller, caller.fork()
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def launch(self, work: Callable[..., Any], *args: Any) -> CudaJob:
+    def launch(self, work: Callable[..., Any], *args: Any) -> CudaJob[Comm]:
         """Queue `work(*args)` behind what the current stream has been given so far, and return at once.
 
         Tensors that `work` uses belong among its arguments: only these are kept from being reused too early.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from minidist.comm.engines import known_operation
+from minidist.comm.engine.operation import known_operation
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array

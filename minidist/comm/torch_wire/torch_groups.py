@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from minidist.comm import answers
+from minidist.comm.engine import answers
 from minidist.comm.errors import LaunchError
 from minidist.comm.torch_wire.torch_request import explained
 

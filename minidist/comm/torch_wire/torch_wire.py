@@ -3,7 +3,7 @@
     numpy arrays, CPU tensors  ──▶ gloo group: TCP, with tags        waiting blocks the host
     CUDA tensors               ──▶ NCCL group: NVLink, InfiniBand    waiting makes the current CUDA stream wait
 
-A communicator holds one group of each kind (no NCCL where there is no GPU a rank), so that small CPU messages and
+A wire holds one group of each kind (no NCCL where there is no GPU a rank), so that small CPU messages and
 barriers also work on a cluster. Everything travels as bytes; how single messages do is in `torch_request.py`.
 """
 
@@ -19,11 +19,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from minidist.comm.buffers import as_bytes, device_name, numpy_dtype
+from minidist.comm.buffers import as_bytes, device_name
 from minidist.comm.communicator import Communicator
+from minidist.comm.engine.pool import Group, parts_of
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.watchdog import Watchdog
-from minidist.comm.pool import Group, parts_of
+from minidist.comm.ledger import Ledger
 from minidist.comm.torch_wire.store import StoreMailbox
 from minidist.comm.torch_wire.torch_groups import (
     everyone,
@@ -35,11 +36,11 @@ from minidist.comm.torch_wire.torch_groups import (
     own_store,
 )
 from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, explained, slot
+from minidist.comm.wire import Request, Wire
 
 if TYPE_CHECKING:
-    from minidist.comm.buffers import Array, Buffer
-    from minidist.comm.request import Request
-    from minidist.comm.stream import Stream
+    from minidist.comm.buffers import Array
+    from minidist.comm.stream import Comm, Stream
 
 PATIENCE = 60.0  # seconds by which torch's own limit lies above ours, so that our report comes first
 
@@ -51,10 +52,11 @@ class Job:
     mailbox: StoreMailbox
     hosts: tuple[str, ...]  # of each rank of the world
     timeout: timedelta
+    debug: bool  # a message's header goes before it, so that the two ends can be compared
 
 
-class TorchCommunicator(Communicator):
-    """Ranks as processes of torch.distributed.
+class TorchWire(Wire):
+    """Messages between processes of torch.distributed.
 
     Attributes
     ----------
@@ -66,18 +68,12 @@ class TorchCommunicator(Communicator):
         torch.distributed's number of each rank.
     """
 
-    wire = "torch"
+    kind = "torch"
 
     def __init__(
-        self,
-        group: Group,
-        addresses: tuple[int, ...],
-        members: tuple[int, ...],
-        job: Job,
-        name: str = "world",
-        origin: Communicator | None = None,
-    ):
-        super().__init__(addresses.index(dist.get_rank()), members, name, origin)
+        self, group: Group, addresses: tuple[int, ...], members: tuple[int, ...], job: Job, name: str = "world"
+    ) -> None:
+        super().__init__(addresses.index(dist.get_rank()), members, name)
         self.group = group
         self.cpu: dist.ProcessGroup = group.handle[0]
         self.cuda: dist.ProcessGroup | None = group.handle[1]
@@ -87,12 +83,12 @@ class TorchCommunicator(Communicator):
 
     # ---------------------------------------------------------------- messages
 
-    def _isend(self, array: Array, to: int, tag: int) -> Request:
-        header = self._header(array, to, tag).send() if self.debug else None
+    def isend(self, array: Array, to: int, tag: int) -> Request:
+        header = self._header(array, to, tag).send() if self.job.debug else None
         return self._post(dist.isend, array, to, tag, header)
 
-    def _irecv(self, array: Array, source: int, tag: int) -> Request:
-        header = self._header(array, source, tag).receive() if self.debug else None
+    def irecv(self, array: Array, source: int, tag: int) -> Request:
+        header = self._header(array, source, tag).receive() if self.job.debug else None
         return self._post(dist.irecv, array, source, tag, header)
 
     def _post(self, verb: Any, array: Array, peer: int, tag: int, header: Header | None) -> Request:
@@ -117,12 +113,12 @@ class TorchCommunicator(Communicator):
             raise explained(error, f"rank {member}") from None
         return StreamRequest(works, headers, member)
 
-    def _exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
+    def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
         if device_name(leaving) != "cuda" or device_name(arriving) != "cuda":
-            super()._exchange(leaving, to, arriving, source, tag)
+            super().exchange(leaving, to, arriving, source, tag)
             return
         headers = []
-        if self.debug:
+        if self.job.debug:
             headers = [self._header(arriving, source, tag).receive(), self._header(leaving, to, tag).send()]
         out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
         self._post_together([(dist.isend, out, to), (dist.irecv, into, source)], headers).wait()
@@ -132,7 +128,7 @@ class TorchCommunicator(Communicator):
         return Header(self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered)
 
     def byte_tensor(self, array: Array) -> torch.Tensor:
-        """Return the array as a tensor of bytes, on a device that a group of this communicator serves."""
+        """Return the array as a tensor of bytes, on a device that a group of this wire serves."""
         device = device_name(array)
         if device == "cpu":
             memory = as_bytes(array)
@@ -150,15 +146,15 @@ class TorchCommunicator(Communicator):
 
     # ---------------------------------------------------------------- groups, streams and memory
 
-    def _split(self, color: int, key: int, name: str) -> Communicator:
+    def split(self, color: int, key: int, name: str) -> TorchWire:
         return self._derive(*parts_of(self, color, key), name)
 
-    def _fork(self, name: str) -> Communicator:
+    def fork(self, name: str) -> TorchWire:
         ranks = list(range(self.size))
         return self._derive([ranks], ranks, name)
 
-    def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> Communicator:
-        """Return a communicator with groups of its own over the ranks `mine`, one of the `parts` of this one."""
+    def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> TorchWire:
+        """Return a wire with groups of its own over the ranks `mine`, one of the `parts` of this one."""
         addresses = tuple(self.addresses[rank] for rank in mine)
 
         def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
@@ -168,14 +164,14 @@ class TorchCommunicator(Communicator):
 
         group = self.group.derive(self, parts, make)
         members = tuple(self.members[rank] for rank in mine)
-        return TorchCommunicator(group, addresses, members, self.job, name, self)
+        return TorchWire(group, addresses, members, self.job, name)
 
-    def stream(self) -> Stream[Communicator]:
+    def stream(self, caller: Comm) -> Stream[Comm]:
         if self.cuda is None:
-            return super().stream()
+            return super().stream(caller)
         from minidist.comm.torch_wire.cuda_stream import CudaStream
 
-        return CudaStream(self)
+        return CudaStream(caller)
 
     @property
     def node(self) -> tuple[int, ...]:
@@ -183,13 +179,9 @@ class TorchCommunicator(Communicator):
         here = hosts[self.members[self.rank]]
         return tuple(rank for rank, member in enumerate(self.members) if hosts[member] == here)
 
-    def allocate(self, shape: int | tuple[int, ...], dtype: object) -> Buffer:
-        """Return zeros: for a torch dtype on this rank's GPU, if it has one, else on the CPU."""
-        if self.cuda is not None and numpy_dtype(dtype)[1] is not None:
-            return torch.zeros(shape, dtype=numpy_dtype(dtype)[1], device="cuda")
-        return super().allocate(shape, dtype)
-
-    def _allocate(self, bytes: int) -> tuple[Any, list[Any]]:
+    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
+        if self.cuda is not None and for_torch:
+            return torch.zeros(bytes, dtype=torch.uint8, device="cuda"), []
         return np.zeros(bytes, np.uint8), []
 
     @property
@@ -199,14 +191,13 @@ class TorchCommunicator(Communicator):
         return NativeTorch(self.rank, self.addresses, self.cpu, self.cuda, self.byte_tensor)
 
     def roll_call(self, answer: Any) -> list[Any]:
-        with self.status.meeting("a roll call", self):
-            return gather_answers(self.cpu, self.rank, answer)
+        return gather_answers(self.cpu, self.rank, answer)
 
     def fail(self, error: BaseException) -> None:
         self.job.mailbox.end_job(type(error), error, error.__traceback__)
 
 
-def world(limit: float) -> TorchCommunicator:
+def world(limit: float, debug: bool) -> Communicator:
     """Return the communicator of all ranks that torchrun or srun started, armed against hanging.
 
     CPU buffers travel over gloo. CUDA tensors travel over NCCL if every rank of the machine has a GPU of its own; hide
@@ -221,10 +212,10 @@ def world(limit: float) -> TorchCommunicator:
         raise LaunchError("this torch was built without torch.distributed: install another, or use mpirun")
     if not dist.is_initialized():
         initialize(timedelta(seconds=limit + PATIENCE))
-    return wrap(everyone(), limit)
+    return wrap(everyone(), limit, debug)
 
 
-def wrap(group: dist.ProcessGroup, limit: float) -> TorchCommunicator:
+def wrap(group: dist.ProcessGroup, limit: float, debug: bool) -> Communicator:
     """Return a communicator over an existing group, armed against hanging. Collective over the group.
 
     Its ranks are numbered as in the group, which torch orders by its own ranks.
@@ -238,10 +229,10 @@ def wrap(group: dist.ProcessGroup, limit: float) -> TorchCommunicator:
     cpu = group if backends.get("cpu") == "gloo" else gloo_group(addresses, timeout)
     rank, size = dist.get_rank(group), len(addresses)
     hosts = tuple(gather_answers(cpu, rank, host()))
-    job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout)
-    comm = TorchCommunicator(Group((cpu, cuda)), addresses, tuple(range(size)), job)
+    job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout, debug)
+    comm = Communicator(TorchWire(Group((cpu, cuda)), addresses, tuple(range(size)), job), Ledger())
     if size > 1:
         sys.excepthook = job.mailbox.end_job
-        watchdog = Watchdog(job.mailbox, rank, size, comm.statuses, limit, job.mailbox.exit)
+        watchdog = Watchdog(job.mailbox, rank, size, comm.ledger.statuses, limit, job.mailbox.exit)
         atexit.register(job.mailbox.leave_together, watchdog)
     return comm

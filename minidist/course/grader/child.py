@@ -100,7 +100,7 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
         hang.write(f"{threading.get_ident():#018x} = rank {comm.rank}\n")
         try:
             sent = comm.traffic.messages_sent  # a barrier, so far
-            witness = Witness(comm, share.notes.append, watch)
+            witness = Communicator(Witness(comm.wire, share.notes.append, watch), comm.ledger.of_group())
             share.results = record.plain(check.program(Handed(exercises[comm.rank], watch), witness, share.given))
             if sys.getprofile() is not watch.calls:
                 raise Wrong("the answer replaces sys.setprofile's function, by which calls are watched")

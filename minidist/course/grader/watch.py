@@ -90,13 +90,16 @@ class Watch:
         if file not in self.dull:
             known = file != "<string>" and owner not in (STUDENT, CHECKS)
             self.dull[file] = known and not barred(self.task, module_of(frame) if owner == LIBRARY else owner)
-        by_package = caller is not None and self.owner(caller).startswith("minidist")
+        called_by = "" if caller is None else self.owner(caller)
+        by_package = called_by.startswith("minidist")
         if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
             return
-        if id(code) in self.shortcuts or (id(code) in self.below and not by_package):
+        past_the_witness = not by_package or called_by == "minidist.comm.communicator"
+        if id(code) in self.shortcuts or (id(code) in self.below and past_the_witness):
             through, line, *_ = self.stack(caller)
+            kind = self.shortcuts.get(id(code)) or self.below[id(code)]
             if line:
-                self.note(Note(-1, self.shortcuts.get(id(code)) or self.below[id(code)], through=through, line=line))
+                self.note(Note(-1, kind, through=("comm.wire.inner",) if kind == "hides" else through, line=line))
         elif owner == CHECKS:
             self.called("" if "." in code.co_qualname else CHECKS, caller)
         elif owner == LIBRARY:

@@ -31,7 +31,7 @@ def check_same(model: nn.Module, comm: Communicator) -> None:
 
     TypeError, also on every rank, for a complex parameter or buffer.
     """
-    if comm.wire == "threads" and len(set(comm.roll_call(id(model)))) < comm.size:
+    if comm.wire.one_process and len(set(comm.roll_call(id(model)))) < comm.size:
         raise ValueError("the ranks are threads, and share one model: build it in the function that each of them runs")
     described = [
         (name, tuple(tensor.shape), str(tensor.dtype), "trained" if tensor.requires_grad else "fixed")

@@ -20,7 +20,7 @@ PARITY = """
         assert len(set(comm.roll_call(bits))) == 1, "the ranks' parameters are not the same bits"
     comm.barrier()
     if comm.rank == 0:
-        print(f"{len(cases)} cases on {comm.size} ranks of {comm.wire}")
+        print(f"{len(cases)} cases on {comm.size} ranks of {comm.wire.kind}")
 """
 
 BUCKETS = """

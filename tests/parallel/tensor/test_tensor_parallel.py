@@ -287,7 +287,7 @@ def test_under_mpirun() -> None:
             sizes = config(**changes)
             losses = parallel(comm, sizes, sequence)[1]
             assert all(abs(a - b) <= 1e-9 * b for a, b in zip(losses, serial(sizes)[1], strict=True))
-        print(f"{len(cases)} cases on {comm.wire}")
+        print(f"{len(cases)} cases on {comm.wire.kind}")
         """,
         timeout=100,
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minidist.comm.communicator import Communicator
+    from minidist.comm.wire import Wire
 
 MANY = 16
 
@@ -47,8 +47,8 @@ class Group:
     def __init__(self, handle: Any, pool: Pool | None = None, origin: Group | None = None) -> None:
         self.handle, self.pool, self.origin = handle, pool or Pool(), origin
 
-    def derive(self, comm: Communicator, parts: list[list[int]], make: Callable[[], Any]) -> Group:
-        """Return a group of the part of `comm`'s ranks that this rank is in: one that is free, or new. Collective.
+    def derive(self, wire: Wire, parts: list[list[int]], make: Callable[[], Any]) -> Group:
+        """Return a group of the part of `wire`'s ranks that this rank is in: one that is free, or new. Collective.
 
         Either every part gets one that is free, or all ranks `make` a handle.
         """
@@ -56,8 +56,8 @@ class Group:
         if len(made) - len(free) >= self.pool.many:
             gc.collect()  # what is in a circle
             self.pool.many = max(MANY, 2 * (len(made) - len(free)))
-        mine = next(part for part in parts if comm.rank in part)
-        everyones = comm.roll_call({number: made[number][0] for number in sorted(free)})
+        mine = next(part for part in parts if wire.rank in part)
+        everyones = wire.roll_call({number: made[number][0] for number in sorted(free)})
         spares = [
             next((n for n in everyones[part[0]] if all(everyones[rank].get(n) == part for rank in part)), None)
             for part in parts
@@ -72,9 +72,9 @@ class Group:
         return group
 
 
-def parts_of(comm: Communicator, color: int, key: int) -> tuple[list[list[int]], list[int]]:
+def parts_of(wire: Wire, color: int, key: int) -> tuple[list[list[int]], list[int]]:
     """Return the ranks of every color, in the order of their keys, and those of this one's. Collective."""
     parts: dict[int, list[int]] = {}
-    for chosen, _, rank in sorted(comm.roll_call((color, key, comm.rank))):
+    for chosen, _, rank in sorted(wire.roll_call((color, key, wire.rank))):
         parts.setdefault(chosen, []).append(rank)
     return list(parts.values()), parts[color]

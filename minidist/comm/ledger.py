@@ -1,0 +1,143 @@
+"""What one thread of one rank did on its communicators: what it sent, what it waits for, what is to be recorded."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from minidist.comm.report import describe
+
+if TYPE_CHECKING:
+    from minidist.trace import Trace
+
+
+class Timed(Protocol):
+    """Ranks with a clock; a `Communicator`, or a wire."""
+
+    members: tuple[int, ...]
+
+    def clock(self) -> float: ...
+
+
+class Traffic:
+    """What one rank sent through one communicator, and through all that were split or forked from it.
+
+    `seconds` is the time in which the rank's own thread was busy with communication, waiting included. What a fork's
+    thread does meanwhile is not in it: that is the point of a fork.
+    """
+
+    def __init__(self, origin: Traffic | None = None, *, other_thread: bool = False) -> None:
+        self.messages_sent = 0
+        self.bytes_sent = 0
+        self.seconds = 0.0
+        self._origin, self._other_thread = origin, other_thread
+        self._lock = threading.Lock()
+
+    def sent(self, messages: int, bytes: int) -> None:
+        """Count messages here and in every communicator this one came from."""
+        with self._lock:  # a fork's thread counts too
+            self.messages_sent += messages
+            self.bytes_sent += bytes
+        if self._origin is not None:
+            self._origin.sent(messages, bytes)
+
+    def waited(self, seconds: float) -> None:
+        """Count time, likewise, as far as it is this thread's."""
+        self.seconds += seconds
+        if self._origin is not None and not self._other_thread:
+            self._origin.waited(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the same call.
+
+    Attributes
+    ----------
+    what : str
+        `send to`, `receive from`, ..., or the name of the call.
+    ranks : tuple[int, ...]
+        Ranks of the world of whom each must do its part. Who of them has finished never will.
+    """
+
+    what: str
+    ranks: tuple[int, ...]
+    tag: int | None = None
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.tag is None:
+            return f"all ranks to come to {self.what}"
+        return describe(self.what, self.ranks[0], self.tag, self.bytes)
+
+
+class Status:
+    """What one thread of one rank is waiting for: reports of hanging programs read it."""
+
+    def __init__(self) -> None:
+        self.waiting: Awaited | None = None
+        self.since = self.asked = 0.0  # when it began to wait, and when its watchdog asked the others
+        self.thread = threading.get_ident()
+
+    @contextmanager
+    def meeting(self, what: str, comm: Timed) -> Iterator[None]:
+        """Note for the time of the body that this thread waits for all ranks of `comm`, unless it does so already."""
+        before = self.waiting
+        if before is None:
+            self.since, self.waiting = comm.clock(), Awaited(what, comm.members)
+        try:
+            yield
+        finally:
+            self.waiting = before
+
+
+Statuses: TypeAlias = "weakref.WeakValueDictionary[int, Status]"
+"""Of all threads of a rank, the main one's first; a fork's goes with the last who could wait on it."""
+
+
+@dataclass
+class Ledger:
+    """The accounts of one communicator.
+
+    Attributes
+    ----------
+    trace : Trace or None
+        Where events are recorded.
+    debug : bool
+        Whether the ranks compare what they call before they begin.
+    track : str
+        The thread's name in a trace.
+    traffic : Traffic
+        Messages and bytes that this rank sent.
+    status : Status
+        What the thread that uses the communicator waits for.
+    statuses : Statuses
+        Those of all threads of the rank.
+    flows : Counter
+        Messages so far by (sender, receiver, tag), from which a message gets its name in a trace.
+    """
+
+    trace: Trace | None = None
+    debug: bool = False
+    track: str = "main"
+    traffic: Traffic = field(default_factory=Traffic)
+    status: Status = field(default_factory=Status)
+    statuses: Statuses = field(default_factory=weakref.WeakValueDictionary)
+    flows: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.statuses[id(self.status)] = self.status
+
+    def of_group(self) -> Ledger:
+        """Return that of a communicator which the same thread uses, and whose traffic counts here too."""
+        return Ledger(self.trace, self.debug, self.track, Traffic(self.traffic), self.status, self.statuses)
+
+    def of_fork(self, track: str) -> Ledger:
+        """Return that of a communicator for another thread."""
+        traffic = Traffic(self.traffic, other_thread=True)
+        return Ledger(self.trace, self.debug, track, traffic, Status(), self.statuses)

@@ -1,0 +1,191 @@
+"""A wire: what a kind of ranks has to offer. `Communicator`, which users hold, stands on one.
+
+    Communicator     checks, counts and traces          the same on all wires
+      └─ Wire        carries flat arrays                threads, mpi, torch; or something around one of these
+
+A wire checks nothing that `Communicator` has checked, and counts nothing. Whoever wants to see everything that passes
+(a recording, the grader) puts a `WireAround` between the two.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from minidist.comm.stream import Comm, Stream, ThreadStream
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+    from minidist.comm.ledger import Status
+
+
+class Request(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Block until the buffer may be read (receive) or written (send) again."""
+
+    def test(self) -> bool:
+        """Tell whether `wait` would return at once."""
+
+
+class Wire(ABC):
+    """Messages between the ranks of one group.
+
+    Attributes
+    ----------
+    kind : str
+        `threads`, `mpi` or `torch`.
+    rank, size : int
+        This rank's number in the group, and how many there are.
+    members : tuple[int, ...]
+        The number of each rank of the group in the world that the job was started with.
+    name : str
+        The group's.
+    one_process : bool
+        Whether the ranks share one: its clock, its objects, its random numbers.
+    """
+
+    kind: str = ""
+    one_process: bool = False
+
+    def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
+        self.rank, self.size, self.members, self.name = rank, len(members), members, name
+        self._changed = threading.Condition()
+
+    # ---------------------------------------------------------------- messages
+
+    @abstractmethod
+    def isend(self, array: Array, to: int, tag: int) -> Request:
+        """Start sending."""
+
+    @abstractmethod
+    def irecv(self, array: Array, source: int, tag: int) -> Request:
+        """Start receiving a message of exactly the array's bytes."""
+
+    def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
+        """Send one array and receive another, both posted before either is waited for."""
+        receive = self.irecv(arriving, source, tag)
+        send = self.isend(leaving, to, tag)
+        receive.wait()
+        send.wait()
+
+    @abstractmethod
+    def roll_call(self, answer: Any) -> list[Any]:
+        """Return every rank's `answer`, by rank: small plain data, beside the program's messages. Collective."""
+
+    @property
+    def native(self) -> Any:
+        """The engine's own collectives, or None."""
+        return None
+
+    # ---------------------------------------------------------------- groups and streams
+
+    @abstractmethod
+    def split(self, color: int, key: int, name: str) -> Wire:
+        """Return a wire between the ranks of one color, ordered by key. Collective."""
+
+    @abstractmethod
+    def fork(self, name: str) -> Wire:
+        """Return a wire between the same ranks, for another thread. Collective."""
+
+    def stream(self, caller: Comm) -> Stream[Comm]:
+        """Return a stream beside the thread that uses `caller`, the communicator on this wire. Collective."""
+        return ThreadStream(caller)
+
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
+        """Block until `ready()`, which another thread of this rank makes true before it calls `wake`."""
+        with self._changed:
+            while not ready():
+                self._changed.wait(1.0)
+
+    def wake(self, blocking: bool) -> None:
+        """Have every `wait_until` look again: at once, unless another thread may not be waited for."""
+        if self._changed.acquire(blocking):
+            self._changed.notify_all()
+            self._changed.release()
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """End the whole job because of `error`, which happened on a thread that nobody waits for."""
+
+    # ---------------------------------------------------------------- shared memory
+
+    @property
+    @abstractmethod
+    def node(self) -> tuple[int, ...]:
+        """The ranks that share memory with this one, itself included."""
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        """Return every rank's `node`, by rank. Collective."""
+        return self.roll_call(self.node)
+
+    @abstractmethod
+    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
+        """Return (this rank's zeroed memory, every rank's as seen from here or [] if not all can be seen), as bytes."""
+
+    def fence(self, status: Status) -> bool:
+        """Have all ranks see what was stored before; return False where it takes a barrier of messages."""
+        return False
+
+    def reach(self, bytes: int, peer: int) -> None:  # noqa: B027  # on real wires it takes its own time
+        """Let the virtual time pass that reading or writing so much of a peer's memory takes."""
+
+    # ---------------------------------------------------------------- time
+
+    def clock(self) -> float:
+        """Return seconds: the machine's clock, or on a modelled cluster the virtual time of this rank."""
+        return time.perf_counter()
+
+    def advance(self, seconds: float) -> None:  # noqa: B027  # on real wires computing takes its own time
+        """Let virtual time pass."""
+
+
+class WireAround(Wire):
+    """A wire around a wire, which hands everything on. Subclasses watch what they are about."""
+
+    def __init__(self, inner: Wire) -> None:
+        super().__init__(inner.rank, inner.members, inner.name)
+        self.inner, self.kind, self.one_process = inner, inner.kind, inner.one_process
+        self.clock, self.advance, self.reach = inner.clock, inner.advance, inner.reach  # type: ignore[method-assign]
+
+    def isend(self, array: Array, to: int, tag: int) -> Request:
+        return self.inner.isend(array, to, tag)
+
+    def irecv(self, array: Array, source: int, tag: int) -> Request:
+        return self.inner.irecv(array, source, tag)
+
+    def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
+        self.inner.exchange(leaving, to, arriving, source, tag)
+
+    def roll_call(self, answer: Any) -> list[Any]:
+        return self.inner.roll_call(answer)
+
+    @property
+    def native(self) -> Any:
+        return self.inner.native
+
+    @property
+    def node(self) -> tuple[int, ...]:
+        return self.inner.node
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        return self.inner.nodes()
+
+    def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
+        return self.inner.allocate(bytes, for_torch)
+
+    def fence(self, status: Status) -> bool:
+        return self.inner.fence(status)
+
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
+        self.inner.wait_until(ready, what, idle)
+
+    def wake(self, blocking: bool) -> None:
+        self.inner.wake(blocking)
+
+    def fail(self, error: BaseException) -> None:
+        self.inner.fail(error)

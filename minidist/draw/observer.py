@@ -1,0 +1,113 @@
+"""What one rank of a recorded run has shown so far: its buffers at each of its own events."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidist.collectives.fast import chunks_of, cut
+from minidist.comm import Communicator
+from minidist.comm.buffers import address
+from minidist.draw.player import COUNTERS, Buffers, Cell, Line, Step, changes, contents, followed, line_of, words
+
+if TYPE_CHECKING:
+    from minidist.comm.buffers import Array
+
+
+class Observer:
+    """What one rank has shown so far.
+
+    While a receive is posted its cells are shown as they were: the sender's thread may fill them at any moment.
+    """
+
+    def __init__(self, rank: int, ranks: int, timed: bool) -> None:
+        self.rank, self.ranks, self.timed, self.bits = rank, ranks, timed, min(8, 52 // ranks)
+        self.comm: Communicator | None = None
+        self.start = Step(rank, "starts", f"rank {rank} starts", ("", 0), {}, (0,) * len(COUNTERS))
+        self.waiting: Step | None = None
+        self.busy = 0.0  # seconds of computing
+        self.steps: list[Step] = []
+        self.cells: dict[str, list[Array]] = {}
+        self.shown: Buffers = {}
+        self.temporaries: dict[int, str] = {}
+        self.expected: list[Array] = []
+        self.here: Line = ("", 0)
+
+    def note(self, kind: str, text: str, **more: Any) -> None:
+        """Append a step."""
+        self.steps.append(self.step(kind, text, **more))
+        self.shown = self.steps[-1].buffers
+
+    def step(self, kind: str, text: str, line: Line | None = None, **more: Any) -> Step:
+        """Return what could be noted now."""
+        assert self.comm is not None
+        traffic, held = self.comm.traffic, sum(cell.nbytes for cells in self.cells.values() for cell in cells)
+        line = line or line_of(sys._getframe(1))
+        seconds = self.comm.clock() if self.timed else 0.0
+        idle = round(100 * (1 - self.busy / seconds)) if seconds else 0
+        counters = (traffic.messages_sent, traffic.bytes_sent, held, idle)
+        return Step(self.rank, kind, f"rank {self.rank} {text}", line, self._read(), counters, seconds=seconds, **more)
+
+    def sent(self, array: Array, peer: int, message: str) -> None:
+        """Note that a message was posted."""
+        text = f"sends {self._words(array)} to rank {peer}"
+        self.note("sends", text, cells=self._overlapping(array), peer=peer, message=message)
+
+    def received(self, array: Array, peer: int, message: str) -> None:
+        """Note that a message is here."""
+        self.expected = [each for each in self.expected if each is not array]
+        text = f"receives {self._words(array)} from rank {peer}"
+        self.note("receives", text, cells=self._overlapping(array), peer=peer, message=message)
+
+    def follow(self, frame: FrameType, event: str, _: object) -> Any:
+        """Note what the last line changed, before the next one runs: this is a trace function, as debuggers set one."""
+        if not followed(frame):
+            return None
+        now = self._read()
+        kind, cells = changes(now, self.shown)
+        if cells:
+            self.note(kind, f"{kind}: {words(cells, now, self.ranks)}", line=self.here, cells=cells)
+        self.here = line_of(frame.f_back if event == "return" else frame)
+        return self.follow
+
+    def watch(self, name: str, array: Array, cells: int) -> None:
+        """Show an array from now on."""
+        self.cells[name] = chunks_of(array, cut(len(array), cells))
+        if self.steps:
+            self.note("watches", f"shows {name}")
+        else:
+            self.start = self.step("starts", "starts")
+            self.shown = self.start.buffers
+
+    def expect(self, array: Array) -> None:
+        """Note that a receive into `array` is posted. If nothing that is shown holds it, it is a temporary."""
+        shown = sum(len(self.cells[name][number]) for name, number in self._overlapping(array))
+        if len(array) > shown and (not shown or address(array) in self.temporaries):
+            name = self.temporaries.setdefault(address(array), f"temporary {len(self.temporaries) + 1}")
+            width = max(1, len(next(iter(self.cells.values()), [array])[0]))
+            self.cells[name] = chunks_of(array, cut(len(array), max(1, round(len(array) / width))))
+            if len(self.shown.get(name, ())) != len(self.cells[name]):
+                self.shown = self.shown | {name: ("",) * len(self.cells[name])}
+        self.expected.append(array)
+
+    def _overlapping(self, array: Array) -> tuple[Cell, ...]:
+        """Return the cells that an array lies in."""
+        every = ((name, number, cell) for name, cells in self.cells.items() for number, cell in enumerate(cells))
+        return tuple((name, number) for name, number, cell in every if np.may_share_memory(cell, array))
+
+    def _read(self) -> Buffers:
+        """Return what all buffers hold."""
+        waiting = {cell for array in self.expected for cell in self._overlapping(array)}
+        return {
+            name: tuple(
+                self.shown[name][number] if (name, number) in waiting else contents(cell, self.ranks, self.bits)
+                for number, cell in enumerate(cells)
+            )
+            for name, cells in self.cells.items()
+        }
+
+    def _words(self, array: Array) -> str:
+        return words(self._overlapping(array), self._read(), self.ranks) or f"{array.nbytes} bytes"
