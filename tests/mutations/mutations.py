@@ -173,8 +173,8 @@ COMM = [
     Mutation(
         "a split ignores the key",
         "minidist/comm/engine/pool.py",
-        old="for chosen, _, rank in sorted(comm.roll_call((color, key, comm.rank))):",
-        new="for chosen, _, rank in sorted(comm.roll_call((color, 0, comm.rank))):",
+        old="for chosen, _, rank in sorted(wire.roll_call((color, key, wire.rank))):",
+        new="for chosen, _, rank in sorted(wire.roll_call((color, 0, wire.rank))):",
         tests=("tests/comm/test_threads.py::test_split_groups_by_color_in_the_order_of_keys",),
     ),
     Mutation(
@@ -207,7 +207,7 @@ COMM = [
     ),
     Mutation(
         "what a stream waits for is the main thread's communication",
-        "minidist/comm/request.py",
+        "minidist/comm/ledger.py",
         old="if self._origin is not None and not self._other_thread:",
         new="if self._origin is not None:",
         tests=(
@@ -1048,8 +1048,8 @@ COURSE = [
     Mutation(
         "an answer's stream sends past the witness",
         "minidist/course/grader/witness.py",
-        old="return super().stream()",
-        new="return self._inner.stream()",
+        old="return Witness(self.inner.fork(name), self._note, self._watch)",
+        new="return self.inner.fork(name)",
         tests=(f"{GRADE}::test_what_a_stream_sends_is_witnessed",),
     ),
     Mutation(
@@ -1135,14 +1135,14 @@ REST = [
     ),
     Mutation(
         "the player shows what a receive brings before its rank has waited",
-        "minidist/draw/recording.py",
+        "minidist/draw/observer.py",
         old="self.shown[name][number] if (name, number) in waiting else contents(",
         new="contents(",
         tests=("tests/draw/test_player.py::test_what_came_early_is_shown_once_it_has_been_waited_for",),
     ),
     Mutation(
         "the player counts idle time as computing",
-        "minidist/draw/recording.py",
+        "minidist/draw/observer.py",
         old="idle = round(100 * (1 - self.busy / seconds)) if seconds else 0",
         new="idle = round(100 * self.busy / seconds) if seconds else 0",
         tests=("tests/draw/test_player.py::test_the_bubble_is_the_time_without_computing",),
