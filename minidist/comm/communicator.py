@@ -62,6 +62,7 @@ class Communicator:
 
     def __init__(self, wire: Wire, ledger: Ledger) -> None:
         self.wire, self.ledger = wire, ledger
+        wire.debug = ledger.debug
         self.rank, self.size, self.members, self.name = wire.rank, wire.size, wire.members, wire.name
         self.kept: dict[type, Any] = {}
         self.registered = Registered()
@@ -90,7 +91,7 @@ class Communicator:
 
     @debug.setter
     def debug(self, debug: bool) -> None:
-        self.ledger.debug = debug
+        self.ledger.debug = self.wire.debug = debug
 
     @property
     def native(self) -> Any:

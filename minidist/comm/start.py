@@ -47,9 +47,8 @@ def init(
         limit = read_number(written, float, SECONDS)
     except ValueError as error:
         raise LaunchError(f"{'MINIDIST_LIMIT' if limit is None else 'limit'}={written} {error}") from None
-    debug = debug_mode(debug)
-    comm = _wrap(group, limit, debug) if group is not None else _world(limit, debug)
-    comm.debug, comm.trace = debug, trace
+    comm = _wrap(group, limit) if group is not None else _world(limit)
+    comm.debug, comm.trace = debug_mode(debug), trace
     return comm
 
 
@@ -58,14 +57,14 @@ def launched_rank() -> str:
     return next((os.environ[name] for name in RANKS if name in os.environ), "0")
 
 
-def _world(limit: float, debug: bool) -> Communicator:
+def _world(limit: float) -> Communicator:
     distributed = sys.modules.get("torch.distributed")
     in_torch_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
     by_torch = "MASTER_ADDR" in os.environ and not {"RANK", "SLURM_PROCID"}.isdisjoint(os.environ)
     if in_torch_group or by_torch:
         from minidist.comm.torch_wire import torch_wire
 
-        return torch_wire.world(limit, debug)
+        return torch_wire.world(limit)
     if any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")):
         with arrival(max(limit, ARRIVAL)):
             from minidist.comm.mpi_wire import mpi  # which starts MPI
@@ -74,7 +73,7 @@ def _world(limit: float, debug: bool) -> Communicator:
     return alone()
 
 
-def _wrap(group: Any, limit: float, debug: bool) -> Communicator:
+def _wrap(group: Any, limit: float) -> Communicator:
     if type(group).__module__.startswith("mpi4py"):
         with arrival(max(limit, ARRIVAL)):
             from minidist.comm.mpi_wire import mpi
@@ -83,5 +82,5 @@ def _wrap(group: Any, limit: float, debug: bool) -> Communicator:
     if type(group).__module__.startswith("torch"):
         from minidist.comm.torch_wire import torch_wire
 
-        return torch_wire.wrap(group, limit, debug)
+        return torch_wire.wrap(group, limit)
     raise TypeError(f"init() wraps a torch.distributed group or an mpi4py communicator, not {type(group).__name__}")

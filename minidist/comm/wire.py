@@ -47,10 +47,13 @@ class Wire(ABC):
         The group's.
     one_process : bool
         Whether the ranks share one: its clock, its objects, its random numbers.
+    debug : bool
+        Whether the two ends of each message tell each other its size before it travels, where the wire needs that.
     """
 
     kind: str = ""
     one_process: bool = False
+    debug: bool = False
 
     def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
         self.rank, self.size, self.members, self.name = rank, len(members), members, name

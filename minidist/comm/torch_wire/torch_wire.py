@@ -52,7 +52,6 @@ class Job:
     mailbox: StoreMailbox
     hosts: tuple[str, ...]  # of each rank of the world
     timeout: timedelta
-    debug: bool  # a message's header goes before it, so that the two ends can be compared
 
 
 class TorchWire(Wire):
@@ -84,11 +83,11 @@ class TorchWire(Wire):
     # ---------------------------------------------------------------- messages
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
-        header = self._header(array, to, tag).send() if self.job.debug else None
+        header = self._header(array, to, tag).send() if self.debug else None
         return self._post(dist.isend, array, to, tag, header)
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
-        header = self._header(array, source, tag).receive() if self.job.debug else None
+        header = self._header(array, source, tag).receive() if self.debug else None
         return self._post(dist.irecv, array, source, tag, header)
 
     def _post(self, verb: Any, array: Array, peer: int, tag: int, header: Header | None) -> Request:
@@ -118,7 +117,7 @@ class TorchWire(Wire):
             super().exchange(leaving, to, arriving, source, tag)
             return
         headers = []
-        if self.job.debug:
+        if self.debug:
             headers = [self._header(arriving, source, tag).receive(), self._header(leaving, to, tag).send()]
         out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
         self._post_together([(dist.isend, out, to), (dist.irecv, into, source)], headers).wait()
@@ -197,7 +196,7 @@ class TorchWire(Wire):
         self.job.mailbox.end_job(type(error), error, error.__traceback__)
 
 
-def world(limit: float, debug: bool) -> Communicator:
+def world(limit: float) -> Communicator:
     """Return the communicator of all ranks that torchrun or srun started, armed against hanging.
 
     CPU buffers travel over gloo. CUDA tensors travel over NCCL if every rank of the machine has a GPU of its own; hide
@@ -212,10 +211,10 @@ def world(limit: float, debug: bool) -> Communicator:
         raise LaunchError("this torch was built without torch.distributed: install another, or use mpirun")
     if not dist.is_initialized():
         initialize(timedelta(seconds=limit + PATIENCE))
-    return wrap(everyone(), limit, debug)
+    return wrap(everyone(), limit)
 
 
-def wrap(group: dist.ProcessGroup, limit: float, debug: bool) -> Communicator:
+def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
     """Return a communicator over an existing group, armed against hanging. Collective over the group.
 
     Its ranks are numbered as in the group, which torch orders by its own ranks.
@@ -229,7 +228,7 @@ def wrap(group: dist.ProcessGroup, limit: float, debug: bool) -> Communicator:
     cpu = group if backends.get("cpu") == "gloo" else gloo_group(addresses, timeout)
     rank, size = dist.get_rank(group), len(addresses)
     hosts = tuple(gather_answers(cpu, rank, host()))
-    job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout, debug)
+    job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout)
     comm = Communicator(TorchWire(Group((cpu, cuda)), addresses, tuple(range(size)), job), Ledger())
     if size > 1:
         sys.excepthook = job.mailbox.end_job
