@@ -12,6 +12,7 @@ from minidist.comm import Communicator
 from minidist.memory.account.account import CATEGORIES, Account, total
 from minidist.mesh import Layout, Mesh
 from minidist.trace.table import format_bytes
+from minidist.trainer.checked import CheckedRun, check_run
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Outcome, Trainer
@@ -55,7 +56,14 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config,
     config = replace(config, run=replace(config.run, precision="float64", sample=0))
     chosen = together(comm, lambda: list(variants(config, comm.size)))
     tokenizer, samples, _ = together(comm, lambda: read_corpus(config))
-    rows = [run_variant(variant, samples, tokenizer.vocabulary, comm) for variant in chosen]
+    meshes = [Mesh(comm.split(0), variant.layout) for variant in chosen]  # whose registered memory is one run's alone
+    runs = together(
+        comm,
+        lambda: [
+            check_run(variant.config, mesh, tokenizer.vocabulary) for variant, mesh in zip(chosen, meshes, strict=True)
+        ],
+    )
+    rows = [run_variant(variant.name, run, samples) for variant, run in zip(chosen, runs, strict=True)]
     if comm.rank > 0:
         return 0
     serial = serial_run(config, samples, tokenizer.vocabulary)
@@ -64,11 +72,11 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config,
     return 0 if max(differences) <= 1e-9 else 1
 
 
-def run_variant(variant: Variant, samples: Samples, vocabulary: int, comm: Communicator) -> Row:
+def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:
     """Train, and account for the last step."""
-    comm = comm.split(0)  # whose registered memory is this run's alone
-    mesh, account = Mesh(comm, variant.layout), Account(comm)
-    trainer = together(comm, lambda: Trainer(variant.config, samples, vocabulary, mesh))
+    comm = run.mesh.world
+    account = Account(comm)
+    trainer = together(comm, lambda: Trainer(run, samples))
     outcome = together(comm, lambda: trainer.run(account=account))
     most = max(map(total, comm.roll_call(account.peak)))
     peaks, sent = comm.roll_call(account.peaks), comm.roll_call(outcome.sent)
@@ -76,7 +84,7 @@ def run_variant(variant: Variant, samples: Samples, vocabulary: int, comm: Commu
     speed = median(metrics.tokens_per_second for metrics in steps)
     held = {category: max(peak[category] for peak in peaks) for category in CATEGORIES}
     along = {axis: max(each[axis] for each in sent) // len(outcome.history) for axis in outcome.sent}
-    return Row(variant.name, held, most, along, speed, outcome)
+    return Row(name, held, most, along, speed, outcome)
 
 
 def table(rows: list[Row], differences: list[float]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from minidist.cli import compare
 from minidist.cli.compare import Variant
-from minidist.cli.train_checks import fitting_layout
+from minidist.trainer.checked import layout_of
 from minidist.trainer.config import Config
 
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 def stages(config: Config, ranks: int) -> list[Variant]:
     """Return the stages by name: the same run, otherwise."""
-    layout = fitting_layout(config, ranks)
+    layout = layout_of(config, ranks)
 
     def stage(name: str, zero: int, hsdp: int = 0, recompute: str = "none") -> Variant:
         parallel = replace(config.parallel, strategy="ddp", zero=zero, hsdp=hsdp)

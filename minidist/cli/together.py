@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TypeVar
 
 from minidist.comm import Communicator, LaunchError, init
 from minidist.comm.start import launched_rank
+from minidist.trainer.agreement import Ready, all_or_none
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.flags import HelpAsked
 from minidist.trainer.text import TextError
 
-Ready = TypeVar("Ready")
-USER_ERRORS = (
-    ConfigError,
-    TextError,
-    CheckpointError,
-    FloatingPointError,
-)  # whatever else is a bug
+USER_ERRORS = (ConfigError, TextError, CheckpointError, FloatingPointError)  # whatever else is a bug
 INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
 
 
@@ -64,14 +58,9 @@ def stopping_together(command: str, comm: Communicator, program: Callable[[], in
 
 def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:
     """Do `work` on every rank; if it fails on any with a user's mistake, stop all ranks with that one sentence."""
-    problem, result = None, None
     try:
-        result = work()
+        return all_or_none(comm, work, HelpAsked, *USER_ERRORS)
     except HelpAsked as asked:
-        problem = (str(asked), 0)
+        raise StopAll(str(asked), 0) from None
     except USER_ERRORS as error:
-        problem = (str(error), 2)
-    first = next((other for other in comm.roll_call(problem) if other), None)
-    if first:
-        raise StopAll(*first)
-    return result  # type: ignore[return-value]
+        raise StopAll(str(error), 2) from None

@@ -12,22 +12,16 @@ import torch
 
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
-from minidist.cli.train_checks import (
-    check_files,
-    check_memory,
-    check_precision,
-    check_spreading,
-    fitting_layout,
-    metrics_file,
-)
+from minidist.cli.train_checks import check_files, check_memory, metrics_file
 from minidist.comm import Communicator
 from minidist.comm.job.gather_trace import gather_trace
 from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace
+from minidist.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse_with_notes
-from minidist.trainer.loop import Outcome, Trainer, device_of
+from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
 from minidist.trainer.text import (
     Samples,
@@ -65,20 +59,18 @@ def train_and_report(config: Config, comm: Communicator) -> int:
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
-    layout = together(comm, lambda: fitting_layout(config, comm.size))
-    together(comm, lambda: check_precision(config, device_of(comm)))
+    mesh = Mesh(comm, together(comm, lambda: layout_of(config, comm.size)))
     tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
-    together(comm, lambda: check_memory(config, tokenizer.vocabulary, len(comm.node)))
-    mesh = Mesh(comm, layout)
-    together(comm, lambda: check_spreading(config, tokenizer.vocabulary, mesh))
+    run = together(comm, lambda: check_run(config, mesh, tokenizer.vocabulary))
+    together(comm, lambda: check_memory(run))
     with together(comm, lambda: check_files(config, comm.rank)):
-        return run_and_report(config, mesh, tokenizer, samples, prompt)
+        return run_and_report(run, tokenizer, samples, prompt)
 
 
-def run_and_report(config: Config, mesh: Mesh, tokenizer: Tokenizer, samples: Samples, prompt: Tokens) -> int:
+def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prompt: Tokens) -> int:
     """Train, and report on rank 0."""
-    comm = mesh.world
-    trainer = together(comm, lambda: Trainer(config, samples, tokenizer.vocabulary, mesh))
+    config, comm = run.config, run.mesh.world
+    trainer = together(comm, lambda: Trainer(run, samples))
     reporter = None
     if comm.rank == 0:
         print(headline(trainer, samples), flush=True)

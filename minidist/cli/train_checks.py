@@ -8,45 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
-from minidist.memory.precision.mixed import check_dtype
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT
-from minidist.trainer.checkpoint import resume, store
+from minidist.trainer.checked import CheckedRun
+from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.lock import hold
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.spread import check_cuts, recipe_of
-
-
-def fitting_layout(config: Config, ranks: int) -> Layout:
-    """Return the layout that was asked for, if it has as many ranks as were started."""
-    asked = config.parallel
-    try:
-        layout = Layout(dp=asked.dp or max(1, ranks // (asked.pp * asked.tp)), pp=asked.pp, tp=asked.tp)
-        layout.check(ranks)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if layout.dp % (config.parallel.hsdp or 1):
-        raise ConfigError(
-            f"--hsdp {config.parallel.hsdp} must divide the {layout.dp} ranks of the data axis into groups of one size"
-        )
-    return layout
-
-
-def check_precision(config: Config, device: torch.device) -> None:
-    """Refuse a precision that this rank's device cannot compute in."""
-    try:
-        check_dtype(getattr(torch, config.precision), device)
-    except ValueError as error:
-        raise ConfigError(f"--precision {config.precision}: {error}") from None
-
-
-def check_spreading(config: Config, vocabulary: int, mesh: Mesh) -> None:
-    """Refuse a way of spreading the model that does not fit it; looked at are shapes, before a large one is drawn."""
-    recipe_of(config, mesh.layout)
-    check_cuts(GPT(resume.sizes_of(config, vocabulary), device="meta"), mesh, config)
 
 
 def check_files(config: Config, rank: int) -> ExitStack:
@@ -94,9 +60,10 @@ def _try_to_write(name: str, path: Path, write: Callable[[Path], object], folder
         raise ConfigError(f"--{name} {path} cannot be written ({store.reason(error)}): give another path") from None
 
 
-def check_memory(config: Config, vocabulary: int, ranks_here: int) -> None:
+def check_memory(run: CheckedRun) -> None:
     """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job."""
-    count, bytes = resume.sizes_of(config, vocabulary).parameter_count, getattr(torch, config.precision).itemsize
+    config, count, bytes = run.config, run.sizes.parameter_count, run.dtype.itemsize
+    ranks_here = len(run.mesh.world.node)
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
         state = 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +34,7 @@ from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.optimizer.groups import known_groups
 from minidist.parallel.pipeline import with_communication
+from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
 from minidist.parallel.placement import tensor_placement_of
@@ -41,8 +43,9 @@ from minidist.parallel.sharded.fsdp import FSDP
 from minidist.parallel.sharded.shard import Sharded
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
 from minidist.parallel.tensor.plan import Plan as TensorPlan
-from minidist.parallel.tensor.plan import check_plan, parallelize_tensor
+from minidist.parallel.tensor.plan import check_plan, split_equal
 from minidist.parallel.tensor.sequence import know_all_tokens
+from minidist.parallel.tensor.styles import Style
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Loss = Callable[[Tensor, Any], Tensor]
@@ -203,22 +206,68 @@ def parallelize(
     ValueError, TypeError, MismatchError
         As `parallelize_tensor` and `DataParallel`.
     """
-    layout = mesh.layout
-    layers = _count_layers(model)
-    recipe.check(layout, layers)
-    if layout.pp > 1 and carried is None:
-        raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
-    if layout.pp > 1 and costs is not None and len(costs) != layers:
-        raise RecipeError(f"costs= names {len(costs)} costs, but the model has {layers} layers: give one for each")
-    if layout.tp > 1:
-        check_plan(model, mesh.tp, tensor_plan, recipe.sequence)
+    fit = check_fit(model, mesh, recipe, tensor_plan)
+    if fit.plan is not None:
+        layers = _count_layers(model)
+        if carried is None:
+            raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
+        if costs is not None and len(costs) != layers:
+            raise RecipeError(f"costs= names {len(costs)} costs, but the model has {layers} layers: give one for each")
+    return spread(model, mesh, fit, loss, carried, costs)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A recipe that fits a model on a mesh: `check_fit` has found that out, and `spread` does not ask again.
+
+    Attributes
+    ----------
+    recipe : Recipe
+    plan : Plan or None
+        Of the pipeline, computing only; None without a pipeline.
+    styles : mapping of str to Style
+        How tensor parallelism splits each module, by the module's name; empty without tensor parallelism.
+    """
+
+    recipe: Recipe
+    plan: Plan | None
+    styles: Mapping[str, Style]
+
+
+def check_fit(model: nn.Module, mesh: Mesh, recipe: Recipe, tensor_plan: TensorPlan | None = None) -> Fit:
+    """Find out whether a model, which may be on the device `meta`, can be spread over a mesh. Nothing is sent.
+
+    Raises
+    ------
+    RecipeError
+        If mesh, recipe and number of layers do not fit together.
+    ValueError, TypeError
+        If tensor parallelism cannot split the model; see `check_plan`.
+    """
+    plan = recipe.check(mesh.layout, _count_layers(model))
+    styles = check_plan(model, mesh.tp, tensor_plan, recipe.sequence) if mesh.layout.tp > 1 else {}
+    return Fit(recipe, plan, styles)
+
+
+def spread(
+    model: nn.Module,
+    mesh: Mesh,
+    fit: Fit,
+    loss: Loss,
+    carried: Callable[[Any], Tensor | Tensors] | None = None,
+    costs: Sequence[float] | None = None,
+) -> Parallel:
+    """Do what `parallelize` does, for a recipe that was checked. Collective."""
+    recipe = fit.recipe
     if mesh.world.size > 1:
         make_equal(model, mesh.world)
     tied = tied_names(model)
-    if layout.tp > 1:
-        parallelize_tensor(model, mesh.tp, tensor_plan, recipe.sequence)
-    if carried is not None and layout.pp > 1:
-        return _in_stages(model, mesh, recipe, loss, carried, tied, costs or [1.0] * layers)
+    if mesh.layout.tp > 1:
+        split_equal(model, mesh.tp, fit.styles, recipe.sequence)
+    if fit.plan is not None and carried is not None:
+        costs = costs or [1.0] * _count_layers(model)
+        plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
+        return _in_stages(model, mesh, recipe, plan, loss, carried, tied, costs)
     replica = replicate(model, mesh, recipe)
     _recompute(model, recipe.recompute)
     return Parallel(model, mesh, recipe, loss, replica, None)
@@ -228,13 +277,13 @@ def _in_stages(
     model: nn.Module,
     mesh: Mesh,
     recipe: Recipe,
+    plan: Plan,
     loss: Loss,
     carried: Callable[[Any], Tensor | Tensors],
     tied: Sequence[Sequence[str]],
     costs: Sequence[float],
 ) -> Parallel:
     """Cut the model into the stages of a pipeline, and go on with this rank's."""
-    plan = with_communication(recipe.plan(mesh.layout), reduce=mesh.dp.size > 1)
     stages = take_stages(model, balance(costs, plan.stages), plan.stages_of(mesh.pp.rank))
     ties = tie_stages(model, tied, mesh.pp)
     if recipe.sequence:

@@ -98,8 +98,13 @@ class Recipe:
         except (ScheduleError, ValueError) as error:
             raise RecipeError(str(error)) from None
 
-    def check(self, layout: Layout, layers: int) -> None:
+    def check(self, layout: Layout, layers: int) -> Plan | None:
         """Find out, before any work, whether a model of so many layers can be spread in this way over a layout.
+
+        Returns
+        -------
+        Plan or None
+            What `plan` returns; None if the layout has no pipeline.
 
         Raises
         ------
@@ -127,7 +132,7 @@ class Recipe:
             ranks = self.schedule.ranks
             raise RecipeError(f"the plan is for {ranks} ranks, but pp={layout.pp}: use pp={ranks}")
         if layout.pp == 1:
-            return
+            return None
         if self.chunks > layers:  # asked before planning, which takes a time for each
             raise RecipeError(f"chunks={self.chunks} on each rank are more than the model has layers: {layers}")
         found = self.plan(layout)
@@ -136,6 +141,7 @@ class Recipe:
                 f"{found.stages} stages need at least as many layers, but the model has {layers}: use fewer ranks in "
                 f"the pipeline, or {found.stages} layers"
             )
+        return found
 
     def _check_used(self, layout: Layout) -> None:
         """Raise RecipeError for an axis that nothing uses, or an option without effect."""

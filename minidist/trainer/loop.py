@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,26 @@ import torch
 from torch import Tensor
 
 from minidist.collectives import all_reduce
-from minidist.comm import Communicator
 from minidist.memory.account.account import Account
 from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
-from minidist.mesh import AXES, Mesh
+from minidist.mesh import AXES
 from minidist.model import GPT, Where
-from minidist.parallel import Parallel, parallelize
+from minidist.parallel import Parallel
 from minidist.parallel.data.sampler import State
 from minidist.parallel.meta import on_device
+from minidist.parallel.parallelize import spread
+from minidist.trainer.agreement import all_or_none
 from minidist.trainer.batches import Batch, Batches, ReadAhead
+from minidist.trainer.checked import CheckedRun
 from minidist.trainer.checkpoint import resume
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.config import ConfigError
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.optimizer import build_optimizer
 from minidist.trainer.schedule import learning_rate, linear_scaling
-from minidist.trainer.spread import carried_of, check_cuts, check_room, loss_of, recipe_of
+from minidist.trainer.spread import carried_of, check_room, loss_of
 from minidist.trainer.text import Samples
 
 
@@ -55,28 +56,26 @@ class Outcome:
 
 
 class Trainer:
-    """One run, on one rank of `mesh`. With a mesh of one rank it is the serial run: the bare model and no strategy.
+    """One run, on one rank of its mesh. With a mesh of one rank it is the serial run: the bare model and no strategy.
 
     Making one sends nothing, so ranks can still agree on whether to start.
 
     Raises
     ------
     ConfigError
-        If the model cannot be spread over the mesh in the way that is asked for, or `--init` is another model.
+        If the weights of `--init` cannot be read, or are another model's.
     CheckpointError
         If the run is to be resumed and cannot be.
     """
 
-    def __init__(self, config: Config, samples: Samples, vocabulary: int, mesh: Mesh) -> None:
-        self.config, self.mesh, self.comm = config, mesh, mesh.world
-        self.device = device_of(self.comm)
-        self.recipe = recipe_of(config, mesh.layout)
+    def __init__(self, run: CheckedRun, samples: Samples) -> None:
+        self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
+        self.recipe, self.device, self.dtype = run.fit.recipe, run.device, run.dtype
+        config, mesh = run.config, run.mesh
         generator = torch.Generator().manual_seed(config.run.seed)
-        self.dtype = getattr(torch, config.precision)
-        self.model = GPT(resume.sizes_of(config, vocabulary), generator, dtype=self.dtype, device=self.device)
+        self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
         if config.run.init and not config.run.resume:
             resume.load_initial(Path(config.run.init), self.model)
-        check_cuts(self.model, mesh, config)
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
         self.parallel: Parallel | None = None  # from `run` on, and the optimizer, which updates what is left by then
         self.optimizer: MasterWeights | None = None
@@ -130,7 +129,7 @@ class Trainer:
 
     def spread(self) -> Parallel:
         """Apply the strategies, make the optimizer over what is left, and load what is to be continued. Collective."""
-        self._all_or_none(lambda: check_room(self.model, self.mesh, self.config), ConfigError)
+        all_or_none(self.comm, lambda: check_room(self.model, self.mesh, self.config), ConfigError)
         sum_of, scaler = loss_of(self.model, self.mesh), self.scaler
 
         def loss(logits: Tensor, part: Batch) -> Tensor:
@@ -138,19 +137,11 @@ class Trainer:
             return scaler.scale_loss(mean) if scaler else mean
 
         carried = carried_of(self.model, self.mesh, self.recipe)
-        self.parallel = parallel = parallelize(self.model, self.mesh, self.recipe, loss, carried)
-
-        def place() -> None:
-            try:
-                self.optimizer = build_optimizer(parallel, self.config)
-            except OSError as error:
-                raise ConfigError(f"--offload disk: {error.strerror}") from None
-
-        self._all_or_none(place, ConfigError)
+        self.parallel = parallel = spread(self.model, self.mesh, self.checked.fit, loss, carried)
+        self.optimizer = optimizer = all_or_none(self.comm, lambda: build_optimizer(parallel, self.config), ConfigError)
         if self.resumed is not None:
-            path, optimizer = self.resumed.path, self.optimizer
-            assert optimizer is not None
-            self._all_or_none(lambda: load_pieces(path, parallel, optimizer), CheckpointError)
+            path = self.resumed.path
+            all_or_none(self.comm, lambda: load_pieces(path, parallel, optimizer), CheckpointError)
             parallel.stepped()
         return parallel
 
@@ -242,23 +233,6 @@ class Trainer:
             stream.launch(_ignore_overflow).wait()  # each thread has settings of its own
         return np.errstate(over="ignore", invalid="ignore")
 
-    def _all_or_none(self, work: Callable[[], None], refused: type[ValueError]) -> None:
-        """Do `work`, which sends nothing; if it is refused on one rank, every rank raises what that one was told."""
-        problem = ""
-        try:
-            work()
-        except refused as error:
-            problem = str(error)
-        if problem := next(filter(None, self.comm.roll_call(problem)), ""):
-            raise refused(problem)
-
 
 def _ignore_overflow() -> None:
     np.seterr(over="ignore", invalid="ignore")
-
-
-def device_of(comm: Communicator) -> torch.device:
-    """Return where this rank computes: on its GPU if its wire is NCCL, else on the CPU."""
-    if getattr(comm, "cuda", None) is not None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

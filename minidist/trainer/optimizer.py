@@ -11,7 +11,7 @@ from torch import nn
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel import Parallel
-from minidist.trainer.config import Config
+from minidist.trainer.config import Config, ConfigError
 
 
 def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
@@ -21,14 +21,17 @@ def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
 
     Raises
     ------
-    OSError
+    ConfigError
         If the folder has no room.
     """
     options, offload_to = config.optimizer, config.offload_to
     groups = decay_groups(parallel.model, options.weight_decay)
     kind: Any = partial(OffloadedOptimizer, to=offload_to) if offload_to else MasterWeights
     betas = (options.beta1, options.beta2)
-    built: MasterWeights = parallel.optimizer(kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas)
+    try:
+        built: MasterWeights = parallel.optimizer(kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas)
+    except OSError as error:
+        raise ConfigError(f"--offload disk: {error.strerror}") from None
     return built
 
 

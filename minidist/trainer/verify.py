@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator, run
 from minidist.mesh import Layout, Mesh
+from minidist.trainer.checked import check_run
 from minidist.trainer.config import Config, MemoryOptions, ParallelOptions
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
@@ -44,7 +45,7 @@ def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
     reporter = Reporter(config.run.steps, None, 0, label="serial ", every=max(1, config.run.steps // 5))
 
     def program(comm: Communicator) -> Outcome:
-        return Trainer(alone, samples, vocabulary, Mesh(comm, Layout())).run(reporter)
+        return Trainer(check_run(alone, Mesh(comm, Layout()), vocabulary), samples).run(reporter)
 
     return run(program, 1)[0]
 

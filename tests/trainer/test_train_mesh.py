@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks import mpirun, torchrun
@@ -13,7 +15,9 @@ from training import PROGRAM, TINY, losses, short_text, train_on
 
 import minidist
 from minidist.cli.train import train
+from minidist.parallel import recipe
 from minidist.parallel.pipeline import plan
+from minidist.parallel.tensor import plan as tensor_plan
 from minidist.trainer import loop
 
 MESH = "--layers 4 --heads 4 --lr 0.01"
@@ -122,6 +126,26 @@ def test_every_launcher_trains_a_mesh_alike(tmp_path: Path, text: Path) -> None:
         for (step, ours), (same, theirs) in zip(losses(files[name]), serial, strict=True):
             assert step == same and ours == pytest.approx(theirs, rel=1e-12), name
     assert done["mpirun"].stderr == ""
+
+
+def test_each_rank_checks_a_run_once(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipe, the plan of its pipeline, and how its matrices are cut."""
+    calls: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def counted(*args: Any) -> Any:
+            calls[name] += 1
+            return plain(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(recipe.Recipe, "check")
+    count(recipe.Recipe, "plan")
+    count(tensor_plan, "_matched")  # what `check_plan` begins with, whoever calls it
+    assert train_on(8, MESH, f"--dp 2 --tp 2 --pp 2 --steps 1 --text {text}") == 0
+    assert calls == {"check": 8, "plan": 8, "_matched": 8}
 
 
 # ---------------------------------------------------------------- mistakes

@@ -94,13 +94,21 @@ def parallelize_tensor(
     Cost: one broadcast of the model. See `tensor_parallel.py` and `sequence.py` for that of a step.
     """
     styles = check_plan(model, comm, plan, sequence)
-    if weights is not None:
-        on_device(model, torch.device(device))
+    if weights is None:
+        split_equal(model, comm, styles, sequence)
+        return
+    on_device(model, torch.device(device))
     if comm.size > 1:
-        check_same(model, comm) if weights is not None else make_equal(model, comm)
-        _split(model, styles, SequenceBoundary(comm) if sequence else Boundary(comm))
-    if weights is not None:
-        load_slices(model, weights)
+        check_same(model, comm)
+        _split(model, styles, comm, sequence)
+    load_slices(model, weights)
+
+
+def split_equal(model: nn.Module, comm: Communicator, styles: Mapping[str, Style], sequence: bool) -> None:
+    """Give every rank rank 0's values and split them, by styles that `check_plan` has returned. Collective."""
+    if comm.size > 1:
+        make_equal(model, comm)
+        _split(model, styles, comm, sequence)
 
 
 def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool) -> dict[str, Style]:
@@ -133,8 +141,9 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
     return styles
 
 
-def _split(model: nn.Module, styles: Mapping[str, Style], boundary: Boundary) -> None:
+def _split(model: nn.Module, styles: Mapping[str, Style], comm: Communicator, sequence: bool) -> None:
     """Apply each style, and see to what no style names: whole parameters, and dropouts of a split sequence."""
+    boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     regions = [name for name, style in styles.items() if isinstance(style, ParallelRegion)]
     for name, style in styles.items():
         replacement = style.apply(model.get_submodule(name), name, boundary, _below(name, regions))
@@ -142,8 +151,8 @@ def _split(model: nn.Module, styles: Mapping[str, Style], boundary: Boundary) ->
         setattr(model.get_submodule(parent), leaf, replacement)
     _replicate_the_rest(model, styles, boundary)
     for module in model.modules():
-        if isinstance(module, Dropout) and isinstance(boundary, SequenceBoundary):
-            split_dropout(module, boundary.comm)
+        if sequence and isinstance(module, Dropout):
+            split_dropout(module, comm)
 
 
 def _replicate_the_rest(model: nn.Module, styles: Plan, boundary: Boundary) -> None:

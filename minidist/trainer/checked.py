@@ -1,0 +1,161 @@
+"""A run is checked once, before any work, into a value; what is given that value asks nothing again.
+
+config, ranks ──layout_of──▶ layout ──Mesh──▶ mesh ─┐
+config, vocabulary of the tokenizer ────────────────┴──check_run──▶ CheckedRun ──▶ Trainer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minidist.comm import Communicator
+from minidist.memory.precision.mixed import check_dtype
+from minidist.mesh import Layout, Mesh
+from minidist.model import GPT, GPTConfig
+from minidist.parallel import Recipe
+from minidist.parallel.parallelize import Fit, check_fit
+from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
+from minidist.parallel.recipe import MIB, RecipeError
+from minidist.trainer.checkpoint.resume import sizes_of
+from minidist.trainer.config import Config, ConfigError, ParallelOptions
+from minidist.trainer.files import FileError, read_text
+from minidist.trainer.spread import shard_memory
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that fits its ranks; `check_run` makes it.
+
+    Attributes
+    ----------
+    config : Config
+    mesh : Mesh
+        The ranks, and where they lie.
+    sizes : GPTConfig
+        Of the whole model.
+    fit : Fit
+        How the model is spread over the mesh.
+    device : torch.device
+        Where this rank computes.
+    dtype : torch.dtype
+        Of parameters and computing.
+    """
+
+    config: Config
+    mesh: Mesh
+    sizes: GPTConfig
+    fit: Fit
+    device: torch.device
+    dtype: torch.dtype
+
+
+def layout_of(config: Config, ranks: int) -> Layout:
+    """Return the layout that was asked for, whose data axis takes the ranks that are left if nothing else was said.
+
+    Raises
+    ------
+    ConfigError
+        If it has not as many ranks as were started, or `--hsdp` does not divide its data axis.
+    """
+    asked = config.parallel
+    try:
+        layout = Layout(dp=asked.dp or max(1, ranks // (asked.pp * asked.tp)), pp=asked.pp, tp=asked.tp)
+        layout.check(ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if layout.dp % (asked.hsdp or 1):
+        raise ConfigError(
+            f"--hsdp {asked.hsdp} must divide the {layout.dp} ranks of the data axis into groups of one size"
+        )
+    return layout
+
+
+def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
+    """Find out whether the model can be spread in the way that is asked for. Sends nothing, and draws no weights.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot, naming the options and the fix; or if `--init` or `--plan` cannot be read.
+    """
+    device, dtype, tp = device_of(mesh.world), getattr(torch, config.precision), mesh.layout.tp
+    try:
+        check_dtype(dtype, device)
+    except ValueError as error:
+        raise ConfigError(f"--precision {config.precision}: {error}") from None
+    sizes, recipe = sizes_of(config, vocabulary), _recipe_of(config, mesh.layout)
+    try:
+        fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
+    except RecipeError as error:
+        raise ConfigError(f"--plan {config.parallel.plan}: {error}" if config.parallel.plan else str(error)) from None
+    except ValueError as error:
+        raise ConfigError(f"--tp {tp}: {error}") from None
+    if recipe.sequence and config.data.sequence % tp:
+        raise ConfigError(
+            f"--sp shares the {config.data.sequence} tokens of a sequence out evenly among {tp} ranks: use a "
+            f"--sequence that {tp} divides, such as {config.data.sequence // tp * tp or tp}"
+        )
+    return CheckedRun(config, mesh, sizes, fit, device, dtype)
+
+
+def device_of(comm: Communicator) -> torch.device:
+    """Return where this rank computes: on its GPU if its wire is NCCL, else on the CPU."""
+    if getattr(comm, "cuda", None) is not None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+def _recipe_of(config: Config, layout: Layout) -> Recipe:
+    """Return the recipe that a configuration asks for; what it says was not checked yet."""
+    parallel = config.parallel
+    own = _read_plan(config) if parallel.plan else None
+    count = own.microbatches if own else parallel.microbatches or 2 * layout.pp
+    if layout.pp > 1:
+        _check_rows(config, layout, count)
+    return Recipe(
+        strategy=parallel.strategy,  # type: ignore[arg-type]  # one of the three, or the configuration would not be
+        zero=parallel.zero,
+        shard_ranks=parallel.hsdp or None,
+        bucket_bytes=int(parallel.bucket_mib * MIB) if parallel.zero < 3 else Recipe.bucket_bytes,
+        sequence=parallel.sp,
+        schedule=own or parallel.schedule,
+        chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" else 1,
+        microbatches=count if layout.pp > 1 else parallel.accumulate,
+        recompute=config.memory.recompute,
+        allocate=shard_memory(config),
+    )
+
+
+def _check_rows(config: Config, layout: Layout, microbatches: int) -> None:
+    """Raise ConfigError if some microbatch of a whole batch is empty; before planning, which takes a time for each."""
+    parallel, rows = config.parallel, config.data.batch // layout.dp
+    if microbatches > rows:
+        fewer = f"--microbatches {rows} or fewer, or " if rows and not parallel.plan else ""
+        raise ConfigError(
+            f"{microbatches} microbatches cut the {rows} sequences that each data-parallel rank has (--batch "
+            f"{config.data.batch}, dp={layout.dp}) into more parts than there are: use {fewer}--batch "
+            f"{microbatches * layout.dp} or more"
+        )
+
+
+def _read_plan(config: Config) -> Plan:
+    """Return the user's plan, in which nothing but the words has been looked at."""
+    parallel, path = config.parallel, Path(config.parallel.plan)
+    if parallel.schedule != ParallelOptions().schedule:
+        raise ConfigError(f"--plan {path} takes the place of --schedule {parallel.schedule}: leave one of them out")
+    try:
+        plan = read_plan(read_text(path), path.name)
+    except FileError as error:
+        raise ConfigError(f"--plan {path} {error}") from None
+    except ScheduleError as error:
+        raise ConfigError(f"--plan {path}: {error}") from None
+    if plan.communicates or plan.reduces:
+        added = "sends and receives" if plan.communicates else "reductions"
+        raise ConfigError(f"--plan {path} names {added}, which are added to a plan before it runs: leave them out")
+    return plan
