@@ -33,9 +33,9 @@ from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import FileError, at, read_tree
 from minidist.trainer.flags import build_parser, classes, parse, read_toml
-from minidist.trainer.foreign import megatron
-from minidist.trainer.foreign.deepspeed import ROWS, read_deepspeed
+from minidist.trainer.foreign.deepspeed import read_deepspeed
 from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
+from minidist.trainer.foreign.names import DEEPSPEED, MEGATRON
 from minidist.trainer.loop import Trainer
 
 NO_NUMBERS = ["nan", "inf", "1e400", "", "²", "9" * 400, "None"]
@@ -151,7 +151,7 @@ def test_the_limit_of_the_environment(tmp_path: Path) -> None:
 
 def test_every_number_of_megatron() -> None:
     chance = random.Random(0)
-    for row in megatron.ROWS:
+    for row in MEGATRON:
         for word in chance.sample(WORDS, 3) if row.kind in (int, float) or row.name == "--split" else []:
             with contextlib.suppress(ConfigError):
                 parse(["--megatron", f"{row.name}={word}"])
@@ -170,7 +170,7 @@ def test_every_option_of_a_toml_file(tmp_path: Path) -> None:
 
 def test_every_key_of_a_deepspeed_file(tmp_path: Path) -> None:
     file, chance = tmp_path / "x.json", random.Random(0)
-    for row in ROWS:
+    for row in DEEPSPEED:
         for value in chance.sample(VALUES, 5):
             keys = row.name.split(".")
             file.write_text("".join(f'{{"{key}": ' for key in keys) + value + "}" * len(keys))

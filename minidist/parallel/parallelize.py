@@ -173,52 +173,9 @@ class Parallel:
             yield name, whole
 
 
-def parallelize(
-    model: nn.Module,
-    mesh: Mesh,
-    recipe: Recipe,
-    loss: Loss,
-    carried: Callable[[Any], Tensor | Tensors] | None = None,
-    tensor_plan: TensorPlan | None = None,
-    costs: Sequence[float] | None = None,
-) -> Parallel:
-    """Spread a serial model over a mesh, in place. Collective.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Built on every rank; rank 0's values count.
-    loss : callable
-        `loss(output, target)`, a scalar; those of all microbatches and data ranks are summed. With tensor parallelism
-        it is given this rank's part of the logits: see `vocabulary_parallel_cross_entropy_sum`.
-    carried : callable, optional
-        For a pipeline: `carried(inputs)` is an empty tensor (it may be on `meta`) of the shape and dtype of what goes
-        from stage to stage for a microbatch with these inputs; see `Pipeline`.
-    tensor_plan : optional
-        See `parallelize_tensor`.
-    costs : sequence of float, optional
-        Of each layer, by which a pipeline is cut; by default all cost the same. See `balance`.
-
-    Raises
-    ------
-    RecipeError
-        On every rank, before anything is sent, if mesh, recipe and model do not fit together.
-    ValueError, TypeError, MismatchError
-        As `parallelize_tensor` and `DataParallel`.
-    """
-    fit = check_fit(model, mesh, recipe, tensor_plan)
-    if fit.plan is not None:
-        layers = _count_layers(model)
-        if carried is None:
-            raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
-        if costs is not None and len(costs) != layers:
-            raise RecipeError(f"costs= names {len(costs)} costs, but the model has {layers} layers: give one for each")
-    return spread(model, mesh, fit, loss, carried, costs)
-
-
 @dataclass(frozen=True)
 class Fit:
-    """A recipe that fits a model on a mesh: `check_fit` has found that out, and `spread` does not ask again.
+    """A recipe that fits a model on a mesh, as `check_fit` has found out; nobody inside asks again.
 
     Attributes
     ----------
@@ -249,54 +206,68 @@ def check_fit(model: nn.Module, mesh: Mesh, recipe: Recipe, tensor_plan: TensorP
     return Fit(recipe, plan, styles)
 
 
-def spread(
+def parallelize(
     model: nn.Module,
     mesh: Mesh,
-    fit: Fit,
+    recipe: Recipe | Fit,
     loss: Loss,
     carried: Callable[[Any], Tensor | Tensors] | None = None,
+    tensor_plan: TensorPlan | None = None,
     costs: Sequence[float] | None = None,
 ) -> Parallel:
-    """Do what `parallelize` does, for a recipe that was checked. Collective."""
-    recipe = fit.recipe
+    """Spread a serial model over a mesh, in place. Collective.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Built on every rank; rank 0's values count.
+    recipe : Recipe or Fit
+        A recipe is checked first; what `check_fit` has returned for such a model on this mesh is not checked again.
+    loss : callable
+        `loss(output, target)`, a scalar; those of all microbatches and data ranks are summed. With tensor parallelism
+        it is given this rank's part of the logits: see `vocabulary_parallel_cross_entropy_sum`.
+    carried : callable, optional
+        For a pipeline: `carried(inputs)` is an empty tensor (it may be on `meta`) of the shape and dtype of what goes
+        from stage to stage for a microbatch with these inputs; see `Pipeline`.
+    tensor_plan : optional
+        See `parallelize_tensor`; with a `Recipe` only.
+    costs : sequence of float, optional
+        Of each layer, by which a pipeline is cut; by default all cost the same. See `balance`.
+
+    Raises
+    ------
+    RecipeError
+        On every rank, before anything is sent, if mesh, recipe and model do not fit together.
+    ValueError, TypeError, MismatchError
+        As `parallelize_tensor` and `DataParallel`.
+    """
+    fit = recipe if isinstance(recipe, Fit) else check_fit(model, mesh, recipe, tensor_plan)
+    layers = _count_layers(model)
+    if fit.plan is not None and carried is None:
+        raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
+    if fit.plan is not None and costs is not None and len(costs) != layers:
+        raise RecipeError(f"costs= names {len(costs)} costs, but the model has {layers} layers: give one for each")
     if mesh.world.size > 1:
         make_equal(model, mesh.world)
-    tied = tied_names(model)
+    tied, stages = tied_names(model), {0: model}
     if mesh.layout.tp > 1:
-        split_equal(model, mesh.tp, fit.styles, recipe.sequence)
-    if fit.plan is not None and carried is not None:
-        costs = costs or [1.0] * _count_layers(model)
-        plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
-        return _in_stages(model, mesh, recipe, plan, loss, carried, tied, costs)
-    replica = replicate(model, mesh, recipe)
-    _recompute(model, recipe.recompute)
-    return Parallel(model, mesh, recipe, loss, replica, None)
-
-
-def _in_stages(
-    model: nn.Module,
-    mesh: Mesh,
-    recipe: Recipe,
-    plan: Plan,
-    loss: Loss,
-    carried: Callable[[Any], Tensor | Tensors],
-    tied: Sequence[Sequence[str]],
-    costs: Sequence[float],
-) -> Parallel:
-    """Cut the model into the stages of a pipeline, and go on with this rank's."""
-    stages = take_stages(model, balance(costs, plan.stages), plan.stages_of(mesh.pp.rank))
-    ties = tie_stages(model, tied, mesh.pp)
-    if recipe.sequence:
-        for stage, module in stages.items():
-            if stage > 0:
-                know_all_tokens(module, mesh.tp)
-    replica = replicate(model, mesh, recipe)
+        split_equal(model, mesh.tp, fit.styles, fit.recipe.sequence)
+    if fit.plan is not None:
+        stages = take_stages(model, balance(costs or [1.0] * layers, fit.plan.stages), fit.plan.stages_of(mesh.pp.rank))
+        ties = tie_stages(model, tied, mesh.pp)
+    for stage, module in stages.items():
+        if fit.recipe.sequence and stage > 0:
+            know_all_tokens(module, mesh.tp)
+    replica = replicate(model, mesh, fit.recipe)
     for module in stages.values():
-        _recompute(module, recipe.recompute)
-    called: Mapping[int, nn.Module] = stages
-    if isinstance(replica, FSDP):
-        called = dict.fromkeys(stages, replica)  # one stage, whose forward is what gathers
-    return Parallel(model, mesh, recipe, loss, replica, Pipeline(called, mesh.pp, plan, loss, carried, ties, replica))
+        _recompute(module, fit.recipe.recompute)
+    if fit.plan is None or carried is None:
+        return Parallel(model, mesh, fit.recipe, loss, replica, None)
+    plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
+    # ZeRO-3 has one stage a rank, and its forward is what gathers
+    called = dict.fromkeys(stages, replica) if isinstance(replica, FSDP) else stages
+    pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica)
+    return Parallel(model, mesh, fit.recipe, loss, replica, pipeline)
 
 
 def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:

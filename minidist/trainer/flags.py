@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 from minidist.comm.job.number import flag_of, shown
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, read_tree, typed
-from minidist.trainer.foreign import megatron
 from minidist.trainer.foreign.deepspeed import read_deepspeed
+from minidist.trainer.foreign.megatron import read_megatron
+from minidist.trainer.foreign.names import MEGATRON
 from minidist.trainer.foreign.options import merged
 
 
@@ -69,7 +70,7 @@ def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train"
         theirs, notes = read_deepspeed(Path(values["deepspeed"]), merged(sections, flags))
         sections = merged(sections, theirs)
     if "megatron" in values:
-        theirs, more = megatron.read_megatron(values, sections, flags)
+        theirs, more = read_megatron(values, sections, flags)
         sections, notes = merged(sections, theirs), notes + more
     config = Config(**{name: classes()[name](**options) for name, options in merged(sections, flags).items()})
     if "print_config" in values:
@@ -105,7 +106,7 @@ def _add_foreign(parser: argparse.ArgumentParser, megatron_too: bool) -> None:
     group = parser.add_argument_group("other programs", "What they leave out keeps our default; our flags win.")
     group.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed JSON; it wins over --config")
     group.add_argument("--megatron", action="store_true", help="take flags of Megatron-LM, too; they win over files")
-    for row in megatron.ROWS if megatron_too else ():
+    for row in MEGATRON if megatron_too else ():
         shown = row.note or (flag(row.to.partition(".")[2]) if row.to else "checked, or read together with others")
         kind: dict[str, Any] = {"type": _converter(row.kind), "metavar": getattr(row.kind, "__name__", "").upper()}
         if row.kind is bool:

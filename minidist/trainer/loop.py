@@ -26,10 +26,9 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES
 from minidist.model import GPT, Where
-from minidist.parallel import Parallel
+from minidist.parallel import Parallel, parallelize
 from minidist.parallel.data.sampler import State
 from minidist.parallel.meta import on_device
-from minidist.parallel.parallelize import spread
 from minidist.trainer.agreement import all_or_none
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checked import CheckedRun
@@ -38,9 +37,8 @@ from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_sa
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
-from minidist.trainer.optimizer import build_optimizer
 from minidist.trainer.schedule import learning_rate, linear_scaling
-from minidist.trainer.spread import carried_of, check_room, loss_of
+from minidist.trainer.spread import build_optimizer, carried_of, check_room, loss_of
 from minidist.trainer.text import Samples
 
 
@@ -137,7 +135,7 @@ class Trainer:
             return scaler.scale_loss(mean) if scaler else mean
 
         carried = carried_of(self.model, self.mesh, self.recipe)
-        self.parallel = parallel = spread(self.model, self.mesh, self.checked.fit, loss, carried)
+        self.parallel = parallel = parallelize(self.model, self.mesh, self.checked.fit, loss, carried)
         self.optimizer = optimizer = all_or_none(self.comm, lambda: build_optimizer(parallel, self.config), ConfigError)
         if self.resumed is not None:
             path = self.resumed.path

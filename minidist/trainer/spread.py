@@ -1,17 +1,20 @@
-"""What spreading a GPT needs to know of it: its loss, and what goes from stage to stage."""
+"""What a run brings to `parallelize`: its loss, what goes from stage to stage, memory for shards, and AdamW."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minidist.memory.offload import mapped
+from minidist.memory.offload import OffloadedOptimizer, mapped
+from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Mesh
 from minidist.model import GPT, cross_entropy_sum
-from minidist.parallel import Recipe, vocabulary_parallel_cross_entropy_sum
+from minidist.parallel import Parallel, Recipe, vocabulary_parallel_cross_entropy_sum
 from minidist.trainer.config import Config, ConfigError
 
 
@@ -52,3 +55,31 @@ def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:
     if config.offload_to == "cpu" and torch.cuda.is_available():
         return lambda count, dtype: torch.zeros(count, dtype=dtype, pin_memory=True)
     return None
+
+
+def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
+    """Return AdamW that decays matrices and leaves norms alone, over what this rank updates.
+
+    It updates 16 bits through float32 masters. Its state lives in a folder, in host memory, or beside the parameters.
+
+    Raises
+    ------
+    ConfigError
+        If the folder has no room.
+    """
+    options, offload_to = config.optimizer, config.offload_to
+    groups = decay_groups(parallel.model, options.weight_decay)
+    kind: Any = partial(OffloadedOptimizer, to=offload_to) if offload_to else MasterWeights
+    betas = (options.beta1, options.beta2)
+    try:
+        built: MasterWeights = parallel.optimizer(kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas)
+    except OSError as error:
+        raise ConfigError(f"--offload disk: {error.strerror}") from None
+    return built
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the matrices, which are decayed, and the other parameters."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -25,7 +25,7 @@ from minidist.cli.train import main
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, gpt
-from minidist.trainer import loop
+from minidist.trainer import checked, loop
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
 
@@ -256,7 +256,7 @@ def test_a_disk_that_is_full_for_one_rank_stops_all_before_the_first_step(
 
 
 def test_a_precision_that_the_device_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "device_of", lambda comm: torch.device("mps"))
+    monkeypatch.setattr(checked, "device_of", lambda comm: torch.device("mps"))
     assert train_on(2, "--precision float64") == 2
     said = capsys.readouterr()
     assert said.out == "" and "--precision float64: the device mps cannot compute in float64: use one of" in said.err

@@ -1,6 +1,6 @@
 """What other programs read and write: `llama.py` Hugging Face's weights, `megatron.py` and `deepspeed.py` options.
 
-`options.py` is the engine of the tables in the last two.
+`names.py` is the table of both programs' names, `options.py` its engine.
 """
 
 from minidist.trainer.foreign.llama import load_llama, save_llama

@@ -1,96 +1,12 @@
-"""What other programs call the options of a run: one row for each of their names, and what becomes of it here.
-
-    "zero_optimization": {"stage": 2, "overlap_comm": true}        --num-layers 12  --log-interval 10
-                           │                 │                          │                 │
-                     [parallel] zero      a note                 [model] layers        a note
-
-`deepspeed` and `megatron` each hold such a table. What is not written there keeps the default of minidist, which may
-not be that of the other program.
-"""
+"""From the options of another program to ours: the engine for the table in `names.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from minidist.trainer.config import ConfigError, Sections, flag
-
-
-def as_it_is(value: Any) -> Any:
-    """Translate a value that means the same here."""
-    return value
-
-
-@dataclass(frozen=True)
-class Row:
-    """One name of another program.
-
-    Attributes
-    ----------
-    name, kind
-        As it is written there, and the type of its value: a key of `files.WORDS`.
-    to : str
-        Our section and option, such as "parallel.zero". Empty if the name has no counterpart, or only with others.
-    convert
-        From their value to ours, None to decide nothing. A ValueError refuses the value, and says what it must be.
-    note : str
-        What the user should know: why the name has no effect here, or how its effect differs.
-    """
-
-    name: str
-    kind: Any
-    to: str = ""
-    convert: Callable[[Any], Any] = as_it_is
-    note: str = ""
-
-
-def unused(why: str, kind: Any, *names: str) -> list[Row]:
-    """Return rows of names that have no effect here."""
-    return [Row(name, kind, note=why) for name in names]
-
-
-def refused(why: str, kind: Any, *names: str) -> list[Row]:
-    """Return rows of names that would change the result and have no counterpart; as a section, one that is off may."""
-
-    def refuse(value: Any) -> None:
-        if not (isinstance(value, dict) and value.get("enabled") is False):
-            raise ValueError(why)
-
-    return [Row(name, kind, convert=refuse, note=why) for name in names]
-
-
-def only(why: str, *choices: Any) -> Callable[[Any], None]:
-    """Return a conversion that refuses all but some values, which are what happens here anyway."""
-
-    def check(value: Any) -> None:
-        if (value.lower() if isinstance(value, str) else value) not in choices:
-            raise ValueError(why)
-
-    return check
-
-
-def if_on(ours: Any) -> Callable[[bool], Any]:
-    """Return the conversion of a switch that, when on, stands for a value of ours."""
-    return lambda on: ours if on else None
-
-
-def among(choices: dict[str, Any]) -> Callable[[str], Any]:
-    """Return a conversion by a table, which refuses other words."""
-
-    def choose(word: str) -> Any:
-        if word not in choices:
-            raise ValueError(f"it must be one of {', '.join(choices)}")
-        return choices[word]
-
-    return choose
-
-
-def at_least_one(value: int) -> int:
-    """Refuse a count that cannot be."""
-    if value < 1:
-        raise ValueError("it must be at least 1")
-    return value
+from minidist.trainer.foreign.names import Row
 
 
 def translate(rows: Iterable[Row], given: dict[str, Any]) -> tuple[Sections, list[str]]:

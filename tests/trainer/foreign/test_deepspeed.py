@@ -11,8 +11,8 @@ import pytest
 
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.flags import classes, parse, parse_with_notes
-from minidist.trainer.foreign.deepspeed import ROWS, read_deepspeed
-from minidist.trainer.foreign.options import Row
+from minidist.trainer.foreign.deepspeed import read_deepspeed
+from minidist.trainer.foreign.names import DEEPSPEED, Row
 
 Write = Callable[[Any], Path]
 
@@ -78,10 +78,10 @@ def test_every_key_without_effect_has_a_note_that_says_why(write: Write) -> None
     assert len(notes) == 28 and "optimizer.params.eps: no effect here, epsilon is always 1e-8" in notes
 
 
-SAMPLES = {int: 1, float: 0.5, str: "x", bool: True, dict: {"any": ["thing"]}}
+SAMPLES = {int: 1, float: 0.5, str: "x", bool: True, dict: {"any": ["thing"]}, object: {"any": ["thing"]}}
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.note and not row.to], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in DEEPSPEED if row.note and not row.to], ids=lambda row: row.name)
 def test_a_key_without_effect_changes_nothing_and_has_a_note_or_is_refused(row: Row, write: Write) -> None:
     content = SAMPLES[row.kind]
     for key in reversed(row.name.split(".")):
@@ -95,10 +95,10 @@ def test_a_key_without_effect_changes_nothing_and_has_a_note_or_is_refused(row: 
 
 
 def test_rows_name_options_that_exist_once() -> None:
-    names = [row.name for row in ROWS]
+    names = [row.name for row in DEEPSPEED]
     assert len(names) == len(set(names))
     options = {f"{section}.{name}" for section, values in Config().sections().items() for name in values}
-    assert {row.to for row in ROWS} - {""} <= options and set(classes()) == set(Config().sections())
+    assert {row.to for row in DEEPSPEED} - {""} <= options and set(classes()) == set(Config().sections())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.flags import HelpAsked, build_parser, parse, parse_with_notes
-from minidist.trainer.foreign.megatron import ROWS
+from minidist.trainer.foreign.names import MEGATRON
 
 SCRIPT = """
     --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 8
@@ -48,16 +48,16 @@ def test_a_script_is_translated() -> None:
 def test_every_flag_without_effect_has_a_note_that_says_why() -> None:
     _, notes = parse_with_notes(["--megatron", *SCRIPT.split()])
     assert "--log-interval: no effect here, every step is reported" in notes
-    given = {row.name for row in ROWS if row.note and row.name in SCRIPT.split()}
+    given = {row.name for row in MEGATRON if row.note and row.name in SCRIPT.split()}
     assert {note.partition(":")[0] for note in notes} == given and len(given) == 14
     assert "--data-path: the files are read as plain text" in notes
 
 
 def test_rows_name_options_that_exist_and_flags_that_are_not_ours() -> None:
-    names = [row.name for row in ROWS]
+    names = [row.name for row in MEGATRON]
     assert len(names) == len(set(names))
     options = {f"{section}.{name}" for section, values in Config().sections().items() for name in values}
-    assert {row.to for row in ROWS} - {""} <= options
+    assert {row.to for row in MEGATRON} - {""} <= options
     assert not set(names) & {string for action in build_parser("x")._actions for string in action.option_strings}
 
 
