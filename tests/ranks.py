@@ -11,9 +11,11 @@ import socket
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+
+from warm import warm
 
 from minidist.comm.job.jobs import run_job
 from minidist.comm.job.mpirun import Mpirun, environment, find_mpirun
@@ -25,16 +27,21 @@ OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 
 
 def mpirun(
-    ranks: int, program: str | Path, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+    ranks: int,
+    program: str | Path,
+    *args: str,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    python: Sequence[str] = (),
 ) -> CompletedProcess[str]:
     """Run `program`, a path or source code (dedented), on `ranks` processes of the mpirun that fits this Python.
 
     A job that outlasts `timeout` seconds is ended and returns 124. `env` is added to the environment. Programs can
-    import what lies in `tests/`.
+    import what lies in `tests/`. Ranks are forked off a Python that has torch, unless another `python` is named.
     """
     launcher = _launcher()
     needed = environment(launcher) | clean_environment()
-    start = [launcher.path, "-n", str(ranks), sys.executable]
+    start = [launcher.path, "-n", str(ranks), *(python or warm_python())]
     return _run(start, program, args, timeout, needed | dict(env or {}))
 
 
@@ -42,8 +49,9 @@ def torchrun(
     ranks: int, program: str | Path, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
     """Run `program` under torchrun on `ranks` processes of this machine, as `mpirun` does."""
+    python = warm_python()
     where = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    start = [sys.executable, "-m", "torch.distributed.run", *where]
+    start = [*python, "-m", "torch.distributed.run", *where, "--no-python", *python]
     return _run(start, program, args, timeout, clean_environment() | dict(env or {}))
 
 
@@ -60,6 +68,11 @@ def clean_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in OTHERS and not name.startswith(LAUNCHERS)}
     path = os.pathsep.join(filter(None, [*map(str, FOLDERS), str(TESTS.parent), kept.get("PYTHONPATH", "")]))
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def warm_python(*more: str) -> list[str]:
+    """Return what starts a program as Python does, by a fork of one that has torch, and `more` modules."""
+    return warm(clean_environment()["PYTHONPATH"], *more) if sys.platform == "linux" else [sys.executable]
 
 
 @functools.cache

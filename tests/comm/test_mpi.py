@@ -13,7 +13,7 @@ CHECKS = TESTS / "mpi_checks.py"
 
 @pytest.mark.parametrize("ranks", (1, 2, 3, 4))
 def test_everything_works_on_mpi_ranks(ranks: int) -> None:
-    outcome = mpirun(ranks, CHECKS)
+    outcome = mpirun(ranks, CHECKS, python=[sys.executable])
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert outcome.stdout.count("is done") == ranks and outcome.stderr == ""
 
@@ -77,5 +77,5 @@ def test_an_mpi_program_needs_no_torch_and_starts_quickly() -> None:
         assert minidist.init().size == 2
         assert "torch" not in sys.modules
     """
-    outcome = mpirun(2, program)
+    outcome = mpirun(2, program, python=[sys.executable])
     assert outcome.returncode == 0, outcome.stderr

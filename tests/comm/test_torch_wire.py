@@ -18,7 +18,7 @@ WORKS = """
     import minidist
     from minidist.comm.errors import CommunicationError
 
-    comm = minidist.init(limit=20)
+    comm = minidist.init(limit=60)
     assert dist.is_initialized() and comm.wire.kind == "torch", "torchrun's variables are enough"
     rank, size = comm.rank, comm.size
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -132,7 +132,7 @@ WORKS = """
     pair = dist.new_group([0, size - 1])
     if rank in (0, size - 1):
         for _ in range(2):
-            wrapped = minidist.init(pair, limit=20)
+            wrapped = minidist.init(pair, limit=60)
             assert (wrapped.size, wrapped.members) == (2, (0, 1))
             check_ring(wrapped, kinds[0], (5,))
             wrapped.split(0).barrier()
@@ -155,12 +155,12 @@ def test_a_rank_that_fails_ends_the_job(end: str) -> None:
         import os, signal
         import numpy as np
         import minidist
-        comm = minidist.init(limit=50)
+        comm = minidist.init(limit=60)
         if comm.rank == 1:
             {end}
         comm.recv(np.empty(3), 1)
     """
-    job = torchrun(2, program, timeout=30)
+    job = torchrun(2, program, timeout=100)
     assert job.returncode == 1
     if "boom" in end:
         assert "[rank 1] ValueError: boom" in job.stderr

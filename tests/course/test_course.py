@@ -95,7 +95,7 @@ def test_an_installed_package_brings_the_course(tmp_path: Path) -> None:
 
 
 def test_the_exercise_runs_under_mpirun_as_handed_out() -> None:
-    outcome = mpirun(4, LESSON.folder / "exercise.py")
+    outcome = mpirun(4, LESSON.folder / "exercise.py", python=[sys.executable])
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.splitlines() == [f"task {n}: task {n} is not started" for n in (1, 2, 3, 4)]
 
@@ -103,7 +103,7 @@ def test_the_exercise_runs_under_mpirun_as_handed_out() -> None:
 def test_the_exercise_prints_what_it_computes(tmp_path: Path) -> None:
     text = (LESSON.folder / "exercise.py").read_text()
     (tmp_path / "exercise.py").write_text(text.replace("def main(", HONEST + "\n\ndef main("))
-    outcome = mpirun(4, tmp_path / "exercise.py")
+    outcome = mpirun(4, tmp_path / "exercise.py", python=[sys.executable])
     assert outcome.returncode == 0, outcome.stderr
     assert "task 1: the sum of chunk 0 is [6. 6.]" in outcome.stdout
     assert "task 2: the chunks are [0. 0. 1. 1. 2. 2. 3. 3.]" in outcome.stdout
