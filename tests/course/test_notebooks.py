@@ -4,49 +4,62 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import sys
-from collections.abc import Collection
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import numpy as np
 import pytest
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpecManager
 from matplotlib import image
-from ranks import clean_environment
+from nbclient import NotebookClient
+from ranks import clean_environment, warm_python
 
-from minidist.comm.job.jobs import run_job
 from minidist.course.lesson import GradeError
 from minidist.course.notebooks import MOST_BYTES, PREDICTION, build_notebooks, cells_of
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-ONE_CORE_EACH = """
-import os
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0 or gw1
+KERNEL = """
+import os, sys
+from ipykernel.kernelapp import launch_new_instance
+if hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))  # simulated ranks take turns: on one core in half the time
-    os.sched_setaffinity(0, {cores[int(worker[2:]) % len(cores)]})
+    os.sched_setaffinity(0, {cores[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % len(cores)]})
+launch_new_instance()
 """
+IMPORTED = ("ipykernel.kernelapp", "matplotlib.figure", "matplotlib.backends.backend_agg")
+REAL = ("02", "06")  # the lessons whose cells on real processes are executed with every run of the tests
+EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 FAR = 0.02  # mean distance of pixels, of 1, between versions of the library that draws
 
 
-def execute(folder: Path, real: Collection[str]) -> Path:
-    """Execute copies of all notebooks with nbmake; cells on real processes only in those of the lessons `real`."""
-    for path in NOTEBOOKS:
-        notebook = nbformat.read(path, 4)
-        for cell in notebook.cells:
-            if is_real(cell) and path.stem[:2] not in real:
-                cell.source = ""
-        nbformat.write(notebook, folder / path.name)
-    if hasattr(os, "sched_getaffinity"):
-        (folder / "conftest.py").write_text(ONE_CORE_EACH)
-    command = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", "--nbmake-timeout=120", "-q", str(folder)]
-    outcome = run_job(
-        [*command, "-n", "2", "-p", "no:cacheprovider"], cwd=folder, env=clean_environment(), timeout=1150, capture=True
-    )
-    assert outcome.returncode == 0, outcome.stdout[-3000:]
-    return folder
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelSpecManager:
+    """Return the one kernel that there is: it is forked off a process that has imported what notebooks do."""
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "kernel.py").write_text(KERNEL)
+    command = [*warm_python(*IMPORTED), str(folder / "kernel.py"), "-f", "{connection_file}"]
+    (folder / "python3").mkdir()
+    (folder / "python3/kernel.json").write_text(json.dumps({"argv": command, "display_name": "", "language": "python"}))
+    return KernelSpecManager(kernel_dirs=[str(folder)])
+
+
+def execute(path: Path, kernels: KernelSpecManager, folder: Path, real: bool) -> Any:
+    """Execute a notebook in `folder`, with its cells on real processes or without; return it with its outputs."""
+    notebook = nbformat.read(path, 4)
+    for cell in notebook.cells:
+        if is_real(cell) and not real:
+            cell.source = ""
+    with tempfile.TemporaryDirectory() as sockets:  # of its own: kernels that begin together may choose the same ports
+        files = {"transport": "ipc", "connection_file": str(Path(sockets, "kernel.json"))}
+        manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=kernels, **files)
+        client = NotebookClient(notebook, km=manager, timeout=120, resources={"metadata": {"path": str(folder)}})
+        client.execute(env=clean_environment(), cleanup_kc=True)
+    return notebook
 
 
 def is_real(cell: Any) -> bool:
@@ -54,21 +67,17 @@ def is_real(cell: Any) -> bool:
     return "real" in cell.metadata.get("tags", ())
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return execute(tmp_path_factory.mktemp("notebooks"), real=("02", "06"))
-
-
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
-def test_all_cells_execute_also_on_real_processes(tmp_path: Path) -> None:
-    execute(tmp_path, real=[path.stem[:2] for path in NOTEBOOKS])
+@pytest.mark.timeout(300)
+@EACH
+def test_all_cells_execute_also_on_real_processes(path: Path, kernels: KernelSpecManager, tmp_path: Path) -> None:
+    execute(path, kernels, tmp_path, real=True)
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_executing_again_gives_what_is_committed(path: Path, executed: Path) -> None:
-    committed, again = nbformat.read(path, 4), nbformat.read(executed / path.name, 4)
+@pytest.mark.timeout(300)
+@EACH
+def test_executing_again_gives_what_is_committed(path: Path, kernels: KernelSpecManager, tmp_path: Path) -> None:
+    committed, again = nbformat.read(path, 4), execute(path, kernels, tmp_path, real=path.stem[:2] in REAL)
     for before, now in zip(committed.cells, again.cells, strict=True):
         if before.cell_type == "code" and not is_real(before):
             for kept, found in zip(whole(before.outputs), whole(now.outputs), strict=True):
@@ -99,7 +108,7 @@ def compare(kept: Any, found: Any) -> None:
         assert np.abs(before - now).mean() < FAR
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@EACH
 def test_a_notebook_opens_with_a_picture_and_is_made_of_its_source(path: Path) -> None:
     notebook, source = nbformat.read(path, 4), cells_of(FOLDER / "src" / f"{path.stem}.py")
     assert [(cell.id, cell.source) for cell in notebook.cells] == [(cell.id, cell.source) for cell in source.cells]
