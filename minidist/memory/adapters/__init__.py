@@ -1,4 +1,4 @@
-"""Adapters: two thin matrices are trained beside a weight that stays, in 16 or 4 bits.
+"""Adapters: train two thin matrices beside a frozen weight, which is stored in full precision or in 4 bits.
 
 Read `lora.py`, then `nf4.py`.
 """

@@ -1,14 +1,14 @@
-"""NF4: a weight in four bits, for weights that look like draws from a normal distribution.
+"""NF4: weights in four bits each, for weights that are distributed about normally.
 
     64 weights ─▶ scale = largest |w| ─▶ w / scale in [-1, 1] ─▶ nearest of 16 levels ─▶ 4 bits, two to a byte
     256 scales ─▶ scale - mean, in steps of (largest deviation) / 127 ─▶ one int8 each ("double quantisation")
 
-The levels are quantiles: each is met about equally often by normal weights, which spends the four bits best. Zero is a
-level of its own, so what is zero stays zero.
+The levels are quantiles: normal weights use each level about equally often, so the four bits carry the most
+information. Zero is a level, so a weight of zero stays zero.
 
-Bits per weight: 4 + 8/64 (scales) + 32/(64 * 256) (steps) = 4.127, where float32 scales would cost 4.5. One mean per
-tensor comes on top. (Dettmers et al. 2023, QLoRA, section 3 and appendix E. There the scales are FP8; with the mean
-gone they are spread evenly enough for int8, whose step is the finer one near the ends.)
+Bits per weight: 4 + 8/64 (scales) + 32/(64 * 256) (steps) = 4.127; float32 scales would make it 4.5. Each tensor stores
+one mean besides. (Dettmers et al. 2023, QLoRA, section 3 and appendix E. The paper stores the scales in FP8. Once the
+mean is subtracted, int8 suits them as well, and its steps are finer near the ends.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 BLOCK = 64  # weights that share a scale
 GROUP = 256  # scales that share a step
-OFFSET = 0.9677083  # quantile that becomes ±1: 1 - (1/32 + 1/30)/2, half a level away from the end
+OFFSET = 0.9677083  # the quantile that becomes ±1: 1 - (1/32 + 1/30)/2, half a level from the end
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class NF4Tensor:
     Attributes
     ----------
     codes : Tensor
-        uint8 [⌈n/2⌉]: two level numbers each, the earlier weight's in the high bits.
+        uint8 [⌈n/2⌉]: two level numbers a byte, that of the earlier weight in the high bits.
     scales : Tensor
-        int8 [⌈n/64⌉]: deviation of each block's scale from the mean, in steps of its group.
+        int8 [⌈n/64⌉]: the deviation of each block's scale from the mean, in steps of its group.
     steps : Tensor
-        float32 [⌈n/(64 * 256)⌉].
+        float32 [⌈n/(64 * 256)⌉]: the step of each group.
     mean : Tensor
-        float32 [1], of all scales.
+        float32 [1]: the mean of all scales.
     shape : torch.Size
-        Of the n weights.
+        Shape of the n weights.
     """
 
     codes: Tensor
@@ -52,7 +52,7 @@ class NF4Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of all four tensors."""
         return sum(tensor.nbytes for tensor in (self.codes, self.scales, self.steps, self.mean))
 
 
@@ -60,7 +60,7 @@ class NF4Tensor:
 def levels() -> tuple[float, ...]:
     """Return the 16 levels, ascending: quantiles of the normal distribution, scaled to end at -1 and 1.
 
-    Each side is cut evenly in probability from `OFFSET` to the middle, 8 above zero and 7 below. (QLoRA, section 3.)
+    Each side has levels of equal probability from `OFFSET` to the middle: 8 above zero and 7 below. (QLoRA, section 3.)
     """
     quantile = NormalDist().inv_cdf
     above = [quantile(OFFSET + (0.5 - OFFSET) * i / 8) for i in range(8)]
@@ -71,14 +71,14 @@ def levels() -> tuple[float, ...]:
 def quantize(weights: Tensor) -> NF4Tensor:
     """Round every weight to the nearest level of its block.
 
-    A scale is rounded up, never down, so no weight lies outside the levels. Hence the error of a weight is at most half
-    the widest gap, 0.152, times (the block's largest |w| + one step), and a step is at most 1/127 of how far the scales
-    of a group lie from the mean.
+    Scales are rounded up, so no weight lies outside the levels. The error of a weight is therefore at most half the
+    widest gap, 0.152, times (the block's largest |w| + one step). A step is 1/127 of the largest deviation
+    from the mean in its group.
 
     Raises
     ------
     ValueError
-        If a weight is infinite or not a number: its block would be lost.
+        If a weight is infinite or not a number: its whole block would be lost.
     """
     flat = weights.detach().flatten().to(torch.float32)
     if not flat.isfinite().all():
@@ -100,7 +100,7 @@ def quantize(weights: Tensor) -> NF4Tensor:
 
 
 def dequantize(packed: NF4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the weights that the codes stand for. Every byte is looked up once, and gives two."""
+    """Return the weights that the codes stand for. One look-up of a byte gives two weights."""
     table = torch.tensor(levels(), dtype=dtype, device=packed.codes.device)
     both = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)  # [256, 2]: high bits, low bits
     flat = F.embedding(packed.codes.int(), both).flatten()[: packed.shape.numel()]
@@ -112,15 +112,15 @@ def dequantize(packed: NF4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _widen(scales: Tensor, steps: Tensor, mean: Tensor) -> Tensor:
-    """Return the scales in float32; above 0 but for rounding."""
+    """Return the scales in float32. They are never negative; rounding errors are clamped."""
     return (scales * steps.repeat_interleave(GROUP)[: len(scales)] + mean).clamp_(min=0)
 
 
 def _rows(flat: Tensor, length: int) -> Tensor:
-    """Cut into rows, the last filled up with zeros."""
+    """Return rows of this length, the last padded with zeros."""
     return F.pad(flat, (0, -len(flat) % length)).view(-1, length)
 
 
 def _not_zero(divisor: Tensor) -> Tensor:
-    """Let zeros, which divide only zeros here, be ones."""
+    """Replace zeros, which divide only zeros here, by ones."""
     return torch.where(divisor == 0, 1, divisor)

@@ -1,7 +1,7 @@
 """Fewer bits: compute in 16 or 8, remember in 32.
 
 Read `mixed.py` (what fails, and loss scaling), `masters.py`, `rounding.py`, then `fp8.py`. `blocks.py` packs numbers
-for the wire; `adamw.py` is an optimizer in one pass over flat memory.
+for the wire; `adamw.py` is AdamW in one pass over each parameter.
 """
 
 from minidist.memory.precision.fp8 import E4M3, E5M2, dequantize, quantize, scale_for, to_fp8

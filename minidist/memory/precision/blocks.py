@@ -2,8 +2,8 @@
 
     block of 256 ─▶ scale = largest |x| / 127 (8 bits) or / 7 (4 bits) ─▶ round(x / scale), and the scale in float32
 
-What comes back is off by at most half a step, half of its block's scale: one large number spoils a block, not the
-tensor. (Wang et al. 2023, ZeRO++, section 4.1.)
+The error of a number is at most half its block's scale, so one large number spoils a block, not the whole tensor.
+(Wang et al. 2023, ZeRO++, section 4.1.)
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def pack(rows: Tensor, bits: int) -> Tensor:
     blocks = rows.reshape(count, -1, BLOCK).float()
     scales = blocks.abs().amax(-1, keepdim=True) / top
     codes = torch.where(scales > 0, blocks / scales, 0.0).round_().to(torch.int8).reshape(count, -1)
-    if bits == 4:  # of each pair the earlier number takes the high bits; & 15 leaves the low four of a negative number
+    if bits == 4:  # the earlier number of each pair takes the high bits; & 15 keeps the low four of a negative number
         codes = (codes[:, ::2] << 4) | (codes[:, 1::2] & 15)
     return torch.cat((codes.view(torch.uint8), scales.reshape(count, -1).view(torch.uint8)), dim=1)
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
-    """Return what `pack` was given, rounded: float32 [R, count]."""
+    """Undo `pack`, up to rounding: return float32 [R, count]."""
     rows = len(packed)
     codes, scales = torch.split(packed, [count * bits // 8, count // BLOCK * 4], dim=1)
     signed = codes.contiguous().view(torch.int8)

@@ -1,6 +1,6 @@
 """Mixed precision: compute in 16 bits, remember in 32.
 
-               bits  largest  smallest  next to 1     what fails                      what mends it
+               bits  largest  smallest  next to 1     what fails                      the remedy
     float32     32    3e38     1e-45    1 + 1e-7
     bfloat16    16    3e38     9e-41    1 + 1/128     1 + 0.003 = 1: updates vanish   MasterWeights
     float16     16    65504    6e-8     1 + 1/1024    1e-8 = 0: gradients vanish      LossScaler, with MasterWeights
@@ -9,9 +9,9 @@
                           ▲                                                  │ upcast, / scale, clipped
     masters, 32 bits      └────── round ◀────── step (not after an overflow) ┘
 
-`model.to(torch.bfloat16)` makes the model of the upper line: the norms of `minidist.model` compute in float32 by
-themselves, and so does its loss. A parameter then costs AdamW 16 bytes: 2 for the weight, 2 for its gradient, 12 for
-the master and its two moments. (Micikevicius et al. 2018.)
+`model.to(torch.bfloat16)` makes the model of the upper line. The norms and the loss of `minidist.model` compute in
+float32 by themselves. With AdamW a parameter then costs 16 bytes: 2 for the weight, 2 for its gradient, 12 for the
+master and its two moments. (Micikevicius et al. 2018.)
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ COMPUTE_DTYPES = (*FLOAT8, torch.bfloat16, torch.float16, torch.float32, torch.f
 
 
 class LossScaler:
-    """Multiply the loss, so that float16 gradients do not underflow; find the scale while training.
+    """Multiply the loss so that float16 gradients do not underflow, and adapt the scale during training.
 
     Parameters
     ----------
     comm : Communicator, optional
-        All ranks that hold a part of the model or of the batch: one that overflows makes all of them skip the step.
+        All ranks that hold a part of the model or of the batch. An overflow on one makes all of them skip the step.
     scale, growth, backoff, interval
-        The scale at first, what it is multiplied by after `interval` good steps, and what after an overflow. Powers of
-        two are exact. A scale with `growth=1, backoff=1` is static.
+        The scale starts at `scale`. It is multiplied by `growth` after `interval` good steps, and by `backoff` after an
+        overflow. Powers of two are exact. `growth=1, backoff=1` keeps the scale constant.
     smallest : float
-        An overflow at this scale is an error: then it is not the scale that overflows.
+        An overflow at this scale is an error, because the scale cannot be its cause.
 
     Raises
     ------
     ValueError
-        If a number is not in its range.
+        If a number is out of its range.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class LossScaler:
         self.good_steps = 0  # since the scale last changed
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return the float32 loss to call `backward` on."""
+        """Return the scaled loss, to call `backward` on."""
         return loss * self.scale
 
     def overflowed(self, norm: Tensor) -> bool:
-        """Tell whether on any rank the norm of the gradients, a scalar, is infinite or not a number.
+        """Tell whether the norm of the gradients, a scalar, is infinite or not a number on any rank.
 
-        Collective, one byte. The answer is the same on every rank, so they skip the step together. In float32 the norm
-        of float16 gradients is infinite only if an element is. On the device `meta` nothing overflows.
+        Collective: one all-reduce of one byte. All ranks get the same answer, so they skip the step together. In
+        float32 the norm of float16 gradients is infinite only if an element is. On the device `meta` nothing overflows.
         """
         meta = norm.device.type == "meta"
         overflow = torch.zeros(1, dtype=torch.uint8) if meta else (~norm.isfinite()).to(torch.uint8).view(1)
@@ -82,12 +82,12 @@ class LossScaler:
         return bool(overflow)
 
     def update(self, overflow: bool) -> None:
-        """Choose the scale of the next step.
+        """Choose the scale of the next step, given whether this one overflowed.
 
         Raises
         ------
         FloatingPointError
-            If the smallest scale overflows too.
+            If the smallest scale overflows.
         """
         if not overflow:
             self.good_steps += 1
@@ -102,16 +102,16 @@ class LossScaler:
         self.scale, self.good_steps = max(self.scale * self.backoff, self.smallest), 0
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a checkpoint."""
+        """Continue from the state in a checkpoint."""
         self.scale, self.good_steps = state["scale"], int(state["good_steps"])
 
 
 def supports(dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell whether matrices of a dtype can be multiplied on a device: float8 is emulated on a CPU, not on a GPU."""
+    """Tell whether a device can multiply matrices of a dtype. A CPU emulates float8; a GPU needs hardware for it."""
     if dtype not in COMPUTE_DTYPES:
         return False
     if device.type == "cuda":
@@ -121,7 +121,7 @@ def supports(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ValueError, naming what would do, if a device cannot compute in a dtype."""
+    """Raise ValueError, naming the dtypes that work, if a device cannot compute in this one."""
     if not supports(dtype, device):
         can = ", ".join(str(other).removeprefix("torch.") for other in COMPUTE_DTYPES if supports(other, device))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device}"

@@ -1,12 +1,12 @@
-"""Stochastic rounding: a number between two neighbours goes to one of them at random, to the nearer one more often.
+"""Stochastic rounding: a number between two neighbours goes to either at random, to the nearer one more often.
 
     float32     sign  exponent  mmmmmmm mmmmmmmmmmmmmmmm
                   + random                rrrrrrrrrrrrrrrr     a carry happens with the probability mmm.../65536
     bfloat16    sign  exponent  mmmmmmm                        the rest is cut off
 
-A weight near 1 in bfloat16 has its neighbours 1/128 above and 1/256 below it. To the nearest, an update below half of
-that leaves it where it is, step after step; at random, it moves by the update *on average*: E[round(x)] = x. So
-bfloat16 weights can be trained without a float32 copy, for 4 bytes a parameter less, at the price of noise.
+The neighbours of 1 in bfloat16 are 1/128 above and 1/256 below it. Rounding to the nearest loses every update smaller
+than half of that, step after step. Stochastic rounding moves the weight by the update *on average*: E[round(x)] = x. So
+bfloat16 weights can be trained without a float32 copy. That saves 4 bytes a parameter and adds noise.
 (Gupta et al. 2015, section 3; Zamirai et al. 2021, "Revisiting bfloat16 training".)
 """
 
@@ -21,15 +21,15 @@ DROPPED_BITS = 16  # of the mantissa: float32 keeps 23, bfloat16 7
 def stochastic_round(x: Tensor, generator: torch.Generator) -> Tensor:
     """Round float32 `x` to bfloat16 at random, so that its expected value is `x`.
 
-    Infinite elements and those that are not a number stay so; a finite one stays finite. Beyond the largest bfloat16
-    there is no upper neighbour: what lies there becomes the largest.
+    Infinities and NaNs stay as they are. A finite element stays finite: beyond the largest bfloat16, which has no upper
+    neighbour, it becomes the largest.
 
     Parameters
     ----------
     x : Tensor
         float32, of any shape.
     generator : torch.Generator
-        Of the device of `x`. Ranks that hold the same numbers seed it alike, or their replicas drift apart.
+        On the device of `x`. Ranks that hold the same numbers must seed it alike, or their replicas drift apart.
 
     Raises
     ------

@@ -1,21 +1,22 @@
-"""Which activations to store and which to recompute under a budget of bytes: the best plan.
+"""Find the best plan for a budget of bytes: which activations to store, and which to recompute.
 
-    plan          (0, (1, 2), 3)       in parentheses: computed again, from its input x1, when backward gets there
+    plan          (0, (1, 2), 3)       backward recomputes what stands in parentheses from its input, here x1
     forward       store 0 ─▶ keep x1, forward 1 ─▶ forward 2 ─▶ store 3
     backward      backward 3 ─▶ store 1 ─▶ store 2 ─▶ backward 2 ─▶ backward 1 ─▶ backward 0
 
 Parentheses nest: `((0, (1, 2)), 3)` computes 1 and 2 three times. The best plan of stages s..t starts in one of two
 ways:
 
-    store s            then the best plan of s+1..t, beside what s saves
-    recompute s..j-1   then the best plan of j..t, beside x_s; then, when j..t is done and gone, that of s..j-1
+    store s            then follow the best plan of s+1..t, while holding what s saves
+    recompute s..j-1   then follow the best plan of j..t, while holding x_s; when j..t is done, follow that of s..j-1
 
-Each takes some bytes at least, and some time. The plans of s..t that no other beats in both are its *frontier*, a
-staircase; the two ways combine the staircases of shorter ranges (dynamic programming), without rounding bytes. Segments
-of equal lengths are plans too, so the best plan is never slower. (Beaumont et al. 2019, "Optimal checkpointing for
-heterogeneous chains", section 4. Chen et al. 2016, "Training deep nets with sublinear memory cost": segments of √L.)
+Every plan needs some bytes and some time. The plans of s..t that no other plan beats in both are the *frontier* of
+s..t, a staircase. Each of the two ways combines the staircases of shorter ranges (dynamic programming), without
+rounding bytes. Segments of equal lengths are plans too, so the best plan is never slower. (Beaumont et al. 2019,
+"Optimal checkpointing for heterogeneous chains", section 4. Chen et al. 2016, "Training deep nets with sublinear memory
+cost": segments of √L stages.)
 
-Cost: O(L³ * F) steps for L stages and F points of a frontier: a handful if the stages are equal, `points` at most.
+Cost: O(L³ * F) steps for L stages and F points of a frontier. Equal stages have few points; `points` is the most.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 Plan: TypeAlias = "tuple[int | Plan, ...]"
-"""Stages in order: a number is stored, a tuple is recomputed from its input, by the plan it holds."""
+"""Stages in order: a number is stored; a tuple is recomputed from its input, by the plan inside it."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One link of a chain, which maps x_l to x_{l+1}.
+    """One link of a chain. Stage l maps x_l to x_{l+1}.
 
     Attributes
     ----------
     forward, backward : float
         Seconds.
     output : int
-        Bytes of x_{l+1}, and of its gradient.
+        Bytes of x_{l+1}; its gradient has as many.
     saved : int
-        Bytes that the forward keeps for the backward, besides x_l.
+        Bytes that the forward saves for the backward, besides x_l.
     """
 
     forward: float
@@ -52,20 +53,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages, and the bytes of what enters the first."""
+    """Stages, and the bytes of the first stage's input."""
 
     stages: tuple[Stage, ...]
     input: int
 
-    def bytes_of(self, activation: int) -> int:
-        """Size of x_l, the input of stage l and the output of stage l - 1."""
-        return self.stages[activation - 1].output if activation else self.input
-
 
 class Operation(NamedTuple):
-    """What is done with a stage.
+    """One step of a plan, at a stage.
 
-    `forward` computes x_{l+1} and drops x_l, `keep` computes it and keeps x_l, `store` also keeps what backward needs.
+    `forward` computes x_{l+1} and drops x_l; `keep` computes x_{l+1} and keeps x_l; `store` also keeps what backward
+    needs.
     """
 
     verb: Literal["forward", "keep", "store", "backward"]
@@ -74,7 +72,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Solution:
-    """A plan, and what it takes: seconds, and bytes of activations and their gradients at the peak."""
+    """A plan, its time in seconds, and the bytes of activations and their gradients at its peak."""
 
     plan: Plan
     time: float
@@ -83,9 +81,9 @@ class Solution:
 
 @dataclass(frozen=True)
 class Point:
-    """A step of a frontier: with `room` bytes beside its first input and last gradient, a range takes `time` seconds.
+    """A point of a frontier: with `room` bytes beside its first input and last gradient, a range takes `time` seconds.
 
-    It starts by storing stage `first`, or by recomputing the range that `first` plans; `rest` plans what follows.
+    It starts by storing stage `first`, or by recomputing the range of the plan `first`; `rest` plans what follows.
     """
 
     room: int
@@ -94,7 +92,7 @@ class Point:
     rest: Point | None = field(compare=False)
 
     def plan(self) -> Plan:
-        """Write it down."""
+        """Return the plan that leads to this point."""
         first = self.first.plan() if isinstance(self.first, Point) else self.first
         return (first, *(self.rest.plan() if self.rest else ()))
 
@@ -102,13 +100,13 @@ class Point:
 def best_plan(chain: Chain, budget: int, points: int = 500) -> Solution:
     """Return the fastest plan whose activations, with the chain's input and last gradient, fit into `budget` bytes.
 
-    Exact as long as no frontier has more than `points` points; longer ones are thinned, so that a plan may be slower
-    than the best, but is never too large.
+    The result is exact if no frontier has more than `points` points. Longer frontiers are thinned: then the plan may be
+    slower than the best, but it never exceeds the budget.
 
     Raises
     ------
     ValueError
-        If no plan fits; it names the smallest budget that does.
+        If no plan fits; the message names the smallest budget that works.
     """
     solutions = tradeoff(chain, points)
     found = bisect_right(solutions, budget, key=lambda solution: solution.peak)
@@ -121,11 +119,17 @@ def best_plan(chain: Chain, budget: int, points: int = 500) -> Solution:
 
 
 def tradeoff(chain: Chain, points: int = 500) -> list[Solution]:
-    """Return all plans that no other beats in both bytes and time, from the smallest to the fastest."""
+    """Return all plans that no other plan beats in both bytes and time, from the smallest to the fastest.
+
+    Raises
+    ------
+    ValueError
+        If the chain has no stages.
+    """
     count = len(chain.stages)
     if not count:
         raise ValueError("a chain of 0 stages: there is nothing to plan")
-    size = [chain.bytes_of(activation) for activation in range(count + 1)]
+    size = [chain.input, *(stage.output for stage in chain.stages)]  # bytes of x_l
     frontiers: dict[tuple[int, int], list[Point]] = {}
     for start in reversed(range(count)):
         for end in range(start + 1, count + 1):
@@ -139,7 +143,7 @@ def tradeoff(chain: Chain, points: int = 500) -> list[Solution]:
 
 
 def operations(plan: Plan) -> list[Operation]:
-    """Return what `plan` does, forward and backward, in order."""
+    """Return the steps of `plan`, forward and backward, in order."""
     if not plan:
         return []
     first, rest = plan[0], plan[1:]
@@ -162,10 +166,10 @@ def in_segments(lengths: Sequence[int]) -> Plan:
 
 
 def _storing(chain: Chain, size: list[int], rest: list[Point] | None, start: int, end: int) -> list[Point]:
-    """Plans of start..end-1 that store what stage `start` saves."""
+    """Return the plans of start..end-1 that store what stage `start` saves."""
     stage = chain.stages[start]
     own, held = stage.forward + stage.backward, stage.saved + size[start + 1]
-    backward = stage.saved + size[start + 1] + size[start] - size[end]  # the room of the last gradient is free by then
+    backward = stage.saved + size[start + 1] + size[start] - size[end]  # the last gradient has left its room
     if rest is None or end == start + 1:
         return [Point(max(held, backward), own, start, None)]
     return [Point(max(point.room + held, backward), point.time + own, start, point) for point in rest]
@@ -174,13 +178,13 @@ def _storing(chain: Chain, size: list[int], rest: list[Point] | None, start: int
 def _recomputing(
     chain: Chain, size: list[int], left: list[Point], right: list[Point], start: int, split: int, end: int
 ) -> list[Point]:
-    """Plans of start..end-1 that first pass through start..split-1, and come back to it after split..end-1.
+    """Return the plans of start..end-1 that pass through start..split-1 first, and recompute it after split..end-1.
 
-    For every room at which either side gets faster: the fastest of both sides that it has room for.
+    There is one for every room at which either side gets faster: the fastest plans of both sides that fit.
     """
     passing = sum(chain.stages[stage].forward for stage in range(start, split))
     forward = max([size[start + 1], *(size[stage] + size[stage + 1] for stage in range(start + 1, split))])
-    left_rooms = [point.room + size[split] - size[end] for point in left]  # now this gradient has taken the last one's
+    left_rooms = [point.room + size[split] - size[end] for point in left]  # this gradient has replaced the last one
     right_rooms = [point.room + size[split] for point in right]
     smallest = max(forward, left_rooms[0], right_rooms[0])
     found = []
@@ -191,7 +195,7 @@ def _recomputing(
 
 
 def _undominated(candidates: list[Point]) -> list[Point]:
-    """Keep those that are faster than all that need as little room."""
+    """Return the candidates that are faster than all others with as little room, by increasing room."""
     kept: list[Point] = []
     for point in sorted(candidates, key=lambda point: (point.room, point.time)):
         if not kept or point.time < kept[-1].time:
@@ -200,6 +204,6 @@ def _undominated(candidates: list[Point]) -> list[Point]:
 
 
 def _thinned(frontier: list[Point], points: int) -> list[Point]:
-    """Leave out points, but neither the smallest nor the fastest."""
+    """Leave out points, but never the smallest or the fastest."""
     stride = -(-len(frontier) // points)
     return frontier[:-1][::stride] + frontier[-1:]

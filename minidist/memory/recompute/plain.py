@@ -1,10 +1,10 @@
 """Recomputation on one page: keep the input of a function, and run the function again in backward.
 
-    forward     x ──▶ function, unrecorded ──▶ y         kept: x, and where the random generator stood
+    forward     x ──▶ function, unrecorded ──▶ y         keep x and the state of the random generator
     backward    x ──▶ function, recorded ──▶ y again ──▶ the gradients of x and of the parameters
 
-Between the two nothing of what the function computes inside is held. Cost: one more forward. (Chen et al. 2016,
-"Training deep nets with sublinear memory cost".)
+Between the two, no activation inside the function is held. Cost: one more forward. (Chen et al. 2016, "Training deep
+nets with sublinear memory cost".)
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def checkpoint(
 ) -> Tensor:
     """Return `function(x)`, and compute it again in backward.
 
-    `parameters` are all that the function uses besides: what is not named gets no gradient. `generator` is the one that
-    it draws from, by default torch's own of the CPU; nobody notices that it has drawn twice.
+    `parameters` are all parameters that the function uses: one that is missing here gets no gradient. The function
+    draws from `generator`, by default torch's own on the CPU. It draws the same numbers again in backward, and the
+    generator's later numbers do not change.
     """
     result: Tensor = Again.apply(function, generator or torch.default_generator, x, *parameters)  # type: ignore[no-untyped-call]
     return result
@@ -35,14 +36,14 @@ class Again(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, function: Function, generator: torch.Generator, x: Tensor, *parameters: Tensor) -> Tensor:
-        """Run; autograd records nothing of what is done in here, and so saves nothing."""
+        """Run the function. Autograd records nothing in here, and so saves nothing."""
         ctx.function, ctx.generator, ctx.state = function, generator, generator.get_state()
         ctx.save_for_backward(x, *parameters)
         return function(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Run again, recorded, on a copy of `x` that leads nowhere; then go backward through that."""
+        """Run the function again, recorded, on a detached `x`; then go backward through this second run."""
         x, *parameters = ctx.saved_tensors
         inputs = [x.detach().requires_grad_(x.requires_grad), *parameters]
         now = ctx.generator.get_state()

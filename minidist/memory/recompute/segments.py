@@ -1,18 +1,19 @@
-"""Recomputation beyond `plain.py`: the graph stays autograd's own, so hooks and second derivatives work and nothing has
-to be named; inputs and outputs of any kind, autocast, GPUs; and policies that group the blocks of a model.
+"""Recomputation beyond `plain.py`: the graph stays autograd's own, so hooks and second derivatives work and parameters
+need not be listed. It takes inputs and outputs of any kind, autocast and GPUs, and has policies for a model's blocks.
 
-    forward     x ──▶ function ──▶ y     autograd saves an empty object in place of each tensor; x is kept
-    backward    tensor n is wanted ──▶ function(x) once more, up to the last tensor saved ──▶ the n-th of them
+    forward     x ──▶ function ──▶ y            autograd saves an empty object in place of each tensor; x is kept
+    backward    autograd asks for tensor n ──▶ run function(x) again, up to the last saved tensor ──▶ return the n-th
 
-The plain page's function runs a backward of its own within backward. What the function captures then gets no gradient
-unless it is named, hooks run twice, and DDP takes the inner end for the end. Here gradients flow and hooks run as
-ever; our autograd function only keeps the inputs. Parameters are not kept at all: the second run meets them as they
-are then, gathered anew by ZeRO's hooks, say. It runs the forward hooks of modules again, but stops early: those it
-stops in are entered and never left.
+The plain page runs a backward of its own within backward. So parameters that it does not list get no gradient, hooks
+run twice, and DDP takes the end of the inner backward for the end. Here gradients flow and hooks run as usual; our
+autograd function only keeps the inputs. Parameters are not kept at all: the second run uses their values at that time,
+which ZeRO's hooks may just have gathered. The second run also runs the forward hooks of modules, but it stops early:
+the modules that it stops in have a forward pre-hook and no forward hook.
 
-In segments of k of the L blocks the peak is k * A + (ceil(L/k) - 1) * c bytes, and c for the gradient that comes in: c
-is a block's input, and A all that a block saves, its input among it. Cost in time: one more forward, less what follows
-the last tensor saved (in a block of the GPT, the last matrix product). (Chen et al. 2016, section 4.)
+With segments of k of the L blocks the peak is k * A + (ceil(L/k) - 1) * c bytes, and c more for the incoming gradient.
+Here c is the size of a block's input, and A the size of all that a block saves, its input included. Cost in time: one
+more forward, except what follows the last saved tensor (in a block of the GPT, the last matrix product). (Chen et al.
+2016, section 4.)
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     Parameters
     ----------
     function
-        Does the same whenever it is called: autocast and torch's default generators (of the CPU, and of the GPUs where
-        the inputs are) are set as they were; another generator would draw other numbers, and statistics of batch norm
-        are updated twice. It may use `checkpoint` itself.
+        Must do the same at each call. The second run restores autocast and torch's default generators (of the CPU, and
+        of the GPUs that hold inputs). Another generator would draw other numbers, and statistics of batch norm are
+        updated twice. The function may use `checkpoint` itself.
     args, kwargs
-        Its inputs, tensors or not, also in tuples, lists and dictionaries. They are all that is kept.
+        Its inputs: tensors and other values, also in tuples, lists and dictionaries. Nothing else is kept.
 
     Raises
     ------
@@ -62,21 +63,20 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
 def recompute(
     model: nn.Module, policy: str | Plan, layers: str = "layers", sizes: tuple[int, int] | None = None
 ) -> None:
-    """Have `model` recompute from now on, by this policy alone. Apply it after the other strategies.
+    """Make `model` recompute by this policy, which replaces an earlier one. Apply it after the other strategies.
 
     Parameters
     ----------
     model : nn.Module
-        Calls the blocks in `layers` one after the other, as `x = block(x, ...)` in a loop over them. Parameters stay,
-        and so do their names.
+        Must call the blocks in `layers` in a loop, as `x = block(x, ...)`. Parameters and their names stay the same.
     policy : {"none", "full", "selective", "every K", "sqrt"} or Plan
-        "full" recomputes each block from its input, "every 3" segments of three. "sqrt" takes the length that needs
-        the least memory. "selective" recomputes only the core of attention (Korthikanti et al. 2022, section 5). A plan
-        groups the numbers of the blocks: `((0, 1), 2)` recomputes 0 and 1 from the input of 0; see `chain`.
+        "full" recomputes each block from its input, "every 3" segments of three blocks. "sqrt" uses the segment length
+        that needs the least memory. "selective" recomputes only the core of attention (Korthikanti et al. 2022, section
+        5). A plan groups block numbers: `((0, 1), 2)` recomputes 0 and 1 from the input of 0; see `chain`.
     layers : str
         Name of the `nn.ModuleList`.
     sizes : (int, int), optional
-        For "sqrt": what `measure_block` returns. Without it both are taken as equal, as in the textbook: √L blocks.
+        For "sqrt": the result of `measure_block`. Without it both sizes count as equal, as in the textbook: √L blocks.
 
     Raises
     ------
@@ -101,18 +101,18 @@ def recompute(
 
 
 class Segments(nn.ModuleList):
-    """The same blocks under the same names; a loop over them gets what `plan` makes of them: blocks and segments."""
+    """The same blocks under the same names. A loop over them gets the parts of `plan`: blocks and segments."""
 
     def __init__(self, blocks: nn.ModuleList, plan: Plan) -> None:
         super().__init__()
-        self._modules, self.plan = dict(blocks._modules), plan  # a stage of a pipeline has some of the numbers only
+        self._modules, self.plan = dict(blocks._modules), plan  # a pipeline stage has only some of the names
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield functions to be called in turn, each with what the one before returned."""
+        """Yield functions to call in turn, each with the result of the one before."""
         return iter(self._parts(self.plan))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a block; or, for the slice of all blocks, what a loop over them gets."""
+        """Return a block; for the slice of all blocks, return this list, whose loop yields the parts of the plan."""
         if not isinstance(index, slice):
             return super().__getitem__(index)
         chosen = list(range(len(self))[index])
@@ -122,32 +122,28 @@ class Segments(nn.ModuleList):
 
     def _parts(self, plan: Plan) -> list[Callable[..., Any]]:
         blocks = list(self.children())
-        return [blocks[part] if isinstance(part, int) else self._segment(part) for part in plan]
-
-    def _segment(self, plan: Plan) -> Callable[..., Any]:
-        return partial(checkpoint, partial(segment, self._parts(plan)))
+        return [
+            blocks[part] if isinstance(part, int) else partial(checkpoint, partial(segment, self._parts(part)))
+            for part in plan
+        ]
 
 
 def best_interval(layers: int, block_input_bytes: int, block_activation_bytes: int) -> int:
-    """Return the k that makes k * A + ceil(layers/k) * c smallest: blocks to recompute together."""
-
-    def peak(k: int) -> int:
-        return k * block_activation_bytes + -(-layers // k) * block_input_bytes
-
-    return min(range(1, layers + 1), key=peak)
+    """Return the number k of blocks to recompute together that makes k * A + ceil(layers/k) * c smallest."""
+    return min(range(1, layers + 1), key=lambda k: k * block_activation_bytes + -(-layers // k) * block_input_bytes)
 
 
 def measure_block(block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> tuple[int, int]:
-    """Return the bytes c of `x` and A of all that `block(x, ...)` saves for backward, each storage once.
+    """Return the bytes c of `x`, and the bytes A of all that `block(x, ...)` saves for backward, each storage once.
 
-    Parameters, buffers and the other inputs do not count: they are there anyway.
+    Parameters, buffers and the other inputs do not count: they exist anyway.
     """
     others = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
     there = {tensor.untyped_storage()._cdata for tensor in [*block.parameters(), *block.buffers(), *others]}
     saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage()._cdata] = tensor.detach()  # which keeps the address taken
+        saved[tensor.untyped_storage()._cdata] = tensor.detach()  # holding it keeps its address from being reused
         return tensor
 
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
@@ -156,25 +152,25 @@ def measure_block(block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> tup
 
 
 class Inputs(torch.autograd.Function):
-    """Keeps tensors as autograd does: changes in place are noticed, and an enclosing checkpoint sees them."""
+    """Keeps tensors as autograd does: it notices changes in place, and an enclosing checkpoint sees them."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
-        """Save `tensors`; the empty result only leads to them, and torch 2.11 drops them when it goes."""
+        """Save `tensors`. The empty result leads to them, and torch drops them when it is freed."""
         ctx.save_for_backward(*tensors)
         return anchor.clone()
 
 
 class Enough(BaseException):
-    """Ends a second run: all that was asked for is there. Not an `Exception`, which a function might catch."""
+    """Ends a second run that has all tensors. It is not an `Exception`, because a function might catch that."""
 
 
 class Missing:
-    """Autograd keeps one in place of each tensor, and drops it when it would drop the tensor."""
+    """Stands for a saved tensor: autograd keeps this object instead, and drops it when it would drop the tensor."""
 
 
 class Call:
-    """A function and its inputs, how the first run went, and what a second one has brought back."""
+    """A function, its inputs, the record of its first run, and the tensors from a second run."""
 
     def __init__(self, function: Callable[..., Any], leaves: list[Any], structure: TreeSpec) -> None:
         self.function, self.structure = function, structure
@@ -190,25 +186,25 @@ class Call:
         self.again: MutableMapping[Missing, Tensor] = weakref.WeakKeyDictionary()
 
     def leave_out(self, tensor: Tensor) -> Missing:
-        """Let autograd save something else."""
+        """Give autograd a `Missing` to save instead of a tensor."""
         missing = Missing()
         self.saved.append((weakref.ref(missing), tensor.shape, tensor.dtype))
         return missing
 
     def bring_back(self, missing: Missing) -> Tensor:
-        """Give the tensor to autograd, which asks for each once; if it asks again, it keeps its graph."""
+        """Return the tensor to autograd. It asks for each once, or again if it retains its graph."""
         if missing not in self.again:
             self.again = self.run_again()
         return self.again.pop(missing)
 
     def run_again(self) -> MutableMapping[Missing, Tensor]:
-        """Return all that the function saves, but for what autograd has dropped meanwhile."""
+        """Run the function again, and return the tensors that it saves and autograd still needs."""
         again: MutableMapping[Missing, Tensor] = weakref.WeakKeyDictionary()
         found = 0
 
         def keep(tensor: Tensor) -> Tensor:
             nonlocal found
-            if found < len(self.saved):  # else the function has caught Enough, and goes on
+            if found < len(self.saved):  # otherwise the function has caught Enough and goes on
                 reference, shape, dtype = self.saved[found]
                 found += 1
                 if (tensor.shape, tensor.dtype) != (shape, dtype):
@@ -220,7 +216,7 @@ class Call:
             return tensor.detach()  # an operation that saved its own output would keep itself alive
 
         leaves = list(self.others)
-        # Detached: what the function does to its inputs, such as hooking them, is not done to the graph twice.
+        # Detached, so that hooks which the function puts on its inputs do not run twice in the outer graph.
         for place, tensor in zip(self.places, self.inputs.grad_fn.saved_tensors, strict=True):
             leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
         args, kwargs = tree_unflatten(leaves, self.structure)
@@ -240,7 +236,7 @@ class Call:
         return again
 
     def other_than(self, found: str, number: int) -> RuntimeError:
-        """Say that the runs differ."""
+        """Return the error that says how the second run differs."""
         function = self.function.func if isinstance(self.function, partial) else self.function
         name = getattr(function, "__name__", type(function).__name__)
         (_, shape, dtype), count = self.saved[number - 1], len(self.saved)
@@ -251,14 +247,14 @@ class Call:
 
 
 def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what the last of `parts` makes of what the one before made of ... `x`."""
+    """Return `x` after all `parts`, each called with the result of the one before and the other arguments."""
     for part in parts:
         x = part(x, *args, **kwargs)
     return x
 
 
 def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
-    """Turn the name of a policy into a plan."""
+    """Return the plan of a named policy."""
     every = re.fullmatch(r"every (\d+)", policy)
     if policy in ("none", "selective"):
         return tuple(range(layers))
@@ -276,7 +272,7 @@ def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
 
 
 def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:
-    """Recompute the core of attention in each block, or, as before any policy, do not."""
+    """Wrap the core of attention in each block in a checkpoint if `wanted`; otherwise remove such wrappers."""
     for number, block in enumerate(blocks):
         attention: Any = getattr(block, "attention", None)
         attend: Any = getattr(attention, "attend", None)

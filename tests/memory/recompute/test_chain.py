@@ -48,14 +48,15 @@ def replay(steps: Iterable[Operation], chain: Chain) -> tuple[float, int]:
     """
     count = len(chain.stages)
     time, peak = 0.0, 0
-    memory = {("x", 0): chain.input, ("gradient", count): chain.bytes_of(count)}
+    size = [chain.input, *(stage.output for stage in chain.stages)]
+    memory = {("x", 0): size[0], ("gradient", count): size[count]}
     for step in steps:
         stage, cost = step.stage, chain.stages[step.stage]
         needed = {("x", stage)}
         if step.verb == "backward":
             needed |= {("saved", stage), ("gradient", stage + 1)}
             memory.pop(("x", stage + 1), None)  # the output itself is of no use to its own backward
-            memory[("gradient", stage)] = chain.bytes_of(stage)
+            memory[("gradient", stage)] = size[stage]
         else:
             memory[("x", stage + 1)] = cost.output
         if step.verb == "store":
