@@ -10,10 +10,10 @@
     shared              x             x             x           x
     native              x             x             x           x         x       x       x           x
 
-Read `ring.py` first, the plain page, and `fast_ring.py`, which runs it in segments. `operations.py` is what users call;
-`choose.py` is the rule behind `algorithm="auto"`, and `explain("all_reduce", bytes, comm)` says what it takes and why.
-Every algorithm carries all `DTYPES` and knows all `REDUCTIONS`, but there is no mean of integers, and `native` refuses
-to reduce what its engine cannot.
+Read `ring.py` first, the plain page, and `fast_ring.py`, which runs it in segments. Users call `operations.py`.
+`choose.py` has the rule behind `algorithm="auto"`: `explain("all_reduce", bytes, comm)` says what it takes and why.
+Every algorithm carries all `DTYPES` and knows all `REDUCTIONS`. But integers have no mean, and `native` refuses
+a reduction that its engine cannot compute.
 """
 
 from minidist.collectives.choose import COLLECTIVES, algorithms, explain

@@ -1,9 +1,9 @@
-"""The parameter server, the naive family: one rank talks to each of the others, one message each.
+"""The parameter server, the naive family: one rank exchanges a message with each of the others.
 
     ranks 1, 2, 3 ──n bytes──▶ rank 0 ──n bytes──▶ ranks 1, 2, 3
 
-Cost: the root receives (P - 1) n bytes through its one port, and sends as many. The other ranks wait: the time
-grows with P, where a ring's does not. Yet for gather and scatter nothing moves fewer bytes. (Li et al. 2014.)
+Cost: the root receives (P - 1) n bytes through its one port, and sends as many, while the other ranks wait. So the time
+grows with P; that of a ring does not. Still, no gather or scatter moves fewer bytes. (Li et al. 2014.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
-    """Reduce to rank 0, which then tells everybody."""
+    """Leave the reduction in every rank's `array`: reduce to rank 0, then broadcast. 2 (P - 1) messages."""
     reduce(array, comm, 0, combine)
     broadcast(array, comm, 0)
 
@@ -38,7 +38,7 @@ def reduce(array: Array, comm: Communicator, root: int, combine: Combine) -> Non
 
 
 def broadcast(array: Array, comm: Communicator, root: int) -> None:
-    """Copy the root's `array` into everybody's."""
+    """Copy the root's `array` into every rank's."""
     if comm.rank != root:
         comm.recv(array, root)
         return
@@ -57,7 +57,7 @@ def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: i
 
 
 def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int) -> None:
-    """Hand chunk r of the root to rank r."""
+    """Copy chunk r of the root into rank r's `shard`."""
     if chunks is None:
         comm.recv(shard, root)
         return
@@ -67,7 +67,7 @@ def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: 
 
 
 def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Every rank serves its own chunk: all others send it their part."""
+    """Leave in `out` the reduction of chunk `comm.rank`: each rank is the server of its own chunk."""
     sends = [comm.isend(chunks[rank], rank) for rank in range(comm.size) if rank != comm.rank]
     arriving = temporary(comm, out, len(out))
     copy(out, chunks[comm.rank])
@@ -80,7 +80,7 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
 
 
 def all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Rank 0 collects all chunks and sends each rank the ones it lacks."""
+    """Fill in every chunk: rank 0 gathers all chunks and sends each rank those that it lacks."""
     gather(chunks[comm.rank], chunks if comm.rank == 0 else None, comm, 0)
     for owner, chunk in enumerate(chunks):
         if comm.rank == 0:

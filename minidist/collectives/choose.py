@@ -1,20 +1,18 @@
-"""Which algorithm: the table of what there is, and the written rule by which `auto` chooses.
+"""Choose an algorithm: a table of all algorithms, and the written rule of `algorithm="auto"`.
 
-The rule looks at the operation, the bytes, the number of ranks and the wire, never at a clock: two runs of a program
-choose alike, so they give the same bits.
+The rule considers the operation, the bytes, the number of ranks and the wire, but no measured time. So two runs of a
+program make the same choices and give the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.collectives import central, fast_ring, hierarchical, pairwise, recursive, ring, shared, tree
+from minidist.comm import Communicator
 
-if TYPE_CHECKING:
-    from minidist.comm.communicator import Communicator
-
-SMALL = 1 << 15  # bytes below which latencies decide: few rounds beat few bytes
+SMALL = 1 << 15  # up to this many bytes latency dominates: few rounds beat few bytes
 
 TABLE: dict[str, dict[str, Callable[..., Any]]] = {
     "all_reduce": {
@@ -55,12 +53,12 @@ COLLECTIVES = tuple(TABLE)
 
 
 def algorithms(operation: str) -> tuple[str, ...]:
-    """Return the names that `algorithm=` accepts for an operation, `auto` and `native` included."""
+    """Return the values that `algorithm=` accepts for an operation, `auto` and `native` included."""
     return ("auto", *TABLE[operation], "native")
 
 
 def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
-    """Return the algorithm that `auto` takes for a buffer of `bytes`, and why."""
+    """Return the algorithm that `auto` takes for a buffer of `bytes`, and the reason."""
     ranks = comm.size
     if comm.wire.kind == "torch" and comm.native.device == "cuda":
         return "native", "NCCL knows the links between GPUs"
@@ -82,12 +80,12 @@ def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
 
 
 def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tuple[str, Callable[..., Any]]:
-    """Return the name and the function of an algorithm, `auto` resolved.
+    """Return the name and the function of an algorithm; `auto` becomes the algorithm that it takes.
 
     Raises
     ------
     ValueError
-        If the operation has no such algorithm, or it does not suit these ranks.
+        If the operation has no such algorithm, or these ranks cannot run it.
     """
     if algorithm == "auto":
         algorithm = explain(operation, bytes, comm)[0]
@@ -97,7 +95,7 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
 
 
 def _check(operation: str, algorithm: str, comm: Communicator) -> None:
-    """Refuse an algorithm that does not exist, or does not suit these ranks. Those that `auto` takes do."""
+    """Refuse an algorithm that does not exist, or that these ranks cannot run. `auto` chooses no such algorithm."""
     if algorithm == "native":
         if comm.native is None:
             raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")

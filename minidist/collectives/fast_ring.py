@@ -1,8 +1,8 @@
-"""The ring of `ring.py` for large buffers: in segments, and chunks arrive in memory that is kept.
+"""The ring of `ring.py` for large buffers: it works in segments, and messages arrive in reused memory.
 
 a buffer of P chunks   │ c0 ......│ c1 ......│ c2 ......│       a segment is a piece of every chunk, of a megabyte:
-segment 1              │ ■■       │ ■■       │ ■■       │       what has arrived is still in the cache when it is
-segment 2              │   ■■     │   ■■     │   ■■     │       added and sent on
+segment 1              │ ■■       │ ■■       │ ■■       │       it is still in the cache when it is added and
+segment 2              │   ■■     │   ■■     │   ■■     │       sent on
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, reduce: 
 
 
 def kept_room(chunks: list[Array], comm: Communicator) -> Callable[[Array], Array]:
-    """Return what finds room for one chunk after the other: two temporaries in turns, as one leaves meanwhile."""
+    """Return a `room` that takes two temporaries in turn: one receives a chunk while the other is sent."""
     longest, slots = max(len(chunk) for chunk in chunks), cycle((1, 0))
     return lambda chunk: temporary(comm, chunk, longest, next(slots))[: len(chunk)]

@@ -1,12 +1,12 @@
-"""Hierarchies: use the fast links inside a node first, and let as little as possible cross between nodes.
+"""Hierarchies: use the fast links inside a node first, and send as few bytes as possible between nodes.
 
     inside each node    reduce-scatter: GPU i holds shard i of its node's sum
     across nodes        all-reduce of shard i among the GPUs i: each of them sends on its own network port
     inside each node    all-gather
 
-With G ranks a node and N nodes, 2 (N - 1)/N n/G bytes a rank cross between nodes, where a flat ring has its slowest
-link, the one between nodes, carry 2 (P - 1)/P n; and there are 2(N - 1) + 2(G - 1) latencies instead of 2(P - 1).
-(Jia et al. 2018, section 4.2; Mikami et al. 2018 split as here.) Nodes of different sizes reduce to a leader each.
+With G ranks a node and N nodes, each rank sends 2 (N - 1)/N n/G bytes to another node. In a flat ring the links between
+nodes, the slowest, carry 2 (P - 1)/P n bytes each. There are 2(N - 1) + 2(G - 1) latencies instead of 2(P - 1). Nodes
+of different sizes reduce to one leader each. (Jia et al. 2018, section 4.2; Mikami et al. 2018 split as here.)
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
 
 
 def broadcast(array: Array, comm: Communicator, root: int) -> None:
-    """From the root to one rank of each node, then inside the nodes: n bytes enter a node once."""
+    """Copy the root's `array` to one rank of each node, then inside the nodes: n bytes enter a node once."""
     inside, across, _ = _levels(comm)
     home = comm.node.index(root) if root in comm.node else None
-    if home is not None:  # the root's node learns first, so that its member in every `across` group can pass it on
+    if home is not None:  # the root's node comes first: its rank 0 is the source for the other nodes
         tree.broadcast(array, inside, home)
     if inside.rank == 0:
-        source = next(r for r, member in enumerate(across.members) if member in _node_of(comm, root))
+        with_root = {comm.members[rank] for rank in comm.nodes[root]}
+        source = next(rank for rank, member in enumerate(across.members) if member in with_root)
         tree.broadcast(array, across, source)
     if home is None:
         tree.broadcast(array, inside, 0)
 
 
 class Levels(NamedTuple):
-    """This rank's communicators inside its node and across nodes, and whether all nodes are alike."""
+    """This rank's communicators inside its node and across nodes, and whether all nodes have the same size."""
 
     inside: Communicator
     across: Communicator
@@ -67,7 +68,3 @@ def _levels(comm: Communicator) -> Levels:
         return Levels(inside, across, len({len(node) for node in comm.nodes}) == 1)
 
     return comm.keep(Levels, make)
-
-
-def _node_of(comm: Communicator, root: int) -> set[int]:
-    return {comm.members[rank] for rank in comm.nodes[root]}

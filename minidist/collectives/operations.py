@@ -10,8 +10,8 @@
     scatter          the root a full array           rank r shard r
     all_to_all       rank r chunks for everybody     rank r everybody's chunks for r
 
-Shards are `numpy.array_split`'s: cut along the first axis, as equal as can be, longer ones first. All ranks call the
-same collectives in the same order. Results are the same bits on every rank. Costs stand with the algorithms.
+Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer ones first. All ranks
+must call the same collectives in the same order. Every rank gets the same bits. Each algorithm's file states its cost.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> None:
-    """Replace every rank's buffer by the reduction of all, in place.
+    """Replace every rank's buffer by the reduction of all buffers, in place.
 
     Parameters
     ----------
     buffer
-        Contiguous, of the same size and dtype on every rank; its shape is left alone.
+        Contiguous, of the same size and dtype on every rank; its shape does not matter.
     op : {"sum", "mean", "max", "min", "prod"}
     algorithm : str
         `auto`, `ring`, `recursive`, `halving_doubling`, `tree`, `central`, `hierarchical`, `shared` or `native`.
@@ -47,9 +47,9 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     Raises
     ------
     ValueError, TypeError
-        Before anything is sent, for a buffer, operation or algorithm that cannot be.
+        Before anything is sent, for an invalid buffer, operation or algorithm.
     MismatchError
-        If the ranks' calls differ: in debug mode always and in words, otherwise where two message sizes show it.
+        If the ranks' calls differ. Debug mode finds every difference; otherwise only different message sizes show.
     """
     array = flatten(buffer, writable=True)
     combine = reduction(op, array)
@@ -62,7 +62,7 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
 
 
 def reduce_scatter(full: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> Buffer:
-    """Return shard `comm.rank` of the reduction of all ranks' `full`, which stays as it is. Raises as `all_reduce`."""
+    """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises as `all_reduce`."""
     array = flatten(full)
     combine = reduction(op, array)
     agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm)
@@ -93,9 +93,9 @@ def all_gather(
     Parameters
     ----------
     out : optional
-        Where to put them. The shards are then `numpy.array_split`'s of it, unless `counts` says otherwise.
+        Receives the shards. They are then its `numpy.array_split` parts, unless `counts` says otherwise.
     counts : optional
-        Rows of each rank's shard. If neither is given the ranks first tell each other, in a `roll_call`.
+        Rows of each rank's shard. Without `out` and `counts`, the ranks first exchange them in a `roll_call`.
     """
     source, mine, rows = flatten(shard), _rows(shard), math.prod(shard.shape[1:])
     whole = None if out is None else tuple(out.shape)
@@ -136,7 +136,7 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
 
 
 def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", algorithm: str = "auto") -> None:
-    """Replace the root's buffer by the reduction of all; the others keep theirs. Raises as `all_reduce`."""
+    """Replace the root's buffer by the reduction of all; other buffers are unchanged. Raises as `all_reduce`."""
     _check_root(root, comm)
     array = flatten(buffer, writable=comm.rank == root)
     combine, summed = reduction(op, array), accumulated(op)
@@ -154,7 +154,7 @@ def gather(
 ) -> Buffer | None:
     """Return all ranks' shards, along the first axis, on the root and None elsewhere. Raises as `all_reduce`.
 
-    `counts` are the rows of each rank's shard; without them the ranks first tell each other.
+    `counts` are the rows of each rank's shard; without them the ranks first exchange them in a `roll_call`.
     """
     _check_root(root, comm)
     source, mine = flatten(shard), _rows(shard)
@@ -179,7 +179,7 @@ def gather(
 def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: str = "auto") -> Buffer:
     """Return shard `comm.rank` of the root's `full`; the other ranks pass None. Raises as `all_reduce`.
 
-    The root first tells its shape and dtype, in a `roll_call`.
+    The root first announces its shape and dtype in a `roll_call`.
     """
     _check_root(root, comm)
     if comm.rank == root and full is None:
@@ -207,10 +207,10 @@ def all_to_all(
     send_counts: Sequence[int] | None = None,
     receive_counts: Sequence[int] | None = None,
 ) -> Buffer:
-    """Send chunk j of `full` to rank j; return the chunks that came, by sender. Raises as `all_reduce`.
+    """Send chunk j of `full` to rank j; return the chunks that arrive, by sender. Raises as `all_reduce`.
 
-    Without counts (in rows) the chunks are `numpy.array_split`'s, and `full` is of one size on all ranks; with only
-    `send_counts` the ranks first tell each other what to expect.
+    The counts are in rows. Without them the chunks are those of `numpy.array_split`, and `full` must have the same size
+    on all ranks. With `send_counts` alone, the ranks first exchange their counts in a `roll_call`.
     """
     array = flatten(full)
     rows, row = _rows(full), math.prod(full.shape[1:])
@@ -272,7 +272,7 @@ def _described(full: Any) -> tuple[tuple[int, ...], str, str]:
 
 
 def _template(shape: tuple[int, ...], dtype: str, device: str) -> Buffer:
-    """Return a buffer of the root's kind, without content: what it would be here."""
+    """Return a buffer of this shape, dtype and device that takes no memory."""
     if device == "numpy":
         return np.broadcast_to(np.empty((), dtype), shape)
     import torch

@@ -1,7 +1,7 @@
-"""Pairwise exchange: in step s every rank sends to the one s places on and receives from the one s places back.
+"""Pairwise exchange: in step s, rank r sends to rank r + s and receives from rank r - s, modulo P.
 
-P - 1 steps; each rank sends every foreign chunk once, straight to its owner: (P - 1)/P n bytes in P - 1 messages, the
-least an all-to-all can do when chunks are large. (Thakur, Rabenseifner & Gropp 2005, sections 4.3 and 4.4.)
+There are P - 1 steps. Each rank sends every chunk of another rank once, straight to its owner: (P - 1)/P n bytes in
+P - 1 messages. No all-to-all of large chunks sends fewer bytes. (Thakur, Rabenseifner & Gropp 2005, sections 4.3 and 4.4.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) -> None:
-    """Chunk j of rank i becomes chunk i of rank j."""
+    """Copy chunk j of rank i's `leaving` into chunk i of rank j's `arriving`."""
     copy(arriving[comm.rank], leaving[comm.rank])
     for step in range(1, comm.size):
         to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
@@ -26,7 +26,7 @@ def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) 
 
 
 def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Send every foreign chunk to its owner, who adds them up: as many bytes as a ring, and no chain of sums."""
+    """Leave in `out` the reduction of chunk `comm.rank`, whose owner combines P - 1 arriving copies itself."""
     copy(out, chunks[comm.rank])
     arriving = temporary(comm, out, len(out))
     for step in range(1, comm.size):
@@ -36,7 +36,7 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
 
 
 def all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Send the own chunk to everybody, one after the other."""
+    """Fill in every chunk: each rank sends its own chunk to all others, one after the other."""
     for step in range(1, comm.size):
         to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
         comm.exchange(chunks[comm.rank], to, chunks[source], source)

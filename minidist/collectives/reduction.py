@@ -1,6 +1,6 @@
-"""Element by element: the operations that collectives reduce with.
+"""Reductions: the operations by which collectives combine arrays, element by element.
 
-A reduction is called as `combine(a, b, out)`, on flat arrays of equal length; `out` may be `a` or `b`.
+Collectives call `combine(a, b, out)` on flat arrays of equal length; `out` may be `a` or `b`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def reduction(op: str, array: Array) -> Combine:
     ValueError
         If `op` is not one of sum, mean, max, min, prod.
     TypeError
-        If it is the mean of integers, which is not an integer, or torch computes with no such integers.
+        For the mean of integers, which is not an integer, and for integers that torch cannot compute with.
     """
     if op not in REDUCTIONS:
         raise ValueError(f"op={op!r} is not a reduction: choose one of {', '.join(REDUCTIONS)}")
@@ -53,11 +53,11 @@ def reduction(op: str, array: Array) -> Combine:
 
 
 def accumulated(op: str) -> str:
-    """Return what is computed from rank to rank: a mean is a sum, which `finish` divides once, at the end."""
+    """Return the operation between two ranks: a mean is a sum, which `finish` divides once, at the end."""
     return "sum" if op == "mean" else op
 
 
 def finish(op: str, array: Array, ranks: int) -> None:
-    """Turn the complete sum into the mean, if that was asked for. The same division on every rank: the same bits."""
+    """Turn the complete sum into the mean if `op` is "mean". Every rank divides, and gets the same bits."""
     if op == "mean" and device_name(array) != "meta":
         array /= ranks

@@ -7,8 +7,8 @@
     then rank r adds its own part to c_r, which is complete.
 
 An all-reduce is a reduce-scatter and an all-gather. Cost per rank for n bytes: each of the two sends (P - 1)/P n bytes
-in P - 1 messages. That is optimal in bytes: of the P - 1 chunks that end elsewhere, something has to leave; and no
-link carries more than any other. It is slow for small buffers: 2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
+in P - 1 messages. No algorithm sends fewer bytes: a rank has data for each of the P - 1 chunks that other ranks own.
+All links carry equally much. Small buffers are slow: 2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ring_reduce_scatter(
 ) -> None:
     """Leave in `out` the sum of all ranks' chunk number `comm.rank`. The chunks stay as they are.
 
-    `out` may be this rank's own chunk (alone, it has to be). A chunk arrives where `room` finds memory for it.
+    `out` may be this rank's own chunk, and must be it if there is one rank. `room` returns memory for a message.
     """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     leaving = chunks[left]  # holds this rank's own part only
@@ -44,12 +44,12 @@ def ring_reduce_scatter(
         own = chunks[(comm.rank - step) % comm.size]
         arriving = room(own)
         comm.exchange(leaving, right, arriving, left)
-        leaving = arriving if step < comm.size else out  # the last one leaves no more: it is complete
+        leaving = arriving if step < comm.size else out  # the last sum is complete and leaves no more
         reduce(arriving, own, leaving)
 
 
 def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Fill in every chunk from the rank that owns it: first send chunk number `comm.rank`, then what came last."""
+    """Fill in every chunk from its owner: first send chunk number `comm.rank`, then the chunk that arrived last."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
         leaving = chunks[(comm.rank - step) % comm.size]

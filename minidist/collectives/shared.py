@@ -32,7 +32,7 @@ ASIDE = 1 << 11  # offset from the start of a page: copying between equal offset
 
 
 def possible(comm: Communicator) -> bool:
-    """Tell whether all ranks share memory. Torch.distributed has no windows into that of other processes."""
+    """Tell whether all ranks share memory. Torch.distributed offers no windows into other processes' memory."""
     return len(comm.node) == comm.size and comm.wire.kind != "torch"
 
 
@@ -154,8 +154,7 @@ def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
     If arrays differ in length, every copy has the length of the `longest`.
     """
     copies = _half(array, longest or len(array), comm)
-    mine = copies[comm.rank]
-    copy(mine[: len(array)] if longest else mine, array)
+    copy(copies[comm.rank][: len(array)], array)
     comm.fence()
     return copies
 
