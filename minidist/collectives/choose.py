@@ -7,14 +7,13 @@ program make the same choices and give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from minidist.collectives import central, fast_ring, hierarchical, pairwise, recursive, ring, shared, tree
 from minidist.comm import Communicator
 
 SMALL = 1 << 15  # up to this many bytes latency dominates: few rounds beat few bytes
 
-TABLE: dict[str, dict[str, Callable[..., Any]]] = {
+TABLE: dict[str, dict[str, Callable[..., None]]] = {
     "all_reduce": {
         "central": central.all_reduce,
         "ring": fast_ring.all_reduce,
@@ -79,7 +78,7 @@ def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
     return "ring", "many bytes: none leaves a rank twice"
 
 
-def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tuple[str, Callable[..., Any]]:
+def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tuple[str, Callable[..., None]]:
     """Return the name and the function of an algorithm; `auto` becomes the algorithm that it takes.
 
     Raises

@@ -70,7 +70,7 @@ def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]
         yield [chunk[start : start + step] for chunk in chunks]
 
 
-def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Any]:
+def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Array]:
     """Yield consecutive views of at most so many bytes; the array itself if one suffices."""
     step = max(1, bytes // itemsize(array))
     if len(array) <= step:

@@ -6,8 +6,7 @@ Collectives call `combine(a, b, out)` on flat arrays of equal length; `out` may 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,7 +15,13 @@ from minidist.comm.buffers import FLOATS, device_name, dtype_name
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
 
-Combine: TypeAlias = Callable[[Any, Any, Any], Any]
+
+class Combine(Protocol):
+    """A reduction of two arrays."""
+
+    def __call__(self, a: Array, b: Array, out: Array, /) -> object:
+        """Write the reduction of `a` and `b`, element by element, to `out`; return anything."""
+
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 NUMPY: dict[str, Combine] = {

@@ -218,7 +218,9 @@ class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.made, self.ended, self.inside = made, ended, False
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         """Run an operation. Within backward, enabled gradients mean that a forward runs."""
         before, self.inside = self.inside, torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
         if before and not self.inside:

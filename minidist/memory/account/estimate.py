@@ -21,31 +21,31 @@ from minidist.memory.account.equation import (
 )
 
 GB = 1e9
+FRAGMENTATION = 1.05  # bytes that the allocator holds for each byte in use: a guess, to be replaced by a measurement
 
 Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one GPU, by category. The allocator holds `fragmentation` times as many."""
+    """Bytes of one GPU, by category."""
 
     parameters: float
     gradients: float
     optimizer: float
     activations: float
     communication: float
-    fragmentation: float = 1.05
 
     @property
     def total(self) -> float:
         """All categories together, with fragmentation."""
-        held = self.parameters + self.gradients + self.optimizer + self.activations + self.communication
-        return held * self.fragmentation
+        return (
+            self.parameters + self.gradients + self.optimizer + self.activations + self.communication
+        ) * FRAGMENTATION
 
     def __str__(self) -> str:
         """Show a line per category, in GB of 10^9 bytes."""
-        rows = {name: value for name, value in asdict(self).items() if name != "fragmentation"}
-        rows[f"total (x {self.fragmentation:g} fragmentation)"] = self.total
+        rows = asdict(self) | {f"total (x {FRAGMENTATION} fragmentation)": self.total}
         return "\n".join(f"{name:<30}{value / GB:>8.1f} GB" for name, value in rows.items())
 
 
@@ -66,7 +66,6 @@ def estimate(
     sequence_parallel: bool = False,
     flash: bool = True,
     tied: bool = False,
-    fragmentation: float = 1.05,
 ) -> Estimate:
     """Return the bytes that a GPU of the first stage holds at its peak, with mixed-precision Adam.
 
@@ -85,8 +84,6 @@ def estimate(
     sequence_parallel, flash, tied : bool
         Whether the sequence axis splits what tp leaves whole, whether attention weights are never stored, and whether
         the head uses the embedding's matrix.
-    fragmentation : float
-        Factor on everything for memory that the allocator cannot use; 1.05 is a guess: replace it by a measurement.
 
     A step has at least `pp` microbatches. Communication is the sum of one gathered input (sequence parallel), two
     boundary activations (pipeline), the gradients of the layer that is being reduced (ZeRO 2 and 3), and two gathered
@@ -124,7 +121,7 @@ def estimate(
     communication += 2 * boundary if pp > 1 else 0
     communication += layer_parameters * MIXED_PRECISION_ADAM.gradients if zero >= 2 else 0
     communication += 2 * layer_parameters * MIXED_PRECISION_ADAM.parameters if zero == 3 else 0
-    return Estimate(states.parameters, states.gradients, states.optimizer, activations, communication, fragmentation)
+    return Estimate(states.parameters, states.gradients, states.optimizer, activations, communication)
 
 
 def _check_whole(**sizes: int) -> None:

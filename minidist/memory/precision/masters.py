@@ -194,7 +194,7 @@ class MasterWeights(torch.optim.Optimizer):
         """Return a copy to serve as a master or its gradient."""
         return tensor.to(self.place or tensor.device, wide(tensor), copy=True)
 
-    def _copied(self, value: Any, parameter: Tensor) -> Any:
+    def _copied(self, value: object, parameter: Tensor) -> object:
         """Copy a loaded state value to its place, and widen it unless it is a scalar or holds integers."""
         if not isinstance(value, Tensor):
             return value

@@ -146,7 +146,7 @@ def test_an_estimate_is_made_of_the_formulas() -> None:
     assert alone.total == pytest.approx(1.05 * (16e9 + alone.activations))
     assert str(alone).splitlines()[-1].split() == ["total", "(x", "1.05", "fragmentation)", "17.2", "GB"]
 
-    sharded = estimate(**SMALL, dp=4, zero=3, fragmentation=1)  # type: ignore[arg-type]
+    sharded = estimate(**SMALL, dp=4, zero=3)  # type: ignore[arg-type]
     assert (sharded.parameters, sharded.gradients, sharded.optimizer) == (0.5e9, 0.5e9, 3e9)
     assert sharded.communication == pytest.approx(3 * 2 * (1e9 - 2 * 1000 * 1024) / 10)
 
