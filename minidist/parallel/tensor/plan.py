@@ -141,12 +141,12 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
     return styles
 
 
-def _split(model: nn.Module, styles: Mapping[str, Style], comm: Communicator, sequence: bool) -> None:
+def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
     """Apply each style, and see to what no style names: whole parameters, and dropouts of a split sequence."""
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
-    regions = [name for name, style in styles.items() if isinstance(style, ParallelRegion)]
     for name, style in styles.items():
-        replacement = style.apply(model.get_submodule(name), name, boundary, _below(name, regions))
+        entered = _inside(name, styles, ParallelRegion)
+        replacement = style.apply(model.get_submodule(name), name, boundary, entered)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, replacement)
     _replicate_the_rest(model, styles, boundary)
@@ -158,16 +158,13 @@ def _split(model: nn.Module, styles: Mapping[str, Style], comm: Communicator, se
 def _replicate_the_rest(model: nn.Module, styles: Plan, boundary: Boundary) -> None:
     """Give whole parameters their record, and have gradients summed of which each rank computes some terms."""
     comm = boundary.comm
-    sequence = isinstance(boundary, SequenceBoundary)
-    regions = [name for name, style in styles.items() if isinstance(style, ParallelRegion)]
-    before = [name for name, style in styles.items() if isinstance(style, SplitSequence)]
-    rows = [name for name, style in styles.items() if isinstance(style, RowParallel)]
     for name, parameter in model.named_parameters():
         if tensor_placement_of(parameter) is None:
             nowhere = ((0, 0),) * comm.size
             shard(parameter, TensorPlacement(name, parameter.shape, None, nowhere, comm.size, comm))
-            inside = _below(name, regions) and not _below(name, rows)  # a row-parallel bias comes after the sum
-            if inside or (sequence and not _below(name, before)):
+            some_channels = _inside(name, styles, ParallelRegion) and not _inside(name, styles, RowParallel)
+            some_tokens = boundary.splits_sequence and not _inside(name, styles, SplitSequence)
+            if some_channels or some_tokens:  # a row-parallel bias comes after the sum over channels
                 sum_gradient(parameter, comm)
 
 
@@ -194,5 +191,6 @@ def _fits(name: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
-def _below(name: str, tops: list[str]) -> bool:
-    return any(name.startswith(top + ".") for top in tops)
+def _inside(name: str, styles: Plan, kind: type[Style]) -> bool:
+    """Tell whether a module or parameter lies in a module that has a style of this kind."""
+    return any(isinstance(style, kind) and name.startswith(top + ".") for top, style in styles.items())

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,8 +53,7 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
     counts = cut(size, ranks // copies)
     if not all(counts):
         raise ValueError(f"{name} has {size} rows or columns to cut, too few for {ranks} ranks: use at most {size}")
-    stops = [sum(counts[: part + 1]) for part in range(len(counts))]
-    parts = [(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+    parts = list(pairwise((0, *accumulate(counts))))
     return tuple(parts[rank // copies] for rank in range(ranks)), copies
 
 
@@ -122,6 +123,7 @@ class Boundary:
     """How activations enter and leave what is computed in pieces. Here: replicated outside, f and g."""
 
     comm: Communicator
+    splits_sequence: ClassVar[bool] = False  # between the regions
 
     def enter(self, x: Tensor) -> Tensor:
         """Return `x` [B, T, D] for each rank to compute its own with."""
