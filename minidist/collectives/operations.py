@@ -27,6 +27,7 @@ from minidist.collectives.fast import chunks_of, cut
 from minidist.collectives.reduction import accumulated, finish, reduction
 from minidist.comm.agree import agree
 from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_tensor
+from minidist.trace.events import EventKind
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Buffer
@@ -56,7 +57,7 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
     name, function = find("all_reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with comm.span("all_reduce " + name, "collective", array.nbytes, name == "native"):
+        with comm.span("all_reduce " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
             function(array, accumulated(op)) if name == "native" else function(array, comm.internal, combine)
     finish(op, array, comm.size)
 
@@ -70,7 +71,7 @@ def reduce_scatter(full: Buffer, comm: Communicator, op: str = "sum", algorithm:
     rows, counts = _shards(full, comm.size)
     shard: Buffer = _new(full, rows[comm.rank])
     out, chunks = flatten(shard), chunks_of(array, counts)
-    with comm.span("reduce_scatter " + name, "collective", array.nbytes, name == "native"):
+    with comm.span("reduce_scatter " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
         if comm.size == 1:
             copy(out, array)
         elif name == "native":
@@ -116,7 +117,7 @@ def all_gather(
     chunks = chunks_of(array, lengths)
     copy(chunks[comm.rank], source)
     if comm.size > 1:
-        with comm.span("all_gather " + name, "collective", array.nbytes, name == "native"):
+        with comm.span("all_gather " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
             if name == "native":
                 function(source, array, lengths)
             else:
@@ -131,7 +132,7 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
     agree(comm, "broadcast", dtype_name(array), len(array), algorithm, root=root)
     name, function = find("broadcast", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with comm.span("broadcast " + name, "collective", array.nbytes, name == "native"):
+        with comm.span("broadcast " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
             function(array, root) if name == "native" else function(array, comm.internal, root)
 
 
@@ -143,7 +144,7 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
     name, function = find("reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with comm.span("reduce " + name, "collective", array.nbytes, name == "native"):
+        with comm.span("reduce " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
             function(array, root, summed) if name == "native" else function(array, comm.internal, root, combine)
     if comm.rank == root:
         finish(op, array, comm.size)
@@ -168,7 +169,7 @@ def gather(
     result = _new(shard, sum(counts)) if comm.rank == root else None
     array = None if result is None else flatten(result)
     chunks = None if array is None else chunks_of(array, lengths)
-    with comm.span("gather " + name, "collective", source.nbytes, name == "native"):
+    with comm.span("gather " + name, EventKind.COLLECTIVE, source.nbytes, name == "native"):
         if name == "native":
             function(source, array, lengths, root)
         else:
@@ -192,7 +193,7 @@ def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: s
     out = flatten(shard)
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
     chunks = None if array is None else chunks_of(array, counts)
-    with comm.span("scatter " + name, "collective", out.nbytes, name == "native"):
+    with comm.span("scatter " + name, EventKind.COLLECTIVE, out.nbytes, name == "native"):
         if name == "native":
             function(array, out, counts, root)
         else:
@@ -232,7 +233,7 @@ def all_to_all(
     arriving = flatten(result)
     leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
     name, function = find("all_to_all", algorithm, array.nbytes, comm)
-    with comm.span("all_to_all " + name, "collective", array.nbytes, name == "native"):
+    with comm.span("all_to_all " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
         if name == "native":
             function(array, leaving_lengths, arriving, arriving_lengths)
         else:

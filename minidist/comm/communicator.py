@@ -28,6 +28,7 @@ from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
 from minidist.comm.request import Pending, Span, name_flow, record_end
 from minidist.comm.wire import Wire
+from minidist.trace.events import EventKind
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array, Buffer
@@ -104,12 +105,13 @@ class Communicator:
         """Start sending; the buffer must stay unchanged until the returned request has been waited for."""
         array = self._checked(buffer, to, tag, "to")
         self.ledger.traffic.sent(1, array.nbytes)
-        return Pending(self, "send", array, to, tag, self.wire.isend(array, to, tag + self.tag_offset))
+        return Pending(self, EventKind.SEND, array, to, tag, self.wire.isend(array, to, tag + self.tag_offset))
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
         """Start receiving; the buffer holds the message once the returned request has been waited for."""
         array = self._checked(buffer, source, tag, "source")
-        return Pending(self, "recv", array, source, tag, self.wire.irecv(array, source, tag + self.tag_offset))
+        request = self.wire.irecv(array, source, tag + self.tag_offset)
+        return Pending(self, EventKind.RECEIVE, array, source, tag, request)
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send and wait until the buffer may be changed. It may wait for the receiver: never rely on that it does not.
@@ -139,16 +141,15 @@ class Communicator:
         self.ledger.traffic.sent(1, leaving.nbytes)
         status, trace = self.ledger.status, self.ledger.trace
         started = status.since = self.wire.clock()
-        status.waiting = Awaited(
-            "exchange, receiving from", (self.members[source],), tag + self.tag_offset, arriving.nbytes
-        )
+        on_wire = tag + self.tag_offset
+        status.waiting = Awaited("exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes)
         try:
-            self.wire.exchange(leaving, to, arriving, source, tag + self.tag_offset)
+            self.wire.exchange(leaving, to, arriving, source, on_wire)
         finally:
             status.waiting = None
         if trace is not None:
-            record_end(self, "send", to, name_flow(self, "send", to, tag), leaving.nbytes, started)
-            record_end(self, "recv", source, name_flow(self, "recv", source, tag), arriving.nbytes, started)
+            for kind, peer, array in ((EventKind.SEND, to, leaving), (EventKind.RECEIVE, source, arriving)):
+                record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)
         if not self.tag_offset:
             self.ledger.traffic.waited(self.wire.clock() - started)
 
@@ -284,7 +285,7 @@ class Communicator:
             raise ValueError(f"advance({seconds}): time does not run backwards")
         self.wire.advance(seconds)
 
-    def span(self, name: str, kind: str = "compute", bytes: int = 0, native: bool = False) -> Span:
+    def span(self, name: str, kind: EventKind = EventKind.COMPUTE, bytes: int = 0, native: bool = False) -> Span:
         """Return a context that records an event around its body and counts the time if it is communication."""
         return Span(self, name, kind, bytes, native)
 

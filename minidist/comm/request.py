@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from minidist.comm.ledger import Awaited, Ledger
-from minidist.trace.events import Event, source_line
+from minidist.trace.events import Event, EventKind, source_line
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
     from minidist.comm.wire import Request
 
 
-VERBS = {"send": "send to", "recv": "receive from"}
+VERBS = {EventKind.SEND: "send to", EventKind.RECEIVE: "receive from"}
 
 
 class Accounts(Protocol):
@@ -31,7 +31,7 @@ class Accounts(Protocol):
 class Pending:
     """A message under way. `wait` and `test` as on `Request`; a request may be waited for more than once."""
 
-    def __init__(self, comm: Accounts, kind: str, array: Array, peer: int, tag: int, request: Request):
+    def __init__(self, comm: Accounts, kind: EventKind, array: Array, peer: int, tag: int, request: Request):
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.request: Request | None = request
         self.posted = comm.clock()
@@ -65,21 +65,21 @@ class Pending:
             record_end(self.comm, self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
 
 
-def name_flow(comm: Accounts, kind: str, peer: int, tag: int) -> str:
+def name_flow(comm: Accounts, kind: EventKind, peer: int, tag: int) -> str:
     """Name a message as it is posted. Both ends count alike, so they arrive at the same name unasked."""
-    ends = (comm.rank, peer) if kind == "send" else (peer, comm.rank)
+    ends = (comm.rank, peer) if kind == EventKind.SEND else (peer, comm.rank)
     key = (*ends, tag + comm.tag_offset)
     comm.ledger.flows[key] += 1
     return f"{comm.name}:{ends[0]}>{ends[1]}:{key[2]}:{comm.ledger.flows[key]}"
 
 
 def record_end(
-    comm: Accounts, kind: str, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
+    comm: Accounts, kind: EventKind, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
 ) -> None:
     """Record one end of a message."""
     assert comm.ledger.trace is not None
     rank, now = comm.members[comm.rank], comm.clock()
-    name = f"{kind} {'to' if kind == 'send' else 'from'} {comm.members[peer]}"
+    name = f"{kind} {'to' if kind == EventKind.SEND else 'from'} {comm.members[peer]}"
     comm.ledger.trace.record(
         Event(rank, kind, name, posted, now, bytes, comm.ledger.track, flow, source_line(), waited_from)
     )
@@ -93,7 +93,7 @@ class Span:
 
     __slots__ = ("bytes", "comm", "kind", "name", "native", "started")  # one is made in every collective
 
-    def __init__(self, comm: Accounts, name: str, kind: str, bytes: int, native: bool = False):
+    def __init__(self, comm: Accounts, name: str, kind: EventKind, bytes: int, native: bool = False):
         self.comm, self.name, self.kind, self.bytes, self.native = comm, name, kind, bytes, native
 
     def __enter__(self) -> None:
@@ -108,9 +108,10 @@ class Span:
         ended = self.comm.clock()
         if self.native:
             self.comm.ledger.status.waiting = None
-        if self.kind != "compute":
+        if self.kind != EventKind.COMPUTE:
             self.comm.ledger.traffic.waited(ended - self.started)
-        alone = self.kind == "collective" and self.comm.size == 1  # nothing is sent, and a trace shows no collective
+        # On one rank a collective sends nothing, and a trace shows none.
+        alone = self.kind == EventKind.COLLECTIVE and self.comm.size == 1
         if self.comm.ledger.trace is not None and not alone:
             event = Event(
                 self.comm.members[self.comm.rank],

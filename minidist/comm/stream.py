@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from minidist.comm.job.background import BackgroundThread
 from minidist.comm.ledger import Ledger
+from minidist.trace.events import EventKind
 
 
 class Forking(Protocol):
@@ -35,7 +36,7 @@ class Forking(Protocol):
 
     def advance(self, seconds: float) -> None: ...
 
-    def span(self, name: str, kind: str) -> AbstractContextManager[None]: ...
+    def span(self, name: str, kind: EventKind) -> AbstractContextManager[None]: ...
 
     def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None: ...
 
@@ -94,7 +95,7 @@ class Job(Generic[Comm]):
     def wait(self) -> Any:
         """Block the launching thread until the work is done; its time moves to the end of the work."""
         caller = self.caller
-        with caller.span(f"wait for {self.name}", "wait"):
+        with caller.span(f"wait for {self.name}", EventKind.WAIT):
             caller.wait_until(lambda: self.done, f"the stream's {self.name}")
             caller.advance(max(0.0, self.ended - caller.clock()))
         if self.error is not None:

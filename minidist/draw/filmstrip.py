@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, Grid, Recording, words
+from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, Does, Grid, Recording, words
 
 INK, FAINT, MARK, BAD = "#1f2328", "#59636e", "#0550ae", "#b42318"
 INCH = 100  # pixels of the grid
@@ -82,10 +82,13 @@ def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     for name, left in grid.left.items():
         panel.text(left, 14, name, color=FAINT, fontsize=8, va="center")
     for step in recording.at(count):
-        middle, towards = grid.middle(step.rank), {"sends": "to", "receives": "from", "waits": "for"}.get(step.kind)
+        middle, towards = (
+            grid.middle(step.rank),
+            {Does.SENDS: "to", Does.RECEIVES: "from", Does.WAITS: "for"}.get(step.kind),
+        )
         panel.text(0, middle - 8, f"rank {step.rank}", color=INK, fontsize=8, fontweight="bold", va="center")
         said = f"{step.kind} {towards} {step.peer}" if towards else step.kind
-        panel.text(0, middle + 9, said, color=BAD if step.kind == "waits" else FAINT, fontsize=7.5, va="center")
+        panel.text(0, middle + 9, said, color=BAD if step.kind == Does.WAITS else FAINT, fontsize=7.5, va="center")
         for name, cells in step.buffers.items():
             for number, contents in enumerate(cells):
                 _cell(panel, grid, *grid.cell(step.rank, name, number), contents)
@@ -114,12 +117,12 @@ def _cell(panel: Any, grid: Grid, x: int, y: int, contents: Contents) -> None:
 
 def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     """Draw messages in the margin: those under way grey, those that came in this moment blue, waiting ranks red."""
-    waiting = {(step.rank, step.peer) for step in recording.steps[:count] if step.kind == "waits"}
+    waiting = {(step.rank, step.peer) for step in recording.steps[:count] if step.kind == Does.WAITS}
     sends = [step for step in recording.under_way(count) if (step.rank, step.peer) not in waiting]
     ends = [(step.rank, step.peer, FAINT, "-") for step in sends] + [(*pair, BAD, "--") for pair in sorted(waiting)]
     for step in recording.steps[:count]:
         now = recording.steps[count - 1]
-        if step.kind == "receives" and (step.seconds, step.moment) == (now.seconds, now.moment):
+        if step.kind == Does.RECEIVES and (step.seconds, step.moment) == (now.seconds, now.moment):
             ends.append((step.peer or 0, step.rank, MARK, "-"))
     for start, end, colour, style in ends:
         assert end is not None

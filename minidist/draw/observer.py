@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,13 @@ import numpy as np
 from minidist.collectives.fast import chunks_of, cut
 from minidist.comm import Communicator
 from minidist.comm.buffers import address
-from minidist.draw.player import COUNTERS, Buffers, Cell, Line, Step, changes, contents, followed, line_of, words
+from minidist.draw.player import COUNTERS, Buffers, Cell, Contents, Does, Line, Step, words
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
+
+NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
+LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
 
 
 class Observer:
@@ -26,7 +30,7 @@ class Observer:
     def __init__(self, rank: int, ranks: int, timed: bool) -> None:
         self.rank, self.ranks, self.timed, self.bits = rank, ranks, timed, min(8, 52 // ranks)
         self.comm: Communicator | None = None
-        self.start = Step(rank, "starts", f"rank {rank} starts", ("", 0), {}, (0,) * len(COUNTERS))
+        self.start = Step(rank, Does.STARTS, f"rank {rank} starts", ("", 0), {}, (0,) * len(COUNTERS))
         self.waiting: Step | None = None
         self.busy = 0.0  # seconds of computing
         self.steps: list[Step] = []
@@ -36,12 +40,12 @@ class Observer:
         self.expected: list[Array] = []
         self.here: Line = ("", 0)
 
-    def note(self, kind: str, text: str, **more: Any) -> None:
+    def note(self, kind: Does, text: str, **more: Any) -> None:
         """Append a step."""
         self.steps.append(self.step(kind, text, **more))
         self.shown = self.steps[-1].buffers
 
-    def step(self, kind: str, text: str, line: Line | None = None, **more: Any) -> Step:
+    def step(self, kind: Does, text: str, line: Line | None = None, **more: Any) -> Step:
         """Return what could be noted now."""
         assert self.comm is not None
         traffic, held = self.comm.traffic, sum(cell.nbytes for cells in self.cells.values() for cell in cells)
@@ -54,13 +58,13 @@ class Observer:
     def sent(self, array: Array, peer: int, message: str) -> None:
         """Note that a message was posted."""
         text = f"sends {self._words(array)} to rank {peer}"
-        self.note("sends", text, cells=self._overlapping(array), peer=peer, message=message)
+        self.note(Does.SENDS, text, cells=self._overlapping(array), peer=peer, message=message)
 
     def received(self, array: Array, peer: int, message: str) -> None:
         """Note that a message is here."""
         self.expected = [each for each in self.expected if each is not array]
         text = f"receives {self._words(array)} from rank {peer}"
-        self.note("receives", text, cells=self._overlapping(array), peer=peer, message=message)
+        self.note(Does.RECEIVES, text, cells=self._overlapping(array), peer=peer, message=message)
 
     def follow(self, frame: FrameType, event: str, _: object) -> Any:
         """Note what the last line changed, before the next one runs: this is a trace function, as debuggers set one."""
@@ -77,9 +81,9 @@ class Observer:
         """Show an array from now on."""
         self.cells[name] = chunks_of(array, cut(len(array), cells))
         if self.steps:
-            self.note("watches", f"shows {name}")
+            self.note(Does.WATCHES, f"shows {name}")
         else:
-            self.start = self.step("starts", "starts")
+            self.start = self.step(Does.STARTS, "starts")
             self.shown = self.start.buffers
 
     def expect(self, array: Array) -> None:
@@ -111,3 +115,48 @@ class Observer:
 
     def _words(self, array: Array) -> str:
         return words(self._overlapping(array), self._read(), self.ranks) or f"{array.nbytes} bytes"
+
+
+# ---------------------------------------------------------------- source lines
+
+
+def line_of(frame: FrameType | None) -> Line:
+    """Return the innermost line that is not about messages themselves: an algorithm's, or the program's."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(NOT_FOLLOWED):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def followed(frame: FrameType) -> bool:
+    """Tell whether lines of this code are of interest: the package's algorithms, and the program."""
+    name: str = frame.f_globals.get("__name__", "")
+    if name.startswith("minidist."):
+        return not name.startswith(NOT_FOLLOWED)
+    return not frame.f_code.co_filename.startswith(LIBRARIES)
+
+
+# ---------------------------------------------------------------- what a cell holds
+
+
+def contents(cell: Array, ranks: int, bits: int) -> Contents:
+    """Read off a cell how often each rank's contribution is in it; `bits` is how wide a digit is."""
+    if not len(cell) or (cell != cell[0]).any():
+        return "mixed" if len(cell) else "empty"
+    value = float(cell[0])
+    if not (value.is_integer() and 0 <= value < 1 << bits * ranks):
+        return f"{value:.3g}"
+    return tuple(int(cell[0]) >> bits * rank & (1 << bits) - 1 for rank in range(ranks))
+
+
+def changes(new: Buffers, old: Buffers) -> tuple[Does, tuple[Cell, ...]]:
+    """Return which cells differ, and what was done to them: `adds` if contributions joined others, else `writes`."""
+    every = [(name, number) for name, cells in new.items() for number in range(len(cells))]
+    cells = tuple((name, number) for name, number in every if new[name][number] != old[name][number])
+    joined = any(_joined(new[name][number], old[name][number]) for name, number in cells)
+    return Does.ADDS if joined else Does.WRITES, cells
+
+
+def _joined(new: Contents, old: Contents) -> bool:
+    if isinstance(new, str) or isinstance(old, str):
+        return False
+    return any(old) and all(after >= before for after, before in zip(new, old, strict=True))

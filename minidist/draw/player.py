@@ -13,20 +13,16 @@ a step says only how it left its own rank, and a script (player.html) that draws
 from __future__ import annotations
 
 import json
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from html import escape
 from importlib.resources import files as package_files
 from linecache import getlines
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from minidist.trace.events import file_name
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
 
 Contents: TypeAlias = tuple[int, ...] | str  # how often each rank is in it; or, if that cannot be told, what to say
 Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the cell
@@ -40,24 +36,35 @@ INKS = ("#000000",) * 5 + ("#ffffff",) + ("#000000",) * 2
 PLACES = 4  # side by side in a cell
 PLACE, GAP, ROW_GAP, LEFT, TOP, LETTER = 16, 5, 8, 165, 26, 7  # pixels: a place, gaps, margins, a letter
 PACKAGE = Path(__file__).parents[1]
-NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
-LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
 
 
 # ---------------------------------------------------------------- what is played
+
+
+class Does(StrEnum):
+    """What a rank does in a step."""
+
+    STARTS = "starts"
+    WATCHES = "watches"  # shows another buffer
+    BEGINS = "begins"  # a collective
+    ENDS = "ends"
+    SENDS = "sends"
+    RECEIVES = "receives"
+    ADDS = "adds"
+    WRITES = "writes"
+    WAITS = "waits"  # for ever: a deadlock
 
 
 @dataclass(frozen=True)
 class Step:
     """One event on one rank, and how it left that rank.
 
-    `kind` is `starts`, `watches`, `begins`, `ends`, `sends`, `receives`, `adds`, `writes` or `waits`. `buffers` are all
-    that the rank shows, `cells` those that the event read or changed. `message` is the same at both ends of a message,
-    `seconds` is virtual time, `moment` Lamport's clock.
+    `buffers` are all that the rank shows, `cells` those that the event read or changed. `message` is the same at both
+    ends of a message, `seconds` is virtual time, `moment` Lamport's clock.
     """
 
     rank: int
-    kind: str
+    kind: Does
     text: str
     line: Line
     buffers: Buffers
@@ -93,8 +100,8 @@ class Recording:
 
     def under_way(self, count: int) -> list[Step]:
         """Return the sends among the first `count` steps whose message has not been received by then."""
-        received = {step.message for step in self.steps[:count] if step.kind == "receives"}
-        return [step for step in self.steps[:count] if step.kind == "sends" and step.message not in received]
+        received = {step.message for step in self.steps[:count] if step.kind == Does.RECEIVES}
+        return [step for step in self.steps[:count] if step.kind == Does.SENDS and step.message not in received]
 
     @property
     def rounds(self) -> list[int]:
@@ -107,12 +114,12 @@ class Recording:
         sent: dict[str, int] = {}
         ends, last = [], 1
         for count, step in enumerate(self.steps):
-            if step.kind == "sends":
+            if step.kind == Does.SENDS:
                 sent[step.message] = reached[step.rank] + 1
                 if sent[step.message] > last:
                     last = sent[step.message]
                     ends.append(count)
-            elif step.kind == "receives":
+            elif step.kind == Does.RECEIVES:
                 reached[step.rank] = max(reached[step.rank], sent.get(step.message, 0))
         return [*ends, len(self.steps)]
 
@@ -129,66 +136,24 @@ def in_order(rows: Sequence[Sequence[Step]], last: Sequence[Step] = ()) -> tuple
     A step's moment is one more than that of the rank's step before, a receive's also more than its send's. Virtual
     time comes first, where there is any. (Lamport 1978: "Time, clocks, and the ordering of events".)
     """
-    known = {step.message for row in rows for step in row if step.kind == "sends"}
+    known = {step.message for row in rows for step in row if step.kind == Does.SENDS}
     sent: dict[str, int] = {}
     done: list[list[Step]] = [[] for _ in rows]
     while any(len(row) > len(numbered) for row, numbered in zip(rows, done, strict=True)):
         for row, numbered in zip(rows, done, strict=True):
             for step in row[len(numbered) :]:
-                receives = step.kind == "receives" and step.message in known
+                receives = step.kind == Does.RECEIVES and step.message in known
                 if receives and step.message not in sent:
                     break
                 earlier, cause = numbered[-1].moment if numbered else 0, sent[step.message] if receives else 0
                 numbered.append(replace(step, moment=max(earlier, cause) + 1))
-                if step.kind == "sends":
+                if step.kind == Does.SENDS:
                     sent[step.message] = numbered[-1].moment
     merged = (step for row in done for step in row)
     return *sorted(merged, key=lambda step: (step.seconds, step.moment, step.rank)), *last
 
 
-# ---------------------------------------------------------------- source lines
-
-
-def line_of(frame: FrameType | None) -> Line:
-    """Return the innermost line that is not about messages themselves: an algorithm's, or the program's."""
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(NOT_FOLLOWED):
-        frame = frame.f_back
-    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-def followed(frame: FrameType) -> bool:
-    """Tell whether lines of this code are of interest: the package's algorithms, and the program."""
-    name: str = frame.f_globals.get("__name__", "")
-    if name.startswith("minidist."):
-        return not name.startswith(NOT_FOLLOWED)
-    return not frame.f_code.co_filename.startswith(LIBRARIES)
-
-
-# ---------------------------------------------------------------- what a cell holds
-
-
-def contents(cell: Array, ranks: int, bits: int) -> Contents:
-    """Read off a cell how often each rank's contribution is in it; `bits` is how wide a digit is."""
-    if not len(cell) or (cell != cell[0]).any():
-        return "mixed" if len(cell) else "empty"
-    value = float(cell[0])
-    if not (value.is_integer() and 0 <= value < 1 << bits * ranks):
-        return f"{value:.3g}"
-    return tuple(int(cell[0]) >> bits * rank & (1 << bits) - 1 for rank in range(ranks))
-
-
-def changes(new: Buffers, old: Buffers) -> tuple[str, tuple[Cell, ...]]:
-    """Return which cells differ, and what was done to them: `adds` if contributions joined others, else `writes`."""
-    every = [(name, number) for name, cells in new.items() for number in range(len(cells))]
-    cells = tuple((name, number) for name, number in every if new[name][number] != old[name][number])
-    joined = any(_joined(new[name][number], old[name][number]) for name, number in cells)
-    return "adds" if joined else "writes", cells
-
-
-def _joined(new: Contents, old: Contents) -> bool:
-    if isinstance(new, str) or isinstance(old, str):
-        return False
-    return any(old) and all(after >= before for after, before in zip(new, old, strict=True))
+# ---------------------------------------------------------------- what a cell holds, in words
 
 
 def words(cells: Sequence[Cell], buffers: Mapping[str, Sequence[Contents]], ranks: int) -> str:

@@ -24,7 +24,8 @@ from minidist.comm.ledger import Ledger
 from minidist.comm.request import Span
 from minidist.comm.wire import Request, Wire, WireAround
 from minidist.draw.observer import Observer
-from minidist.draw.player import COUNTERS, Recording, in_order
+from minidist.draw.player import COUNTERS, Does, Recording, in_order
+from minidist.trace.events import EventKind
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -103,7 +104,7 @@ class Watching(Communicator):
         self.observer.watch(name, flatten(buffer), cells)
         return buffer
 
-    def span(self, name: str, kind: str = "compute", bytes: int = 0, native: bool = False) -> Span:
+    def span(self, name: str, kind: EventKind = EventKind.COMPUTE, bytes: int = 0, native: bool = False) -> Span:
         return _WatchedSpan(self, name, kind, bytes, native)
 
     def split(self, color: int, key: int | None = None) -> Watching:
@@ -161,16 +162,16 @@ class _WatchedSpan(Span):
 
     def __enter__(self) -> None:
         super().__enter__()
-        self._note("begins")
+        self._note(Does.BEGINS)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if error[0] is None:
-            self._note("ends")
+            self._note(Does.ENDS)
 
-    def _note(self, kind: str) -> None:
+    def _note(self, kind: Does) -> None:
         assert isinstance(self.comm, Watching)
-        if self.kind == "collective":
+        if self.kind == EventKind.COLLECTIVE:
             self.comm.observer.note(kind, f"{kind} {self.name}")
 
 
@@ -185,7 +186,7 @@ class _Watched:
     done: Callable[[], None]
 
     def wait(self) -> None:
-        self.observer.waiting = self.observer.step("waits", f"waits to {self.what} rank {self.peer}", peer=self.peer)
+        self.observer.waiting = self.observer.step(Does.WAITS, f"waits to {self.what} rank {self.peer}", peer=self.peer)
         self.request.wait()
         self.observer.waiting = None
         self.done()

@@ -5,7 +5,7 @@ time went (`table`), as a file for Perfetto or chrome://tracing (`save`), and as
 Times are seconds on the clock of the communicator that recorded them: the machine's, or a modelled cluster's.
 """
 
-from minidist.trace.events import Event
+from minidist.trace.events import Event, EventKind
 from minidist.trace.trace import Trace
 
-__all__ = ["Event", "Trace"]
+__all__ = ["Event", "EventKind", "Trace"]

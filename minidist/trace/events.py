@@ -10,24 +10,54 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 
-COMMUNICATION = ("send", "recv", "exchange", "collective", "wait")
+
+class EventKind(StrEnum):
+    """What an event is, and what a trace calls it."""
+
+    COMPUTE = "compute"
+    SEND = "send"
+    RECEIVE = "recv"
+    EXCHANGE = "exchange"  # both at once, for who does not tell them apart; a communicator does
+    COLLECTIVE = "collective"
+    WAIT = "wait"  # for another stream of the same rank
+    HELD = "held"  # no work: how many bytes the rank holds from then on
+
+
+COMMUNICATION = tuple(kind for kind in EventKind if kind not in (EventKind.COMPUTE, EventKind.HELD))
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something a rank did between two moments.
 
-    `kind` is one of `compute`, `send`, `recv`, `exchange`, `collective`, `wait`, or `held` (then `bytes` is how many
-    bytes the rank holds from `start` on). `flow` names a message: its send and its receive carry the same one.
-    A message that was posted ahead lies beside whatever its rank did until `waited_from`, the moment it began to wait
-    for it; None says that it waited all along.
+    Attributes
+    ----------
+    rank : int
+        Of the world.
+    kind : EventKind
+    name : str
+        What to call it: `send to 1`, `all_reduce ring`, `forward`.
+    start, end : float
+        In seconds, on the clock of the communicator that recorded it.
+    bytes : int
+        That it sends, receives or reduces; or that the rank holds.
+    track : str
+        The stream that did it; `main` is the rank's own thread.
+    flow : str
+        The name of a message. Its send and its receive carry the same one.
+    line : str
+        Of the program, as `source_line` gives it.
+    waited_from : float or None
+        When the rank began to wait for a message that it had posted ahead. Until then the message lies beside whatever
+        the rank did. None says that the rank waited from `start` on.
     """
 
     rank: int
-    kind: str
+    kind: EventKind
     name: str
     start: float
     end: float
@@ -43,11 +73,12 @@ def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
 
     A trace of several runs may hold a flow name more than once: then the k-th send belongs to the k-th receive.
     """
-    ends: dict[str, dict[str, list[Event]]] = {"send": defaultdict(list), "recv": defaultdict(list)}
+    sends: dict[str, list[Event]] = defaultdict(list)
+    receives: dict[str, list[Event]] = defaultdict(list)
     for event in events:
-        if event.kind in ends and event.flow:
-            ends[event.kind][event.flow].append(event)
-    return [pair for flow, sends in ends["send"].items() for pair in zip(sends, ends["recv"][flow], strict=False)]
+        if event.flow:
+            (sends if event.kind == EventKind.SEND else receives)[event.flow].append(event)
+    return [pair for flow, sent in sends.items() for pair in zip(sent, receives[flow], strict=False)]
 
 
 def source_line() -> str:

@@ -28,14 +28,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidist.trace.events import Event, messages
+from minidist.trace.events import Event, EventKind, messages
 
 Entry = dict[str, Any]  # one entry of the file
 Arrow = tuple[int, float]  # the number of a message, and when its send began
 
 ROWS = ("compute", "communication", "sends", "receives")
 COMPUTE, COMMUNICATION, SENDS, RECEIVES = range(4)
-ROW_OF_KIND = {"compute": COMPUTE, "send": SENDS, "recv": RECEIVES}  # anything else: communication
+ROW_OF_KIND = {
+    EventKind.COMPUTE: COMPUTE,
+    EventKind.SEND: SENDS,
+    EventKind.RECEIVE: RECEIVES,
+}  # anything else: communication
 
 
 def write(events: Iterable[Event], path: Path) -> None:
@@ -50,7 +54,7 @@ def entries(events: Iterable[Event]) -> list[Entry]:
     begin = min((event.start for event in events), default=0.0)
     ranks = sorted({event.rank for event in events})
     names = [entry for rank in ranks for entry in _process(rank)]
-    happened = [_counter(event, begin) for event in events if event.kind == "held"]
+    happened = [_counter(event, begin) for event in events if event.kind == EventKind.HELD]
     received: list[Entry] = []
     arrows, rows = _arrows(events), _rows(events)
     # No row bears a rank's number: viewers take the thread that has the number of its process for the main one.
@@ -72,7 +76,7 @@ def _rows(events: list[Event]) -> dict[tuple[int, str, int], list[Event]]:
     """Sort events into rows, by rank, track and kind."""
     rows: dict[tuple[int, str, int], list[Event]] = defaultdict(list)
     for event in events:
-        if event.kind != "held":
+        if event.kind != EventKind.HELD:
             rows[event.rank, event.track, ROW_OF_KIND.get(event.kind, COMMUNICATION)].append(event)
     return rows
 
@@ -145,7 +149,7 @@ def _slices(event: Event, begin: float, where: Entry, arrow: Arrow | None) -> It
         return
     number, sent = arrow
     flow: Entry = {"name": "message", "cat": "message", "id": number, **where}
-    if event.kind == "send":
+    if event.kind == EventKind.SEND:
         yield {"ph": "s", **flow, "ts": start / 1000}
     else:
         arriving = max(start, _nanoseconds(sent - begin))

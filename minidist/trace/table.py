@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from minidist.trace.events import COMMUNICATION, Event
+from minidist.trace.events import COMMUNICATION, Event, EventKind
 
 Interval = tuple[float, float]
 
@@ -33,9 +33,9 @@ def time_table(events: Iterable[Event]) -> str:
     by_rank: dict[int, list[Event]] = defaultdict(list)
     by_name: dict[str, list[Event]] = defaultdict(list)
     for event in events:
-        if event.kind != "held":
+        if event.kind != EventKind.HELD:
             by_rank[event.rank].append(event)
-        if event.kind == "collective":
+        if event.kind == EventKind.COLLECTIVE:
             by_name[event.name].append(event)
     if not by_rank:
         return "nothing was recorded"
@@ -79,8 +79,10 @@ def _rank(rank: int, begin: float, events: list[Event]) -> list[str]:
     communication = [event for event in events if event.kind in COMMUNICATION]
     blocked = [(_blocked_from(event), event.end) for event in communication if event.track == "main"]
     under_way = [(event.start, event.end) for event in communication]
-    computing = [(event.start, event.end) for event in events if event.kind == "compute" and event.track == "main"]
-    sends = [event.bytes for event in events if event.kind == "send"]
+    computing = [
+        (event.start, event.end) for event in events if event.kind == EventKind.COMPUTE and event.track == "main"
+    ]
+    sends = [event.bytes for event in events if event.kind == EventKind.SEND]
     # The length of A without B is that of their union less that of B.
     total = max(event.end for event in events) - begin
     exposed = covered(blocked)

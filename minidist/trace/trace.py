@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from minidist.trace.events import Event
+from minidist.trace.events import Event, EventKind
 from minidist.trace.perfetto import write
 from minidist.trace.table import time_table
 
@@ -22,7 +22,7 @@ class Trace:
 
     def held(self, rank: int, when: float, bytes: int) -> None:
         """Say that `rank` holds `bytes` from the moment `when` on."""
-        self.record(Event(rank, "held", "bytes held", when, when, bytes))
+        self.record(Event(rank, EventKind.HELD, "bytes held", when, when, bytes))
 
     def save(self, path: str | Path) -> None:
         """Write Chrome trace JSON, which https://ui.perfetto.dev and chrome://tracing open."""

@@ -15,6 +15,7 @@ from typing import Any, Generic
 import torch
 
 from minidist.comm.stream import Comm
+from minidist.trace.events import EventKind
 
 
 class CudaJob(Generic[Comm]):
@@ -25,7 +26,7 @@ class CudaJob(Generic[Comm]):
 
     def wait(self) -> Any:
         """Make the current stream wait until the work is done; return its result."""
-        with self.caller.span(f"wait for {self.name}", "wait"):
+        with self.caller.span(f"wait for {self.name}", EventKind.WAIT):
             current = torch.cuda.current_stream()
             current.wait_event(self.event)
             for tensor in _tensors(self.result):
