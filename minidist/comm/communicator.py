@@ -134,8 +134,7 @@ class Communicator:
 
         A ring in which every rank exchanges cannot deadlock; one in which every rank sends and then receives can.
         """
-        leaving = self._checked(outgoing, to, tag, "to")
-        arriving = self._checked(incoming, source, tag, "source")
+        leaving, arriving = self._checked(outgoing, to, tag, "to"), self._checked(incoming, source, tag, "source")
         if outgoing is incoming:
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.ledger.traffic.sent(1, leaving.nbytes)

@@ -149,21 +149,20 @@ def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -
         replacement = style.apply(model.get_submodule(name), name, boundary, entered)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, replacement)
-    _replicate_the_rest(model, styles, boundary)
+    _replicate_the_rest(model, styles, comm, sequence)
     for module in model.modules():
         if sequence and isinstance(module, Dropout):
             split_dropout(module, comm)
 
 
-def _replicate_the_rest(model: nn.Module, styles: Plan, boundary: Boundary) -> None:
+def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
     """Give whole parameters their record, and have gradients summed of which each rank computes some terms."""
-    comm = boundary.comm
     for name, parameter in model.named_parameters():
         if tensor_placement_of(parameter) is None:
             nowhere = ((0, 0),) * comm.size
             shard(parameter, TensorPlacement(name, parameter.shape, None, nowhere, comm.size, comm))
             some_channels = _inside(name, styles, ParallelRegion) and not _inside(name, styles, RowParallel)
-            some_tokens = boundary.splits_sequence and not _inside(name, styles, SplitSequence)
+            some_tokens = sequence and not _inside(name, styles, SplitSequence)
             if some_channels or some_tokens:  # a row-parallel bias comes after the sum over channels
                 sum_gradient(parameter, comm)
 

@@ -41,8 +41,6 @@ TIME = 1  # the dim of [B, T, D] that is split
 class SequenceBoundary(Boundary):
     """Enter a region with an all-gather of tokens, leave it with a reduce-scatter."""
 
-    splits_sequence = True
-
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens [B, T, D] of `x` [B, T/P, D]."""
         return all_gather(x, self.comm, TIME, x.shape[TIME] * self.comm.size)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -123,7 +122,6 @@ class Boundary:
     """How activations enter and leave what is computed in pieces. Here: replicated outside, f and g."""
 
     comm: Communicator
-    splits_sequence: ClassVar[bool] = False  # between the regions
 
     def enter(self, x: Tensor) -> Tensor:
         """Return `x` [B, T, D] for each rank to compute its own with."""
