@@ -44,6 +44,13 @@ def test_tables_are_those_of_the_package(page: Path) -> None:
     assert tables.with_tables(page.read_text()) == page.read_text(), "python docs/tables.py writes them anew"
 
 
+def test_pages_and_lessons_name_no_file_that_is_gone() -> None:
+    file = re.compile(r"(?<![\w/])(?:minidist|tests|docs|lessons)/[\w/.]+\.\w+")
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("lessons/**/*.md")]
+    named = {name for page in pages for name in file.findall(page.read_text())}
+    assert len(named) > 50 and [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 @EACH
 def test_files_and_commands_exist(page: Path) -> None:
     text = page.read_text()

@@ -26,82 +26,6 @@ from minidist.memory.adapters.nf4 import NF4Tensor, dequantize, quantize
 EVERY_MATRIX = ("query", "key", "value", "output", "gate", "up", "down")
 
 
-class QuantizedLinear(nn.Module):
-    """A frozen linear layer whose weight is stored in NF4."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.shape, self.bias = linear.weight.shape, linear.bias
-        packed = quantize(linear.weight)
-        self.register_buffer("codes", packed.codes)
-        self.register_buffer("scales", packed.scales)
-        # Stored as bytes: model.to(torch.bfloat16) would round floating point buffers.
-        self.register_buffer("steps", packed.steps.view(torch.uint8))
-        self.register_buffer("mean", packed.mean.view(torch.uint8))
-
-    @property
-    def packed(self) -> NF4Tensor:
-        """The weight [D_out, D_in]."""
-        steps, mean = self.get_buffer("steps"), self.get_buffer("mean")
-        numbers = steps.view(torch.float32), mean.view(torch.float32)
-        return NF4Tensor(self.get_buffer("codes"), self.get_buffer("scales"), *numbers, self.shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map the last dim of `x` [.., D_in] to D_out channels."""
-        y: Tensor = _QuantizedProduct.apply(x, self.packed)  # type: ignore[no-untyped-call]
-        return y if self.bias is None else y + self.bias
-
-
-class _QuantizedProduct(torch.autograd.Function):
-    """x Wᵀ for a W in NF4. Autograd keeps the codes, not the dequantised matrix."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: NF4Tensor) -> Tensor:
-        ctx.packed = packed
-        return F.linear(x, dequantize(packed, x.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad @ dequantize(ctx.packed, grad.dtype), None
-
-
-Base: TypeAlias = nn.Linear | QuantizedLinear
-
-
-class LoRALinear(nn.Module):
-    """A frozen linear layer and its adapter.
-
-    Parameters
-    ----------
-    base : nn.Linear or QuantizedLinear
-        The frozen layer.
-    weight : Tensor
-        The layer's weight [D_out, D_in] before quantisation; the adapter takes its shape, dtype and device.
-    rank, alpha
-        As for `add_lora`.
-    """
-
-    def __init__(self, base: Base, weight: Tensor, rank: int, alpha: float) -> None:
-        super().__init__()
-        self.base, self.scale = base, alpha / rank
-        self.A = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
-        self.B = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map the last dim of `x` [.., D_in] to D_out channels."""
-        y: Tensor = self.base(x)
-        return y + F.linear(F.linear(x, self.A), self.B) * self.scale
-
-    def merged(self) -> nn.Linear:
-        """Return the one linear layer that computes the same."""
-        base = self.base
-        weight = dequantize(base.packed, self.A.dtype) if isinstance(base, QuantizedLinear) else base.weight.detach()
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        linear.weight = nn.Parameter(weight + self.B.detach() @ self.A.detach() * self.scale, requires_grad=False)
-        linear.bias = base.bias
-        return linear.train(self.training)
-
-
 def add_lora(
     model: nn.Module,
     rank: int = 8,
@@ -164,6 +88,82 @@ def merge(model: nn.Module) -> None:
     A head that was tied to the embedding gets its own matrix; the embedding does not change.
     """
     _replace(model, {module: module.merged() for module in model.modules() if isinstance(module, LoRALinear)})
+
+
+class LoRALinear(nn.Module):
+    """A frozen linear layer and its adapter.
+
+    Parameters
+    ----------
+    base : nn.Linear or QuantizedLinear
+        The frozen layer.
+    weight : Tensor
+        The layer's weight [D_out, D_in] before quantisation; the adapter takes its shape, dtype and device.
+    rank, alpha
+        As for `add_lora`.
+    """
+
+    def __init__(self, base: Base, weight: Tensor, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, alpha / rank
+        self.A = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
+        self.B = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the last dim of `x` [.., D_in] to D_out channels."""
+        y: Tensor = self.base(x)
+        return y + F.linear(F.linear(x, self.A), self.B) * self.scale
+
+    def merged(self) -> nn.Linear:
+        """Return the one linear layer that computes the same."""
+        base = self.base
+        weight = dequantize(base.packed, self.A.dtype) if isinstance(base, QuantizedLinear) else base.weight.detach()
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        linear.weight = nn.Parameter(weight + self.B.detach() @ self.A.detach() * self.scale, requires_grad=False)
+        linear.bias = base.bias
+        return linear.train(self.training)
+
+
+class QuantizedLinear(nn.Module):
+    """A frozen linear layer whose weight is stored in NF4."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.shape, self.bias = linear.weight.shape, linear.bias
+        packed = quantize(linear.weight)
+        self.register_buffer("codes", packed.codes)
+        self.register_buffer("scales", packed.scales)
+        # Stored as bytes: model.to(torch.bfloat16) would round floating point buffers.
+        self.register_buffer("steps", packed.steps.view(torch.uint8))
+        self.register_buffer("mean", packed.mean.view(torch.uint8))
+
+    @property
+    def packed(self) -> NF4Tensor:
+        """The weight [D_out, D_in]."""
+        steps, mean = self.get_buffer("steps"), self.get_buffer("mean")
+        numbers = steps.view(torch.float32), mean.view(torch.float32)
+        return NF4Tensor(self.get_buffer("codes"), self.get_buffer("scales"), *numbers, self.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the last dim of `x` [.., D_in] to D_out channels."""
+        y: Tensor = _QuantizedProduct.apply(x, self.packed)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias
+
+
+class _QuantizedProduct(torch.autograd.Function):
+    """x Wᵀ for a W in NF4. Autograd keeps the codes, not the dequantised matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: NF4Tensor) -> Tensor:
+        ctx.packed = packed
+        return F.linear(x, dequantize(packed, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad @ dequantize(ctx.packed, grad.dtype), None
+
+
+Base: TypeAlias = nn.Linear | QuantizedLinear
 
 
 def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:
