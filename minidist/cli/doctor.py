@@ -15,8 +15,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,24 +42,21 @@ TORCH = """
 import datetime, json, os, sys
 import torch
 import torch.distributed as dist
-report = {"version": torch.__version__, "distributed": dist.is_available(), "gloo": ""}
-if dist.is_available():
-    rank = int(os.fork() == 0)
-    try:
-        limit = datetime.timedelta(seconds=20)
-        dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2, timeout=limit)
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        report["gloo"] = "works" if total == 2 else f"1 + 1 gave {total}"
-    except Exception as error:
-        report["gloo"] = str(error).splitlines()[0]
-    if rank == 1:
-        os._exit(0)
-    os.wait()
-report["gpus"] = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
-if report["gpus"] and dist.is_available() and dist.is_nccl_available():
-    report["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-print(json.dumps(report), flush=True)
+rank = int(os.fork() == 0)
+try:
+    limit = datetime.timedelta(seconds=20)
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2, timeout=limit)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    gloo = "works" if total == 2 else f"1 + 1 gave {total}"
+except Exception as error:
+    gloo = str(error).splitlines()[0]
+if rank == 1:
+    os._exit(0)
+os.wait()
+gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus and dist.is_nccl_available() else ""
+print(json.dumps([torch.__version__, gloo, gpus, nccl]), flush=True)
 os._exit(0)
 """
 
@@ -88,18 +84,12 @@ def main(argv: list[str]) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Yield the findings, in the order of a reader's questions; the slow checks run at the same time."""
-    slow: list[Callable[[], list[Finding]]] = [check_mpi, check_torch]
-    with ThreadPoolExecutor() as pool:
-        running = [pool.submit(check) for check in slow]
-        yield check_packages()
-        yield check_cores()
-        yield check_shared_memory()
-        for check in running:
-            yield from check.result()
+    """Yield the findings, in the order of a reader's questions."""
+    for check in (check_packages, check_cores, check_shared_memory, check_mpi, check_torch):
+        yield from check()
 
 
-def check_packages() -> Finding:
+def check_packages() -> Iterator[Finding]:
     """Which versions are installed."""
     found, missing = [f"Python {platform.python_version()}"], []
     for name in ("numpy", "mpi4py", "torch"):
@@ -108,78 +98,71 @@ def check_packages() -> Finding:
         except PackageNotFoundError:
             missing.append(name)
     what = ", ".join(found) + (f"; no {', no '.join(missing)}" if missing else "")
-    return Finding(what, f"pip install {' '.join(missing)}" if missing else "")
+    yield Finding(what, f"pip install {' '.join(missing)}" if missing else "")
 
 
-def check_cores() -> Finding:
+def check_cores() -> Iterator[Finding]:
     """How many ranks run side by side. More are right, but slow."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():
         allowed, period = quota.read_text().split()
         cores = cores if allowed == "max" else min(cores, max(1, int(allowed) // int(period)))
-    return Finding(f"cores: {cores}, so up to {cores} ranks run side by side; more take turns")
+    yield Finding(f"cores: {cores}, so up to {cores} ranks run side by side; more take turns")
 
 
-def check_shared_memory() -> Finding:
+def check_shared_memory() -> Iterator[Finding]:
     """Whether ranks of one node can share buffers."""
     folder = Path("/dev/shm")
-    if not folder.exists():
-        return Finding("shared memory: this system keeps it elsewhere")
-    free = shutil.disk_usage(folder).free
-    what = f"shared memory: {folder} has {free / 1e9:.1f} GB free"
-    return Finding(what, "" if free >= ENOUGH_SHARED_MEMORY else "in a container, start it with --shm-size=2g")
+    if folder.exists():  # some systems keep it elsewhere
+        free = shutil.disk_usage(folder).free
+        what = f"shared memory: {folder} has {free / 1e9:.1f} GB free"
+        yield Finding(what, "" if free >= ENOUGH_SHARED_MEMORY else "in a container, start it with --shm-size=2g")
 
 
-def check_mpi() -> list[Finding]:
+def check_mpi() -> Iterator[Finding]:
     """Which MPI, whether the mpirun that one would type belongs to it, and whether two ranks meet."""
     try:
         mpirun = find_mpirun()
     except LaunchError as error:
         sentence, _, fix = str(error).rpartition(": ")
-        return [Finding(f"MPI: {sentence}", fix)]
-    findings = [Finding(f"MPI: {mpirun.library}, whose mpirun is {mpirun.path}")]
+        yield Finding(f"MPI: {sentence}", fix)
+        return
+    yield Finding(f"MPI: {mpirun.library}, whose mpirun is {mpirun.path}")
     typed = shutil.which("mpirun")
     if typed is None:
-        findings.append(Finding("mpirun: not on PATH, but `python -m minidist launch` finds it"))
+        yield Finding("mpirun: not on PATH, but `python -m minidist launch` finds it")
     elif vendor(version_of(typed)) != mpirun.vendor:
         what = f"mpirun: {typed} comes first on PATH, but belongs to {vendor(version_of(typed))}: ranks do not meet"
-        fix = f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`"
-        findings.append(Finding(what, fix))
+        yield Finding(what, f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`")
     command = [mpirun.path, "-n", "2", sys.executable, "-c", TWO_RANKS]
     job = run_job(command, env=environment(mpirun), timeout=PATIENCE, capture=True)
     lines = job.stdout.splitlines()
     if job.returncode == 0 and sorted(lines) == ["2 2 0", "2 2 1"]:
-        findings.append(Finding("two MPI ranks: met, exchanged a message and share memory"))
+        yield Finding("two MPI ranks: met, exchanged a message and share memory")
     else:
         said = "; ".join([*lines, *job.stderr.strip().splitlines()[-2:]]) or "nothing"
         fix = f"run {mpirun.path} -n 2 hostname, and reinstall its package if that fails"
-        findings.append(Finding(f"two MPI ranks: status {job.returncode}, they said: {said}", fix))
-    return findings
+        yield Finding(f"two MPI ranks: status {job.returncode}, they said: {said}", fix)
 
 
-def check_torch() -> list[Finding]:
+def check_torch() -> Iterator[Finding]:
     """Whether two ranks of gloo meet, and what NCCL would run on."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", TORCH, str(Path(folder, "meeting"))]
         job = run_job(command, env=environment(), timeout=PATIENCE, capture=True)
     if job.returncode != 0 or not job.stdout:
         said = (job.stderr.strip().splitlines() or ["nothing"])[-1]
-        return [Finding(f"torch: it cannot be imported: {said}", "pip install torch")]
-    report = json.loads(job.stdout.splitlines()[-1])
-    findings = []
-    if report["gloo"] == "works":
-        findings.append(Finding(f"two gloo ranks: added their numbers (torch {report['version']})"))
-    elif report["distributed"]:
+        yield Finding(f"torch: it cannot be imported: {said}", "pip install torch, in a build with torch.distributed")
+        return
+    release, gloo, gpus, nccl = json.loads(job.stdout.splitlines()[-1])
+    if gloo == "works":
+        yield Finding(f"two gloo ranks: added their numbers (torch {release})")
+    else:
         fix = "export GLOO_SOCKET_IFNAME=lo (on one machine), or the name of the network interface"
-        findings.append(Finding(f"two gloo ranks: {report['gloo']}", fix))
+        yield Finding(f"two gloo ranks: {gloo}", fix)
+    if gpus:
+        with_nccl = f", NCCL {nccl}" if nccl else ", but this torch has no NCCL"
+        yield Finding(f"GPUs: {len(gpus)} x {gpus[0]}{with_nccl}", "" if nccl else "install a CUDA torch")
     else:
-        findings.append(Finding("gloo: this torch was built without torch.distributed", "install a torch that has it"))
-    gpus = report["gpus"]
-    if not gpus:
-        findings.append(Finding("GPUs: none, so everything runs on the CPU"))
-    elif "nccl" in report:
-        findings.append(Finding(f"GPUs: {len(gpus)} x {gpus[0]}, NCCL {report['nccl']}"))
-    else:
-        findings.append(Finding(f"GPUs: {len(gpus)} x {gpus[0]}, but this torch has no NCCL", "install a CUDA torch"))
-    return findings
+        yield Finding("GPUs: none, so everything runs on the CPU")

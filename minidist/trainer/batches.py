@@ -183,9 +183,8 @@ class ReadAhead:
         self._pin_for = torch.cuda.current_device() if pin else None
         self._ready: deque[tuple[Batch, State]] = deque()  # each batch with the state just after it
         self._consumed = source.state_dict()
-        self._changed = threading.Condition()  # guards everything below it and the queue
-        self._finished = self._closed = False
-        self._error: BaseException | None = None
+        self._changed = threading.Condition()  # guards the queue, and `_end`
+        self._end: BaseException | None = None  # what is raised instead of one more batch
         self._thread = BackgroundThread(self._read, name="read-ahead")
         self._thread.start()
 
@@ -205,14 +204,13 @@ class ReadAhead:
             What the source raised, with its own traceback, once the batches before it are used up.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._finished or self._closed)
-            if self._closed:
-                raise RuntimeError("no batch can be read after close(): create a new ReadAhead")
-            if self._ready:
-                batch, self._consumed = self._ready.popleft()
-                self._changed.notify_all()
-                return batch
-        raise StopIteration if self._error is None else self._error
+            self._changed.wait_for(lambda: self._ready or self._end)
+            if not self._ready:
+                assert self._end is not None
+                raise self._end
+            batch, self._consumed = self._ready.popleft()
+            self._changed.notify_all()
+            return batch
 
     def state_dict(self) -> State:
         """Return the state after the last batch *handed out*; those read ahead will be read again after a restart."""
@@ -221,7 +219,7 @@ class ReadAhead:
     def close(self) -> None:
         """End the thread. It ends at once while waiting, and after its batch while preparing one."""
         with self._changed:
-            self._closed = True
+            self._end = RuntimeError("no batch can be read after close(): create a new ReadAhead")
             self._ready.clear()
             self._changed.notify_all()
         self._thread.join(timeout=1.0)  # a source that is stuck must not hold us up as well
@@ -239,22 +237,18 @@ class ReadAhead:
             batches = iter(self._source)
             while self._wait_for_room():
                 with self._thread.working():
-                    batch = next(batches, None)
-                    if batch is None:
-                        break
+                    batch = next(batches)
                     entry = (batch if self._pin_for is None else batch.pin_memory(), self._source.state_dict())
                 with self._changed:
                     self._ready.append(entry)
                     self._changed.notify_all()
         except BaseException as error:  # everything: the consumer would wait for ever for a thread that died
-            self._error = error
-        finally:
             with self._changed:
-                self._finished = True
+                self._end = self._end or error  # StopIteration, if all went well
                 self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
         """Wait until a batch is wanted; return whether one still is."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
-            return not self._closed
+            self._changed.wait_for(lambda: self._end or len(self._ready) < self._depth)
+            return self._end is None

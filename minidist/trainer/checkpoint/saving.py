@@ -11,7 +11,6 @@ element is saved by one rank: of replicas along the data axis the first, of copi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from minidist.comm.stream import ThreadStream
 from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel import Parallel
 from minidist.parallel.placement import counts, placement_of, tensor_placement_of, tied_across
+from minidist.trainer.agreement import all_or_none
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.store import CheckpointError
@@ -94,23 +94,18 @@ class Writer:
                 store.commit(self.folder, step, shards, state)
                 store.forget(self.folder, self.keep, self.every)
 
-        problem = self._attempt(begin)[1]
-        if not problem:
-            shards, problem = self._attempt(lambda: store.write_shard(unfinished, comm.rank, pieces))
-            problem = problem or self._attempt(commit)[1]
-            if problem and comm.rank == 0:
-                store.abandon(unfinished)
-        self.wrote.append(time.perf_counter() - started)
-        return problem
-
-    def _attempt(self, work: Callable[[], Any]) -> tuple[list[Any], str]:
-        """Do `work` on every rank; return what it gave on each, and what went wrong on the first where it did."""
         try:
-            answer = (work(), "")
+            all_or_none(comm, begin, CheckpointError)
+            shard = all_or_none(comm, lambda: store.write_shard(unfinished, comm.rank, pieces), CheckpointError)
+            shards = comm.roll_call(shard)
+            all_or_none(comm, commit, CheckpointError)
         except CheckpointError as error:
-            answer = (None, str(error))
-        answers = self.stream.comm.roll_call(answer)
-        return [result for result, _ in answers], next((words for _, words in answers if words), "")
+            if comm.rank == 0:
+                store.abandon(unfinished)
+            return str(error)
+        finally:
+            self.wrote.append(time.perf_counter() - started)
+        return ""
 
 
 # ---------------------------------------------------------------- what there is to save

@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,11 +30,25 @@ from torch import Tensor, nn
 
 from minidist.model.config import GPTConfig
 from minidist.model.gpt import GPT
-from minidist.trainer.files import FileError, at, check_regular, read_tree
+from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+SIZES = {  # ours, and how config.json calls them
+    "vocabulary": "vocab_size",
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "key_value_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "sequence": "max_position_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+LEFT_OUT = {"key_value_heads": 0, "sequence": 2048, "norm_epsilon": 1e-6, "tied": False}  # what it means not to say it
+FIXED = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}  # for this GPT
 
 LLAMA_NAMES = {
     "embedding": "model.embed_tokens",
@@ -101,13 +115,11 @@ def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str
     _check_weights("the model to save", config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    partial = target / f"{WEIGHTS_FILE}.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    os.replace(partial, target / WEIGHTS_FILE)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    partial = target / f"{CONFIG_FILE}.partial"
-    partial.write_text(json.dumps(_llama_config(config, dtype), indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, target / CONFIG_FILE)
+    save_file(tensors, target / f"{WEIGHTS_FILE}.partial", metadata={"format": "pt"})
+    (target / f"{CONFIG_FILE}.partial").write_text(json.dumps(_llama_config(config, dtype), indent=2) + "\n")
+    for name in (WEIGHTS_FILE, CONFIG_FILE):
+        os.replace(target / f"{name}.partial", target / name)
 
 
 def read_llama(directory: str | os.PathLike[str], config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
@@ -130,23 +142,12 @@ def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
     # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled variant had one.
     both: dict[str, Any] = {"rope_theta": said("rope_theta", kind=float, default=10_000.0)}
     rotary = said("rope_parameters", kind=dict, default={}) or said("rope_scaling", kind=dict, default={})
-    _demand(path, "model_type", theirs.get("model_type"), "llama")
-    _demand(path, "hidden_act", theirs.get("hidden_act", "silu"), "silu")
-    _demand(path, "attention_bias", theirs.get("attention_bias", False), False)
-    _demand(path, "mlp_bias", theirs.get("mlp_bias", False), False)
+    for name, supported in FIXED.items():
+        _demand(path, name, theirs.get(name, None if name == "model_type" else supported), supported)
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
-    config = GPTConfig(
-        vocabulary=said("vocab_size", kind=int),
-        layers=said("num_hidden_layers", kind=int),
-        hidden=said("hidden_size", kind=int),
-        heads=said("num_attention_heads", kind=int),
-        key_value_heads=said("num_key_value_heads", kind=int, default=0),
-        intermediate=said("intermediate_size", kind=int),
-        sequence=said("max_position_embeddings", kind=int, default=2048),
-        rope_theta=_say(path, both | rotary, "rope_theta", kind=float),
-        norm_epsilon=said("rms_norm_eps", kind=float, default=1e-6),
-        tied=said("tie_word_embeddings", kind=bool, default=False),
-    )
+    kinds = get_type_hints(GPTConfig)
+    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in SIZES.items()}
+    config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
 
@@ -179,22 +180,11 @@ def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
     """Say `config` in Hugging Face's words."""
     return {
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocabulary,
-        "num_hidden_layers": config.layers,
-        "hidden_size": config.hidden,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.key_value_heads,
+        **FIXED,
+        **{name: getattr(config, ours) for ours, name in SIZES.items()},
         "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate,
-        "max_position_embeddings": config.sequence,
         "rope_theta": config.rope_theta,  # transformers 4 reads this line, 5 the next
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rms_norm_eps": config.norm_epsilon,
-        "tie_word_embeddings": config.tied,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
         "torch_dtype": dtype,
         "bos_token_id": None,  # the tokenizer's business; Llama's own defaults would end a text at byte 2
         "eos_token_id": None,
@@ -242,20 +232,16 @@ def _read_headers(directory: Path) -> dict[str, _Entry]:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
                     part = opened.get_slice(name)
-                    _demand_float(file, name, part.get_dtype())
+                    if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
+                        raise ValueError(
+                            f"{file} keeps {name} as {dtype}, not as a float of 16 bits or more: take the unquantised "
+                            "model."
+                        )
                     entries[name] = _Entry(file, tuple(part.get_shape()))
         except SafetensorError as error:
             raise ValueError(f"{file} is truncated or damaged ({error}): copy it again.") from None
     # Early versions of transformers saved the rotary frequencies, which follow from the configuration.
     return {name: entry for name, entry in entries.items() if not name.endswith("rotary_emb.inv_freq")}
-
-
-def _demand_float(file: Path, name: str, dtype: str) -> None:
-    """Refuse quantised weights, whose numbers mean something else."""
-    if dtype not in ("F64", "F32", "F16", "BF16"):
-        raise ValueError(
-            f"{file} keeps {name} as {dtype}, not as a float of 16 bits or more: take the unquantised model."
-        )
 
 
 def _read_tensor(name: str, file: Path) -> Tensor:
