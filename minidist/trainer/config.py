@@ -27,12 +27,17 @@ class ConfigError(ValueError):
 
 BUCKET = Limit("above 0 and at most 1e9", lambda value: 0 < value <= 1e9)
 HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)
+STAGE = Limit("0, 1, 2 or 3", lambda stage: 0 <= stage <= 3)
+POLICY = Limit(f"one of {RECOMPUTES}", is_policy)
 SEED = Limit("from 0 to 2**63 - 1", lambda value: 0 <= value < 1 << 63)
 
 
 def one_of(*choices: str) -> Limit:
     """Limit an option to some words; an empty string stands for its default."""
     return Limit(f"one of {', '.join(filter(None, choices))}", lambda value: value in choices)
+
+
+PRECISION = one_of("", *PRECISIONS)
 
 
 def option(default: Any, help: str, limit: Limit | None = None) -> Any:
@@ -91,11 +96,7 @@ class ParallelOptions:
     microbatches: int = option(0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE)
     plan: str = option("", "file with a schedule of your own, in place of --schedule and --microbatches")
     strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES))
-    zero: int = option(
-        0,
-        "ZeRO: shard the optimizer's state (1), and the gradients (2), and the parameters (3)",
-        Limit("0, 1, 2 or 3", lambda stage: 0 <= stage <= 3),
-    )
+    zero: int = option(0, "ZeRO: shard the optimizer's state (1), and gradients (2), and parameters (3)", STAGE)
     hsdp: int = option(0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE)
     accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
     bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET)
@@ -105,17 +106,8 @@ class ParallelOptions:
 class MemoryOptions:
     """What saves memory: computing twice, or a slower place."""
 
-    recompute: str = option(
-        "none",
-        f"what backward computes again: {RECOMPUTES}",
-        Limit(
-            f"one of {RECOMPUTES}",
-            is_policy,
-        ),
-    )
-    offload: str = option(
-        "none", f"where the optimizer's state lives instead: {', '.join(OFFLOADS)}", one_of(*OFFLOADS)
-    )
+    recompute: str = option("none", f"what backward computes again: {RECOMPUTES}", POLICY)
+    offload: str = option("none", f"where the optimizer's state lives: {', '.join(OFFLOADS)}", one_of(*OFFLOADS))
     offload_folder: str = option("", "folder on the disk for --offload disk; none: --save")
 
 
@@ -125,27 +117,19 @@ class RunOptions:
 
     steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
     seed: int = option(0, "what weights, order of samples and dropout are drawn from", SEED)
-    init: str = option(
-        "", "folder of a Hugging Face Llama to start from; with --resume, the checkpoint wins; none: draw weights"
-    )
-    precision: str = option(
-        "", f"{', '.join(PRECISIONS)}; none: float32, but float64 with --verify", one_of("", *PRECISIONS)
-    )
+    init: str = option("", "folder of a Hugging Face Llama to start from, unless with --resume; none: draw weights")
+    precision: str = option("", f"{', '.join(PRECISIONS)}; none: float32, float64 with --verify", PRECISION)
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
     save: str = option("", "folder for checkpoints; none: save nothing")
     save_every: int = option(0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE)
     keep: int = option(2, "newest checkpoints to keep", AT_LEAST_ONE)
     keep_every: int = option(0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE)
-    mtbf: float = option(
-        0.0, "hours between two failures of the job, on average, for advice on --save-every; 0: none", HOURS
-    )
+    mtbf: float = option(0.0, "hours between two failures of the job, for advice on --save-every; 0: none", HOURS)
     resume: bool = option(False, "continue from the newest checkpoint in --save")
     metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
     trace: str = option("", "file for a trace that Perfetto opens")
     sample: int = option(0, "tokens of text to write at the end", NOT_NEGATIVE)
-    peak_tflops: float = option(
-        0.0, "peak of one rank's device, for model FLOPs utilisation; 0: as known", NOT_NEGATIVE
-    )
+    peak_tflops: float = option(0.0, "peak of one rank's device, for FLOPs utilisation; 0: as known", NOT_NEGATIVE)
     debug: bool = option(False, "have collectives compare what the ranks call")
 
 
@@ -175,7 +159,7 @@ class Config:
             if getattr(self.run, name) != getattr(RunOptions, name) and not self.run.save:
                 raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
         self._check_memory_options()
-        self.gpt(vocabulary=1)
+        self.gpt(vocabulary=1)  # raises
 
     def _check_parallel_options(self) -> None:
         parallel, batch = self.parallel, self.data.batch

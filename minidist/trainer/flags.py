@@ -7,8 +7,8 @@ import difflib
 import json
 import tomllib
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import Field, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -97,7 +97,9 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         group = parser.add_argument_group(section, (cls.__doc__ or "").split("\n")[0])
         types = typing.get_type_hints(cls)
         for option in fields(cls):
-            group.add_argument(flag(option.name), **_argument(option, types[option.name]))
+            kind, shown = types[option.name], option.metadata["help"]
+            shown += "" if kind is bool or option.default in ("", ()) else f" (default: {option.default})"
+            group.add_argument(flag(option.name), help=shown, **_argument(kind))
     return parser
 
 
@@ -108,27 +110,16 @@ def _add_foreign(parser: argparse.ArgumentParser, megatron_too: bool) -> None:
     group.add_argument("--megatron", action="store_true", help="take flags of Megatron-LM, too; they win over files")
     for row in MEGATRON if megatron_too else ():
         shown = row.note or (flag(row.to.partition(".")[2]) if row.to else "checked, or read together with others")
-        kind: dict[str, Any] = {"type": _converter(row.kind), "metavar": getattr(row.kind, "__name__", "").upper()}
-        if row.kind is bool:
-            kind = {"action": "store_true"}
-        elif row.kind == tuple[str, ...]:
-            kind = {"nargs": "+", "metavar": "FILE"}
-        group.add_argument(row.name, dest=row.name, help=shown, **kind)
+        group.add_argument(row.name, dest=row.name, help=shown, **_argument(row.kind, switch="store_true"))
 
 
-def _argument(option: Field[Any], kind: Any) -> dict[str, Any]:
-    shown = option.metadata["help"]
+def _argument(kind: Any, switch: Any = argparse.BooleanOptionalAction) -> dict[str, Any]:
+    """Return how argparse reads a value of this type."""
     if kind is bool:
-        return {"action": argparse.BooleanOptionalAction, "help": shown}
-    if option.default not in ("", ()):
-        shown += f" (default: {option.default})"
+        return {"action": switch}
     if kind == tuple[str, ...]:
-        return {"nargs": "+", "metavar": "FILE", "help": shown}
-    return {"type": _converter(kind), "metavar": kind.__name__.upper(), "help": shown}
-
-
-def _converter(kind: Any) -> Callable[[str], Any]:
-    return flag_of(kind) if kind in (int, float) else str
+        return {"nargs": "+", "metavar": "FILE"}
+    return {"type": flag_of(kind) if kind in (int, float) else str, "metavar": kind.__name__.upper()}
 
 
 def _dashes(word: str) -> str:

@@ -95,18 +95,15 @@ def _check_model(path: Path, piece: Piece, stored: index.Stored | None, convert:
     there = (stored.dtype, stored.shape) if stored else None
     here = (there[0] if convert and there else piece.tensor.dtype, piece.extent.shape)
     if there != here:
-        raise CheckpointError(
-            f"{path} belongs to another model: {piece.name} is {_words(*there) if there else 'missing'} there and "
-            f"{_words(*here)} here: use the options it was trained with, or another --save"
-        )
+        raise other_model(path, piece.name, words(*there) if there else "missing", words(*here))
 
 
 def _readers(
     path: Path, name: str, stored: index.Stored, wanted: Extent, opened: Callable[[str], Any]
 ) -> list[tuple[Extent, Reader]]:
     """Return the pieces that may be needed, each with what reads some of it, having looked whether it is there."""
-    if words := flaw([extent for extent, _ in stored.pieces]):
-        raise CheckpointError(f"{path / INDEX} does not say where each element of {name} is: {words}: {_remedy(path)}")
+    if fault := flaw([extent for extent, _ in stored.pieces]):
+        raise CheckpointError(f"{path / INDEX} does not say where each element of {name} is: {fault}: {_remedy(path)}")
     readers: list[tuple[Extent, Reader]] = []
     for extent, file in stored.pieces:
         if not touching(extent, wanted):
@@ -117,8 +114,8 @@ def _readers(
         tensor = held.get_tensor(name).view(-1)  # of a mapped file: what is not looked at is not read
         if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
             raise CheckpointError(
-                f"{path / file} has {_words(tensor.dtype, tensor.shape)} of {name}, and {INDEX} says it has "
-                f"{_words(stored.dtype, (extent.count,))}: {_remedy(path)}"
+                f"{path / file} has {words(tensor.dtype, tensor.shape)} of {name}, and {INDEX} says it has "
+                f"{words(stored.dtype, (extent.count,))}: {_remedy(path)}"
             )
         readers.append((extent, functools.partial(_some, tensor)))
     return readers
@@ -174,5 +171,14 @@ def _remedy(path: Path) -> str:
     return "there is no earlier one: start afresh, with another --save"
 
 
-def _words(dtype: torch.dtype, shape: Iterable[int]) -> str:
+def other_model(path: Path, name: str, there: object, here: object) -> CheckpointError:
+    """Return what to raise where a checkpoint has something else than this run."""
+    return CheckpointError(
+        f"{path} belongs to another model: {name} is {there} there and {here} here: use the options it was trained "
+        "with, or another --save"
+    )
+
+
+def words(dtype: torch.dtype, shape: Iterable[int]) -> str:
+    """Return dtype and shape, to be read by people."""
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

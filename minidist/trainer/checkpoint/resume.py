@@ -7,7 +7,6 @@ neither    weights drawn from --seed
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,10 +51,7 @@ def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | N
     sizes = saved("model", kind=dict)
     for name, now in asdict(model.config).items():
         if name != "dropout" and sizes.get(name) != now:
-            raise CheckpointError(
-                f"{path} belongs to another model: {name} is {sizes.get(name)} there and {now} here: use "
-                f"the options it was trained with, or another --save"
-            )
+            raise restore.other_model(path, name, sizes.get(name), now)
     try:
         counts = ("checksum", "epoch", "position")
         position = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in counts}
@@ -86,18 +82,11 @@ def _check_beginning(path: Path, before: str, now: str) -> None:
 
 
 def _check_parameters(path: Path, model: GPT) -> None:
-    there = {name: _words(*tensor) for name, tensor in restore.names(path).items() if "/" not in name}
-    here = {name: _words(parameter.dtype, parameter.shape) for name, parameter in model.named_parameters()}
+    there = {name: restore.words(*tensor) for name, tensor in restore.names(path).items() if "/" not in name}
+    here = {name: restore.words(parameter.dtype, parameter.shape) for name, parameter in model.named_parameters()}
     for name in sorted(there | here):
         if there.get(name) != here.get(name):
-            raise CheckpointError(
-                f"{path} belongs to another model: {name} is {there.get(name, 'missing')} there and "
-                f"{here.get(name, 'missing')} here: use the options it was trained with, or another --save"
-            )
-
-
-def _words(dtype: torch.dtype, shape: Iterable[int]) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+            raise restore.other_model(path, name, there.get(name, "missing"), here.get(name, "missing"))
 
 
 def changed_options(before: Sections, now: Sections) -> list[str]:
