@@ -18,6 +18,7 @@ from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, D
 INK, FAINT, MARK, BAD = "#1f2328", "#59636e", "#0550ae", "#b42318"
 INCH = 100  # pixels of the grid
 MARGIN = 20
+TOWARDS = {Does.SENDS: "to", Does.RECEIVES: "from", Does.WAITS: "for"}
 
 
 def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 6) -> None:
@@ -82,10 +83,7 @@ def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     for name, left in grid.left.items():
         panel.text(left, 14, name, color=FAINT, fontsize=8, va="center")
     for step in recording.at(count):
-        middle, towards = (
-            grid.middle(step.rank),
-            {Does.SENDS: "to", Does.RECEIVES: "from", Does.WAITS: "for"}.get(step.kind),
-        )
+        middle, towards = grid.middle(step.rank), TOWARDS.get(step.kind)
         panel.text(0, middle - 8, f"rank {step.rank}", color=INK, fontsize=8, fontweight="bold", va="center")
         said = f"{step.kind} {towards} {step.peer}" if towards else step.kind
         panel.text(0, middle + 9, said, color=BAD if step.kind == Does.WAITS else FAINT, fontsize=7.5, va="center")

@@ -10,7 +10,7 @@ A schedule is a pure function of sizes; its costs stand in `simulate.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from minidist.parallel.pipeline.actions import Action, Kind, Plan
 from minidist.parallel.pipeline.zero_bubble import dualpipe_v, zb_h1, zb_v
@@ -18,16 +18,22 @@ from minidist.parallel.pipeline.zero_bubble import dualpipe_v, zb_h1, zb_v
 Row = list[Action]
 
 
+def forwards(stage: int, microbatches: Iterable[int]) -> Row:
+    """Return the forwards of these microbatches through a stage."""
+    return [Action(Kind.FORWARD, stage, m) for m in microbatches]
+
+
+def backwards(stage: int, microbatches: Iterable[int]) -> Row:
+    """Return the backwards of these microbatches through a stage."""
+    return [Action(Kind.BACKWARD, stage, m) for m in microbatches]
+
+
 def naive(rank: int, ranks: int, microbatches: int) -> Row:
     """Forward and backward of one microbatch, then of the next.
 
     Idle share (p-1)/p. Holds 1 microbatch.
     """
-    return [
-        action
-        for m in range(microbatches)
-        for action in (Action(Kind.FORWARD, rank, m), Action(Kind.BACKWARD, rank, m))
-    ]
+    return [action for m in range(microbatches) for action in forwards(rank, [m]) + backwards(rank, [m])]
 
 
 def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
@@ -36,9 +42,7 @@ def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
     Idle share (p-1)/(m+p-1). Holds all m microbatches. Backward takes them in the order of forward, where the paper
     turns it round: the bubble is the same, and gradients are summed in the order of 1f1b.
     """
-    return [Action(Kind.FORWARD, rank, m) for m in range(microbatches)] + [
-        Action(Kind.BACKWARD, rank, m) for m in range(microbatches)
-    ]
+    return forwards(rank, range(microbatches)) + backwards(rank, range(microbatches))
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
@@ -48,10 +52,10 @@ def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
     Idle share (p-1)/(m+p-1), as gpipe. Stage s holds at most p - s microbatches.
     """
     warm_up = min(ranks - rank - 1, microbatches)
-    row = [Action(Kind.FORWARD, rank, m) for m in range(warm_up)]
+    row = forwards(rank, range(warm_up))
     for m in range(warm_up, microbatches):
-        row += [Action(Kind.FORWARD, rank, m), Action(Kind.BACKWARD, rank, m - warm_up)]
-    return row + [Action(Kind.BACKWARD, rank, m) for m in range(microbatches - warm_up, microbatches)]
+        row += forwards(rank, [m]) + backwards(rank, [m - warm_up])
+    return row + backwards(rank, range(microbatches - warm_up, microbatches))
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:

@@ -4,15 +4,16 @@
     here        parameter.grad += gᵀ x, by the product itself    the sum read and written
     put off     (x, g) wait here; the same, when there is time
 
-Every microbatch adds to every gradient. With few tokens a microbatch that costs a good part of backward: on a CPU, with
-128 tokens and D = 512, a tenth. (Megatron-LM calls it gradient accumulation fusion.) Zero-bubble schedules put the
-products off: nobody waits for them, and they fill the time in which a rank would wait. (Qi et al. 2023.)
+Every microbatch adds to every gradient. If microbatches have few tokens, that takes a good part of backward: on a CPU,
+with 128 tokens and D = 512, a tenth. (Megatron-LM calls the remedy gradient accumulation fusion.) Zero-bubble schedules
+put the products off: nobody waits for them, and they fill the time in which a rank would wait. (Qi et al. 2023.)
 
 A weight that has hooks (data parallelism's, say) gets its gradient from autograd, which runs them.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class Product(NamedTuple):
         return self.gradient.flatten(0, -2).T @ self.x.flatten(0, -2)
 
     def add_up(self) -> bool:
-        """Add gᵀ x to a gradient that is there already, if nobody wants to see it come; tell whether it was done."""
+        """Add gᵀ x to the gradient that is there, unless there is none or a hook wants it; tell whether it was done."""
         weight = self.weight
         hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
         if weight.grad is None or hooked or weight.grad.dtype != self.x.dtype:
@@ -59,9 +60,9 @@ class WeightGradients:
         """Have all linear layers in `module`, also those that are cut, get their weights' gradients here."""
         for layer in module.modules():
             if isinstance(layer, PartOfLinear):
-                layer.product = Linear(self, layer, None)  # type: ignore[method-assign]
+                layer.product = partial(multiply, self, layer, None)  # type: ignore[method-assign]
             elif type(layer) is nn.Linear:
-                layer.forward = Linear(self, layer, layer.bias)  # type: ignore[method-assign, assignment]
+                layer.forward = partial(multiply, self, layer, layer.bias)  # type: ignore[method-assign]
 
     def take(self) -> list[Product]:
         """Return what was put off since the last call, and forget it."""
@@ -77,19 +78,13 @@ def compute(products: list[Product]) -> None:
         torch.autograd.backward([Backward.apply(product.weight, product) for product in left])  # type: ignore[no-untyped-call]
 
 
-class Linear:
-    """The product of a linear layer."""
-
-    def __init__(self, owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None) -> None:
-        self.owner, self.layer, self.bias = owner, layer, bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ, and the bias if there is one, for x [.., I]."""
-        weight = self.layer.weight
-        if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
-            return nn.functional.linear(x, weight, self.bias)
-        y: Tensor = Multiply.apply(x, weight, self.owner)  # type: ignore[no-untyped-call]
-        return y if self.bias is None else y + self.bias
+def multiply(owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None, x: Tensor) -> Tensor:
+    """Return x Wᵀ, plus the bias if there is one, for x [.., I]; the owner takes care of the gradient of W [O, I]."""
+    weight = layer.weight
+    if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
+        return nn.functional.linear(x, weight, bias)
+    y: Tensor = Multiply.apply(x, weight, owner)  # type: ignore[no-untyped-call]
+    return y if bias is None else y + bias
 
 
 class Multiply(torch.autograd.Function):
