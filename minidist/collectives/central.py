@@ -46,8 +46,8 @@ def broadcast(array: Array, comm: Communicator, root: int) -> None:
         request.wait()
 
 
-def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: int) -> None:
-    """Collect every rank's shard in the root's `chunks`."""
+def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: int, lengths: list[int]) -> None:
+    """Collect every rank's shard, of `lengths` elements, in the root's `chunks`."""
     if chunks is None:
         comm.send(shard, root)
         return
@@ -56,8 +56,8 @@ def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: i
         request.wait()
 
 
-def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int) -> None:
-    """Copy chunk r of the root into rank r's `shard`."""
+def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int, lengths: list[int]) -> None:
+    """Copy chunk r of the root, of `lengths` elements, into rank r's `shard`."""
     if chunks is None:
         comm.recv(shard, root)
         return
@@ -81,7 +81,7 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
 
 def all_gather(chunks: list[Array], comm: Communicator) -> None:
     """Fill in every chunk: rank 0 gathers all chunks and sends each rank those that it lacks."""
-    gather(chunks[comm.rank], chunks if comm.rank == 0 else None, comm, 0)
+    gather(chunks[comm.rank], chunks if comm.rank == 0 else None, comm, 0, [len(chunk) for chunk in chunks])
     for owner, chunk in enumerate(chunks):
         if comm.rank == 0:
             for request in [comm.isend(chunk, rank) for rank in range(1, comm.size) if rank != owner]:

@@ -48,6 +48,24 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
     "scatter": {"central": central.scatter, "tree": tree.scatter},
     "all_to_all": {"pairwise": pairwise.all_to_all},
 }
+NATIVE: dict[str, Callable[..., Any]] = {  # the engine's own, called as all others are
+    "all_reduce": lambda array, comm, combine: comm.native.all_reduce(array, combine.op),
+    "reduce_scatter": lambda chunks, out, comm, combine: comm.native.reduce_scatter(
+        chunks.whole, out, chunks.lengths, combine.op
+    ),
+    "all_gather": lambda chunks, comm: comm.native.all_gather(chunks.brought, chunks.whole, chunks.lengths),
+    "broadcast": lambda array, comm, root: comm.native.broadcast(array, root),
+    "reduce": lambda array, comm, root, combine: comm.native.reduce(array, root, combine.op),
+    "gather": lambda shard, chunks, comm, root, lengths: comm.native.gather(
+        shard, None if chunks is None else chunks.whole, lengths, root
+    ),
+    "scatter": lambda chunks, shard, comm, root, lengths: comm.native.scatter(
+        None if chunks is None else chunks.whole, shard, lengths, root
+    ),
+    "all_to_all": lambda leaving, arriving, comm: comm.native.all_to_all(
+        leaving.whole, leaving.lengths, arriving.whole, arriving.lengths
+    ),
+}
 COLLECTIVES = tuple(TABLE)
 
 
@@ -90,7 +108,7 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
         algorithm = explain(operation, bytes, comm)[0]
     else:
         _check(operation, algorithm, comm)
-    return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[operation][algorithm]
+    return algorithm, NATIVE[operation] if algorithm == "native" else TABLE[operation][algorithm]
 
 
 def _check(operation: str, algorithm: str, comm: Communicator) -> None:

@@ -7,6 +7,7 @@ it up. Large buffers travel in segments, so that a segment is still in the cache
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,13 +48,28 @@ def cut(length: int, parts: int) -> list[int]:
     return [whole + 1] * rest + [whole] * (parts - rest)
 
 
-def chunks_of(array: Array, counts: list[int]) -> list[Array]:
-    """Cut a flat array into consecutive views of `counts` elements."""
-    chunks, start = [], 0
-    for count in counts:
-        chunks.append(array[start : start + count])
-        start += count
-    return chunks
+class Chunks(list[Any]):
+    """Consecutive views of a flat array.
+
+    Attributes
+    ----------
+    whole : Array
+        The array.
+    lengths : list[int]
+        The elements of each.
+    brought : Array or None
+        For an all-gather, what this rank brought, and of which its chunk is a copy.
+    """
+
+    def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:
+        ends = list(accumulate(lengths))
+        super().__init__(whole[end - length : end] for end, length in zip(ends, lengths, strict=True))
+        self.whole, self.lengths, self.brought = whole, lengths, brought
+
+
+def chunks_of(array: Array, lengths: list[int]) -> Chunks:
+    """Cut a flat array into consecutive views of `lengths` elements."""
+    return Chunks(array, lengths)
 
 
 def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.collectives.choose import find
-from minidist.collectives.fast import chunks_of, cut
-from minidist.collectives.reduction import accumulated, finish, reduction
+from minidist.collectives.fast import Chunks, chunks_of, cut
+from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
 from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_tensor
 from minidist.trace.events import EventKind
@@ -58,7 +58,7 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     name, function = find("all_reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
         with comm.span("all_reduce " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
-            function(array, accumulated(op)) if name == "native" else function(array, comm.internal, combine)
+            function(array, comm.internal, combine)
     finish(op, array, comm.size)
 
 
@@ -74,8 +74,6 @@ def reduce_scatter(full: Buffer, comm: Communicator, op: str = "sum", algorithm:
     with comm.span("reduce_scatter " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
         if comm.size == 1:
             copy(out, array)
-        elif name == "native":
-            function(array, out, counts, accumulated(op))
         else:
             function(chunks, out, comm.internal, combine)
     finish(op, out, comm.size)
@@ -114,14 +112,11 @@ def all_gather(
         )
     lengths = [count * rows for count in counts]
     name, function = find("all_gather", algorithm, array.nbytes, comm)
-    chunks = chunks_of(array, lengths)
+    chunks = Chunks(array, lengths, brought=source)
     copy(chunks[comm.rank], source)
     if comm.size > 1:
         with comm.span("all_gather " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
-            if name == "native":
-                function(source, array, lengths)
-            else:
-                function(chunks, comm.internal, *((source, array) if name == "shared" else ()))
+            function(chunks, comm.internal)
     return result
 
 
@@ -133,19 +128,19 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
     name, function = find("broadcast", algorithm, array.nbytes, comm)
     if comm.size > 1:
         with comm.span("broadcast " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
-            function(array, root) if name == "native" else function(array, comm.internal, root)
+            function(array, comm.internal, root)
 
 
 def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", algorithm: str = "auto") -> None:
     """Replace the root's buffer by the reduction of all; other buffers are unchanged. Raises as `all_reduce`."""
     _check_root(root, comm)
     array = flatten(buffer, writable=comm.rank == root)
-    combine, summed = reduction(op, array), accumulated(op)
+    combine = reduction(op, array)
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
     name, function = find("reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
         with comm.span("reduce " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
-            function(array, root, summed) if name == "native" else function(array, comm.internal, root, combine)
+            function(array, comm.internal, root, combine)
     if comm.rank == root:
         finish(op, array, comm.size)
 
@@ -170,10 +165,7 @@ def gather(
     array = None if result is None else flatten(result)
     chunks = None if array is None else chunks_of(array, lengths)
     with comm.span("gather " + name, EventKind.COLLECTIVE, source.nbytes, name == "native"):
-        if name == "native":
-            function(source, array, lengths, root)
-        else:
-            function(source, chunks, comm.internal, root, *([lengths] if name == "tree" else []))
+        function(source, chunks, comm.internal, root, lengths)
     return result
 
 
@@ -194,10 +186,7 @@ def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: s
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
     chunks = None if array is None else chunks_of(array, counts)
     with comm.span("scatter " + name, EventKind.COLLECTIVE, out.nbytes, name == "native"):
-        if name == "native":
-            function(array, out, counts, root)
-        else:
-            function(chunks, out, comm.internal, root, *([counts] if name == "tree" else []))
+        function(chunks, out, comm.internal, root, counts)
     return shard
 
 
@@ -234,10 +223,7 @@ def all_to_all(
     leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
     name, function = find("all_to_all", algorithm, array.nbytes, comm)
     with comm.span("all_to_all " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
-        if name == "native":
-            function(array, leaving_lengths, arriving, arriving_lengths)
-        else:
-            function(chunks_of(array, leaving_lengths), chunks_of(arriving, arriving_lengths), comm.internal)
+        function(chunks_of(array, leaving_lengths), chunks_of(arriving, arriving_lengths), comm.internal)
     return result
 
 

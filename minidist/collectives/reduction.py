@@ -6,7 +6,8 @@ Collectives call `combine(a, b, out)` on flat arrays of equal length; `out` may 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -24,6 +25,14 @@ class Combine(Protocol):
 
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
+
+
+class Reduction(partial[Any]):
+    """A `Combine` that is as fast as the function itself; `op` is what engines call it."""
+
+    op: str
+
+
 NUMPY: dict[str, Combine] = {
     "sum": np.add,
     "max": lambda a, b, out: np.maximum(a, b, out=out),  # numpy deprecates their third positional argument
@@ -33,8 +42,8 @@ NUMPY: dict[str, Combine] = {
 TORCH = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
-def reduction(op: str, array: Array) -> Combine:
-    """Return `combine(a, b, out)` for arrays like `array`.
+def reduction(op: str, array: Array) -> Reduction:
+    """Return `combine(a, b, out)` for arrays like `array`. A mean is summed up, and divided by `finish` at the end.
 
     Raises
     ------
@@ -47,19 +56,21 @@ def reduction(op: str, array: Array) -> Combine:
         raise ValueError(f"op={op!r} is not a reduction: choose one of {', '.join(REDUCTIONS)}")
     if op == "mean" and dtype_name(array) not in FLOATS:
         raise TypeError(f"the mean of {dtype_name(array)} is not {dtype_name(array)}: use op='sum' and divide yourself")
+    op = "sum" if op == "mean" else op
+    combine = Reduction(_function(op, array))
+    combine.op = op
+    return combine
+
+
+def _function(op: str, array: Array) -> Combine:
     if isinstance(array, np.ndarray):
-        return NUMPY[accumulated(op)]
+        return NUMPY[op]
     if device_name(array) == "meta":
         return lambda a, b, out: out
     if dtype_name(array) in ("uint16", "uint32", "uint64"):
         raise TypeError(f"torch cannot compute with {dtype_name(array)} on a GPU: convert to int32 or int64")
-    function = getattr(sys.modules["torch"], TORCH[accumulated(op)])
+    function = getattr(sys.modules["torch"], TORCH[op])
     return lambda a, b, out: function(a, b, out=out)
-
-
-def accumulated(op: str) -> str:
-    """Return the operation between two ranks: a mean is a sum, which `finish` divides once, at the end."""
-    return "sum" if op == "mean" else op
 
 
 def finish(op: str, array: Array, ranks: int) -> None:

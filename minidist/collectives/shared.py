@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.fast import blocks, chunks_of, cut, segments, view_as
+from minidist.collectives.fast import Chunks, blocks, chunks_of, cut, segments, view_as
 from minidist.comm.agree import agree
 from minidist.comm.buffers import as_bytes, copy, device_name, itemsize
 
@@ -68,12 +68,13 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
         _add_others(mine, everyones, target, comm, combine)
 
 
-def all_gather(chunks: list[Array], comm: Communicator, source: Array, out: Array) -> None:
-    """Fill every chunk of `out` from the rank that owns it; chunk number `comm.rank` holds this rank's `source`.
+def all_gather(chunks: Chunks, comm: Communicator) -> None:
+    """Fill every chunk from the rank that owns it; chunk number `comm.rank` is there.
 
-    If `out` is registered, or `source` is at the same offset on all ranks, shards are read where they are.
+    If the whole is registered, or what this rank brought is at the same offset on all ranks, shards are read where
+    they are.
     """
-    lengths = [len(chunk) for chunk in chunks]
+    lengths, source, out = chunks.lengths, chunks.brought, chunks.whole
     shards = _counterparts(out, [len(out)] * comm.size, comm)
     if shards is not None:
         shards = [chunks_of(whole, lengths)[owner] for owner, whole in enumerate(shards)]
@@ -120,7 +121,7 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
         comm.reach(2 * chunks[rank].nbytes, peer)
 
 
-def _add_others(mine: Array, everyones: list[list[Array]], out: Array, comm: Communicator, combine: Combine) -> None:
+def _add_others(mine: Array, everyones: list[Chunks], out: Array, comm: Communicator, combine: Combine) -> None:
     """Leave in `out` the reduction of this rank's own piece and those that the others have published for it."""
     for rank in range(comm.size):
         if rank != comm.rank:
@@ -159,7 +160,7 @@ def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
     return copies
 
 
-def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[list[Array]]:
+def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[Chunks]:
     """Publish one piece for each other rank; return every rank's pieces."""
     counts = [len(piece) for piece in pieces]
     everyones = [chunks_of(half, counts) for half in _half(pieces[0], sum(counts), comm)]
