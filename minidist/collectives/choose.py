@@ -48,7 +48,7 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
     "scatter": {"central": central.scatter, "tree": tree.scatter},
     "all_to_all": {"pairwise": pairwise.all_to_all},
 }
-NATIVE: dict[str, Callable[..., Any]] = {  # the engine's own, called as all others are
+NATIVE: dict[str, Callable[..., None]] = {  # the engine's own, called as all others are
     "all_reduce": lambda array, comm, combine: comm.native.all_reduce(array, combine.op),
     "reduce_scatter": lambda chunks, out, comm, combine: comm.native.reduce_scatter(
         chunks.whole, out, chunks.lengths, combine.op
