@@ -18,6 +18,7 @@ from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel import DDP, FSDP, DataParallel, NaiveDataParallel, ParameterServer
 from minidist.parallel.data import PlainDataParallel
+from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.data.sampler import share
 from minidist.parallel.sharded.shard import Sharded
 
@@ -73,7 +74,7 @@ def build(config: GPTConfig, seed: int) -> GPT:
 
 def wrap(model: nn.Module, comm: Communicator, case: Case, **options: object) -> DataParallel:
     """Apply the strategy, with small buckets where it has any."""
-    if issubclass(case.variant, DDP):
+    if issubclass(case.variant, Bucketed):
         options |= {"bucket_bytes": case.bucket_bytes, "first_bucket_bytes": case.bucket_bytes // 4}
     elif case.variant is PlainDataParallel:
         options |= {"bucket_bytes": case.bucket_bytes}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from minidist.parallel import FSDP
 from minidist.trainer.checkpoint.cadence import advice
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.verify import Verdict
@@ -61,24 +60,7 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         what = "gradients and parameters" if parallel.zero else "gradients"
         rows.append((f"bytes of {what} sent by rank 0", f"{outcome.sent['dp']:,}"))
         if mesh.layout.pp == 1 or parallel.zero < 2:
-            label, formula = volume(trainer)
+            assert trainer.parallel is not None
+            label, formula = trainer.parallel.replica.volume(parallel.accumulate)
             rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
     return rows
-
-
-def volume(trainer: Trainer) -> tuple[str, float]:
-    """Return in words and in bytes what a rank sends along the data axis in a step."""
-    assert trainer.parallel is not None
-    ranks, bytes = trainer.mesh.dp.size, sum(p.nbytes for p in trainer.parallel.model.parameters())
-    replica = trainer.parallel.replica
-    if not isinstance(replica, FSDP):
-        return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * bytes
-    parallel = trainer.config.parallel
-    group, microbatches = parallel.hsdp or ranks, parallel.accumulate
-    root = sum(parameter.nbytes for flat in replica.root.flats for parameter in flat.parameters)
-    gathered = (2 * microbatches + 1) * bytes - microbatches * root
-    inside = (group - 1) / group * gathered
-    across = 2 * (1 - group / ranks) * bytes / group
-    if group == ranks:
-        return f"(P - 1)/P x ({2 * microbatches + 1} x bytes - {microbatches} x root's)", inside
-    return f"the formula for groups of {group}", inside + across

@@ -6,9 +6,10 @@ The differentiable collectives, for layers of one's own, are in `adjoint`; the f
 from minidist.parallel import adjoint
 from minidist.parallel.adjoint import copy_to, gather_from, reduce_from, scatter_to
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.data.data_parallel import DDP, DataParallel
+from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.sampler import DistributedSampler
+from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError

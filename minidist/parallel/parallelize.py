@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,29 +28,28 @@ from minidist.collectives import broadcast
 from minidist.memory.recompute.segments import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.data.data_parallel import DDP, MIB, DataParallel
+from minidist.parallel.data.data_parallel import DDP, MIB
 from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import check_elementwise
-from minidist.parallel.optimizer.groups import known_groups
 from minidist.parallel.pipeline import with_communication
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
+from minidist.parallel.replica import Alone, Optimizer, Replica
 from minidist.parallel.sharded.fsdp import FSDP
-from minidist.parallel.sharded.shard import Sharded
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
 from minidist.parallel.tensor.plan import Plan as TensorPlan
 from minidist.parallel.tensor.plan import check_plan, split_equal
 from minidist.parallel.tensor.sequence import know_all_tokens
 from minidist.parallel.tensor.styles import Style
 
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Loss = Callable[[Tensor, Any], Tensor]
 
 
+@dataclass(eq=False)
 class Parallel:
     """What a rank has of a model that is spread over a mesh, and how the ranks take a step together.
 
@@ -58,40 +57,28 @@ class Parallel:
     ----------
     model : nn.Module
         What this rank holds: the serial model less what other ranks have. Names of parameters are the serial ones.
-    replica : DataParallel or None
-        What reduces over the data axis; None if that has one rank.
+    mesh, recipe, loss
+        As given to `parallelize`.
+    replica : Replica
+        What makes it one model with its copies on the data axis.
     pipeline : Pipeline or None
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        mesh: Mesh,
-        recipe: Recipe,
-        loss: Loss,
-        replica: DataParallel | None,
-        pipeline: Pipeline | None,
-    ) -> None:
-        self.model, self.mesh, self.recipe, self.loss = model, mesh, recipe, loss
-        self.replica, self.pipeline = replica, pipeline
-
-    @property
-    def trained(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates: slices under ZeRO, else parameters."""
-        return self.replica.slices if isinstance(self.replica, Sharded) else list(self.model.parameters())
+    model: nn.Module
+    mesh: Mesh
+    recipe: Recipe
+    loss: Loss
+    replica: Replica
+    pipeline: Pipeline | None = None
 
     @property
     def kept(self) -> list[nn.Parameter]:
         """What a checkpoint keeps of this rank: what is trained, and what is frozen."""
-        if isinstance(self.replica, FSDP):
-            return [piece for flat in self.replica.flats for piece in flat.slices.values()]
-        if isinstance(self.replica, Sharded):
-            return self.trained + [p for p in self.model.parameters() if not p.requires_grad]
-        return self.trained
+        return self.replica.kept
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        (self.replica or self.model).zero_grad()
+        self.replica.zero_grad()
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
         """Run forward and backward of all microbatches; return the sum of the losses that this rank has computed.
@@ -111,39 +98,33 @@ class Parallel:
         if len(inputs) != (count := self.recipe.microbatches):
             raise ValueError(f"{len(inputs)} inputs, but the recipe has microbatches={count}: bring so many")
         total = torch.zeros((), device=next(self.model.parameters()).device)
-        called, comm = self.replica or self.model, self.mesh.world
+        called, comm = self.replica.called, self.mesh.world
         for number, (x, target, *rest) in enumerate(zip(inputs, targets, *arguments, strict=True)):
-            alone = self.replica is not None and number + 1 < len(inputs)
-            with self.replica.no_sync() if alone and self.replica else nullcontext():
+            with self.replica.no_sync() if number + 1 < len(inputs) else nullcontext():
                 with comm.span("forward"):
                     loss = self.loss(called(x, *rest), target)
                 with comm.span("backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        if self.replica is not None:
-            self.replica.synchronize()
+        self.replica.synchronize()
         return total
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT, elementwise: bool = False, **options: Any
     ) -> Optimizer:
-        """Return an optimizer of this `kind` over what this rank updates; see `Sharded.optimizer`.
+        """Return an optimizer of this `kind` over what this rank updates; see `Replica.optimizer`.
 
         `groups` are over the parameters of `model`, which are this rank's: parameters of the serial model that went to
         other ranks are refused with ValueError.
         """
-        if isinstance(self.replica, Sharded):
-            return self.replica.optimizer(kind, groups, elementwise, **options)
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        optimizer = kind(known_groups(groups, names, "this rank's part of the model"), **options)
+        optimizer = self.replica.optimizer(kind, groups, elementwise, **options)
         if self.mesh.tp.size > 1:
             check_elementwise(optimizer, elementwise)
         return optimizer
 
     def stepped(self) -> None:
-        """Have parameters follow what `trained` holds: after it was changed by something else than the optimizer."""
-        if isinstance(self.replica, Sharded):
-            self.replica.stepped()
+        """Have parameters follow `replica.trained`, after something else than the optimizer has changed that."""
+        self.replica.stepped()
 
     def clip(self, limit: float) -> Tensor:
         """Clip by the global norm over the mesh, and return it; see `clip_by_global_norm`. Collective."""
@@ -151,8 +132,7 @@ class Parallel:
 
     def unwrap(self) -> None:
         """End training: have parameters whole in `model`, as far as data parallelism shares them out. Collective."""
-        if isinstance(self.replica, FSDP):
-            self.replica.unwrap()
+        self.replica.unwrap()
 
     def whole_parameters(self, names: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter of the serial model whole, on every rank, one by one; after `unwrap`. Collective.
@@ -262,18 +242,18 @@ def parallelize(
     for module in stages.values():
         _recompute(module, fit.recipe.recompute)
     if fit.plan is None or carried is None:
-        return Parallel(model, mesh, fit.recipe, loss, replica, None)
+        return Parallel(model, mesh, fit.recipe, loss, replica)
     plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
     # ZeRO-3 has one stage a rank, and its forward is what gathers
-    called = dict.fromkeys(stages, replica) if isinstance(replica, FSDP) else stages
+    called = stages if replica.whole_parameters else dict.fromkeys(stages, replica.called)
     pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica)
     return Parallel(model, mesh, fit.recipe, loss, replica, pipeline)
 
 
-def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
-    """Reduce gradients over the data axis, as the recipe says; None if that has one rank. Collective."""
+def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
+    """Reduce gradients over the data axis, as the recipe says, if that has several ranks. Collective."""
     if mesh.dp.size == 1:
-        return None
+        return Alone(model)
     if recipe.strategy == "naive":
         return NaiveDataParallel(model, mesh.dp)
     if recipe.strategy == "server":

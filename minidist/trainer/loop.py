@@ -217,17 +217,17 @@ class Trainer:
     def _watching(self, account: Account) -> contextlib.AbstractContextManager[None]:
         assert self.parallel is not None
         replica = self.parallel.replica
-        account.watch(replica or self.model, self.optimizer, self.comm)
-        if stream := getattr(replica, "stream", None):
-            account.watch(comm=stream.comm)
+        account.watch(replica.called, self.optimizer, self.comm)
+        if replica.stream is not None:
+            account.watch(comm=replica.stream.comm)
         return account.recording()
 
     def _overflow_expected(self) -> contextlib.AbstractContextManager[Any]:
         """Keep numpy from warning of an overflow in reducing, if there is a scaler to deal with it."""
         if self.scaler is None:
             return contextlib.nullcontext()
-        stream = getattr(self.parallel and self.parallel.replica, "stream", None)
-        if stream is not None:
+        assert self.parallel is not None
+        if (stream := self.parallel.replica.stream) is not None:
             stream.launch(_ignore_overflow).wait()  # each thread has settings of its own
         return np.errstate(over="ignore", invalid="ignore")
 

@@ -64,7 +64,7 @@ def test_what_each_rank_holds() -> None:
         whole = sum(parameter.numel() for parameter in model.parameters())
         parallel = parallelize(model, mesh, case.recipe, cross_entropy_sum, lambda inputs: inputs)
         held = sum(p.numel() for p in parallel.model.parameters())
-        return whole, held, sum(p.numel() for p in parallel.trained if p.requires_grad)
+        return whole, held, sum(p.numel() for p in parallel.replica.trained if p.requires_grad)
 
     for zero in range(4):
         for whole, held, updated in minidist.run(partial(program, zero=zero), 8):

@@ -21,7 +21,8 @@ from training import PROGRAM, TINY, losses, metrics, short_text, train_on
 from minidist.cli.train import main
 from minidist.comm.job.jobs import run_job
 from minidist.mesh import Mesh
-from minidist.parallel import DataParallel, NaiveDataParallel, Recipe
+from minidist.parallel import NaiveDataParallel, Recipe
+from minidist.parallel.replica import Alone, Replica
 from minidist.trainer import loop, verify
 from minidist.trainer.metrics import Reporter, StepMetrics
 
@@ -101,22 +102,22 @@ class WrongLater(NaiveDataParallel):
             self.module.zero_grad()
 
 
-def forgotten(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
-    return NeverReduced(model, mesh.dp) if mesh.dp.size > 1 else None
+def forgotten(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
+    return NeverReduced(model, mesh.dp) if mesh.dp.size > 1 else Alone(model)
 
 
-def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
-    return NaiveDataParallel(model, mesh.dp, op="mean") if mesh.dp.size > 1 else None
+def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
+    return NaiveDataParallel(model, mesh.dp, op="mean") if mesh.dp.size > 1 else Alone(model)
 
 
-def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> DataParallel | None:
-    return WrongLater(model, mesh.dp) if mesh.dp.size > 1 else None
+def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
+    return WrongLater(model, mesh.dp) if mesh.dp.size > 1 else Alone(model)
 
 
 @pytest.mark.parametrize("precision", ["", "--precision float32"])
 @pytest.mark.parametrize(("broken", "alike"), [(forgotten, "NO"), (averaged, "yes"), (later, "yes")])
 def test_verify_finds_wrong_gradients(
-    broken: Callable[..., DataParallel | None],
+    broken: Callable[..., Replica],
     alike: str,
     precision: str,
     monkeypatch: pytest.MonkeyPatch,

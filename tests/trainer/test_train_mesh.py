@@ -98,7 +98,7 @@ def test_verify_finds_a_stage_that_forgets_its_gradients(
     def broken(self: loop.Trainer, rate: float) -> float:
         assert self.parallel is not None
         if self.comm.rank == 2:
-            for parameter in self.parallel.trained:
+            for parameter in self.parallel.replica.trained:
                 if parameter.grad is not None:
                     parameter.grad.mul_(0.9)
         return clip(self, rate)

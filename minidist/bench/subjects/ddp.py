@@ -18,6 +18,7 @@ import torch
 from minidist.bench.subject import Case, Setting, at_most, subject
 from minidist.bench.subjects.training import BATCH, TIME, WIDTHS, gpt, text, training_step
 from minidist.parallel import DDP, NaiveDataParallel
+from minidist.parallel.replica import Alone
 
 FEW = (1, 64)  # sequences and tokens: communication dominates
 OVER_TORCH = dict.fromkeys(WIDTHS, 0.96) | {"D=512, 1 x 64": 0.75}
@@ -35,12 +36,12 @@ def ddp(setting: Setting) -> Iterator[Case]:
         tokens = text(batch, time, seed=comm.rank)
         everyones = comm.size * batch * time  # minidist sums gradients of losses divided by all ranks' tokens
         runs = {
-            "local": training_step(gpt(hidden, time), tokens),
+            "local": training_step(Alone(gpt(hidden, time)), tokens),
             "DDP": training_step(DDP(gpt(hidden, time), comm), tokens, everyones),
             "naive": training_step(NaiveDataParallel(gpt(hidden, time), comm), tokens, everyones),
         }
         if setting.gloo is not None:
             theirs = torch.nn.parallel.DistributedDataParallel(gpt(hidden, time))
-            runs["torch DDP"] = training_step(theirs, tokens)
+            runs["torch DDP"] = training_step(Alone(theirs), tokens)
         # About one step a round: a step is long, and what slows the machine for seconds shall hit all of them.
         yield Case(f"D={hidden}, {batch} x {time}", runs, rounds=2 * ddp.rounds if (batch, time) == FEW else 0)

@@ -23,6 +23,7 @@ from minidist.bench.subjects.training import gpt, text, training_step
 from minidist.memory.account.account import Account
 from minidist.memory.recompute.segments import recompute as recomputed
 from minidist.model import Where
+from minidist.parallel.replica import Alone
 
 LAYERS = 12
 CASE = f"D=256, {LAYERS} layers"
@@ -45,7 +46,7 @@ def recompute(setting: Setting) -> Iterator[Case | Counted]:
     recomputed(models["full"], "full")
     for layer in models["torch full"].layers:
         layer.forward = partial(_by_torch, layer.forward)
-    runs = {name: training_step(model, text()) for name, model in models.items()}
+    runs = {name: training_step(Alone(model), text()) for name, model in models.items()}
     yield Case(case, runs)
     for name, run in runs.items():
         account = Account()

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from minidist.bench.measure import Run
 from minidist.bench.options import HEADS
 from minidist.model import GPT, GPTConfig
-from minidist.parallel import DataParallel
-from minidist.parallel.sharded.shard import Sharded
+from minidist.parallel.replica import Replica
 
 VOCABULARY, LAYERS = 256, 4
 BATCH, TIME = 8, 128  # sequences and tokens of each a rank: computing dominates
@@ -29,23 +28,19 @@ def text(batch: int = BATCH, time: int = TIME, seed: int = 0) -> Tensor:
     return torch.randint(VOCABULARY, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
 
 
-def training_step(model: nn.Module, tokens: Tensor, divisor: int = 0) -> Run:
+def training_step(replica: Replica, tokens: Tensor, divisor: int = 0) -> Run:
     """Return a step of a model whose loss is divided by `divisor`, the tokens of all ranks.
 
     Without a divisor it is the tokens of this rank, and gradients are to be averaged, or to stay here.
     """
-    if isinstance(model, Sharded):
-        optimizer = model.optimizer(torch.optim.AdamW, lr=1e-4)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def step() -> None:
-        model.zero_grad()
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+        replica.zero_grad()
+        loss = F.cross_entropy(replica.called(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
         (loss / (divisor or targets.numel())).backward()  # type: ignore[no-untyped-call]
-        if isinstance(model, DataParallel):
-            model.synchronize()
+        replica.synchronize()
         optimizer.step()
 
     return step

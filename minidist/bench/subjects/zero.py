@@ -25,6 +25,7 @@ from minidist.bench.subject import Case, Counted, Setting, at_most, subject
 from minidist.bench.subjects.training import BATCH, TIME, WIDTHS, gpt, text, training_step
 from minidist.comm import Communicator
 from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
+from minidist.parallel.replica import Alone
 
 Build = Callable[[Communicator], Run]
 STRATEGIES = {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
@@ -63,9 +64,9 @@ def competitors(hidden: int, tokens: Tensor, torch_too: bool) -> dict[str, Build
         model = gpt(hidden)
         for module in (*model.layers, model):
             fully_shard(module)
-        return training_step(model, tokens)
+        return training_step(Alone(model), tokens)
 
-    builds: dict[str, Build] = {"local": lambda _: training_step(gpt(hidden), tokens)}
+    builds: dict[str, Build] = {"local": lambda _: training_step(Alone(gpt(hidden)), tokens)}
     builds |= {name: partial(ours, strategy) for name, strategy in STRATEGIES.items()}
     return builds | ({"fully_shard": by_torch} if torch_too else {})
 

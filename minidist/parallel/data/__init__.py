@@ -1,7 +1,7 @@
 """Data parallelism: every rank has a full model and a part of the batch.
 
 Read `plain.py` first: buckets of gradients, summed after backward. Then `buckets.py` and `data_parallel.py`: DDP, which
-sums them while backward still runs, and what all variants share. `backward.py` is what strategies hook into,
+sums them while backward still runs. `strategy.py` has what all strategies share, `backward.py` is what they hook into,
 `replicas.py` makes ranks equal at the start, `sampler.py` deals out the samples.
 """
 

@@ -29,10 +29,10 @@ class Hook:
         return None if method is None else method(*(it() for it in self.first), *others)
 
 
-def hooked_by(kind: type, parameter: nn.Parameter) -> bool:
-    """Tell whether an object of this kind, still there, has a `Hook` that waits for the gradient of a parameter."""
-    methods = [hook.method() for hook in (parameter._post_accumulate_grad_hooks or {}).values() if type(hook) is Hook]
-    return any(isinstance(getattr(method, "__self__", None), kind) for method in methods)
+def hooked(parameter: nn.Parameter) -> bool:
+    """Tell whether a strategy, still there, waits for the gradient of a parameter."""
+    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+    return any(isinstance(hook, Hook) and hook.method() is not None for hook in hooks)
 
 
 def kept_by_graph(kept: Any, output: Any) -> Any:

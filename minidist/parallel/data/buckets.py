@@ -20,7 +20,12 @@ from minidist.parallel.placement import tied_across
 
 
 class Bucket:
-    """Parameters whose gradients are reduced in one piece. It is `filling`, `launched`, or `done`."""
+    """Parameters whose gradients are reduced in one piece. It is `filling`, `launched`, or `done`.
+
+    Between backwards the gradients lie where autograd put them, and `take` moves them together.
+    """
+
+    flat: Tensor | None = None
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -36,10 +41,18 @@ class Bucket:
     def adopt(self, parameter: nn.Parameter) -> None:
         """Take notice of the parameter's gradient, which stays where autograd put it."""
 
-    def zero(self, set_to_none: bool) -> None:
-        """Forget the gradients, or make them zeros."""
-        for parameter in self.parameters:
-            self.forget(parameter, set_to_none)
+    def take(self) -> Tensor:
+        """Return all gradients, flat, to be reduced; no gradient counts as zero."""
+        return take_gradients(self.parameters)
+
+    def wait(self) -> None:
+        """Return once the gradients are reduced."""
+        self.handle.wait()
+        self.state = "done"
+
+    def unreduced(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a parameter if it has come, or was changed, since the bucket was reduced."""
+        return parameter.grad
 
     def forget(self, parameter: nn.Parameter, set_to_none: bool) -> None:
         """Forget the gradient of one parameter, or make it zeros."""
@@ -53,8 +66,11 @@ class Bucket:
 class FlatBucket(Bucket):
     """A bucket whose gradients live in one flat buffer, each as a view into it."""
 
+    flat: Tensor
+
     def __init__(self, parameters: list[nn.Parameter], comm: Communicator) -> None:
         super().__init__(parameters)
+        self.reduced = -1  # torch's count of changes when the gradients were reduced last
         self.flat = flat_buffer(parameters, comm)
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
         self._addresses = {parameter: view.data_ptr() for parameter, view in self.views.items()}
@@ -83,6 +99,20 @@ class FlatBucket(Bucket):
         elif parameter.grad is not view:
             view.copy_(parameter.grad)
         parameter.grad = view
+
+    def take(self) -> Tensor:
+        """Return the buffer."""
+        return self.flat
+
+    def wait(self) -> None:
+        """Return once the gradients are reduced."""
+        super().wait()
+        self.reduced = self.flat._version
+
+    def unreduced(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a parameter if it has come, or was changed, since the bucket was reduced."""
+        unchanged = self.reduced == self.flat._version and parameter.grad is self.views[parameter]
+        return None if unchanged else parameter.grad
 
     def forget(self, parameter: nn.Parameter, set_to_none: bool) -> None:
         """Forget the gradient of one parameter, or make it zeros that lie in the buffer."""

@@ -22,7 +22,8 @@ from torch import nn
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import partition, take_gradients, views_into
-from minidist.parallel.data.data_parallel import MIB, DataParallel
+from minidist.parallel.data.data_parallel import MIB
+from minidist.parallel.data.strategy import DataParallel
 
 
 def reduce_gradients(

@@ -36,51 +36,6 @@ def share(rows: int, ranks: int, rank: int) -> slice:
     return slice(first, first + size + (rank < larger))
 
 
-def global_batches(
-    length: int,
-    batch: int,
-    seed: int = 0,
-    epoch: int = 0,
-    *,
-    shuffle: bool = True,
-    lengths: Indices | None = None,
-    start: int = 0,
-) -> list[Indices]:
-    """Cut one epoch into global batches, the same on every rank and for every number of ranks.
-
-    Parameters
-    ----------
-    length : int
-        Number of samples.
-    batch : int
-        Samples per global batch. The last one of the epoch is shorter if `batch` does not divide `length`.
-    seed, epoch : int
-        All that the order depends on (a new version of numpy may draw another permutation from the same seed).
-    shuffle : bool
-        Draw the order, or keep 0, 1, 2, ...
-    lengths : array [length], optional
-        Tokens of each sample. If given, samples of similar length share a batch, so that less is padded.
-    start : int
-        Samples of this epoch that were dealt out before: where a resumed run continues.
-
-    Returns
-    -------
-    list of int64 arrays
-        The indices of each global batch, together every index once.
-    """
-    generator = np.random.default_rng([seed, epoch])
-    order: Indices = generator.permutation(length) if shuffle else np.arange(length)
-    if lengths is not None:
-        pools = [order[first : first + POOL * batch] for first in range(0, length, POOL * batch)]
-        order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
-        if shuffle:
-            # Sorting put short samples first: mix the batches again. An incomplete batch stays at the end,
-            # so that batch k begins at sample k * batch and a position in the epoch is one number.
-            complete = order[: length - length % batch]
-            complete[:] = generator.permutation(complete.reshape(-1, batch)).reshape(-1)
-    return [order[first : first + batch] for first in range(start, length, batch)]
-
-
 class DistributedSampler:
     """Deals samples out to ranks and remembers where it stands.
 
@@ -102,8 +57,10 @@ class DistributedSampler:
         Not negative; the same on every rank.
     batch : int, optional
         Samples per *global* batch. By default one for each rank.
-    shuffle, lengths
-        See `global_batches`.
+    shuffle : bool
+        Draw the order of each epoch, or keep 0, 1, 2, ...
+    lengths : array [length], optional
+        Tokens of each sample. If given, samples of similar length share a batch, so that less is padded.
 
     Raises
     ------
@@ -147,10 +104,22 @@ class DistributedSampler:
             yield whole
 
     def epoch_batches(self, epoch: int, start: int = 0) -> list[Indices]:
-        """Return the global batches of any epoch, from sample `start` on; moves nothing."""
-        return global_batches(
-            self.length, self.batch, self.seed, epoch, shuffle=self.shuffle, lengths=self.lengths, start=start
-        )
+        """Return the global batches of any epoch, from its sample `start` on: indices, together each once.
+
+        The order depends on the seed and the epoch alone (a new version of numpy may draw another permutation from the
+        same seed). The last batch is shorter if the batch does not divide the length. The sampler stays where it is.
+        """
+        generator = np.random.default_rng([self.seed, epoch])
+        order: Indices = generator.permutation(self.length) if self.shuffle else np.arange(self.length)
+        if self.lengths is not None:
+            pools = np.split(order, range(POOL * self.batch, self.length, POOL * self.batch))
+            order = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
+            if self.shuffle:
+                # Sorting put short samples first: mix the batches again. An incomplete batch stays at the end,
+                # so that batch k begins at sample k * batch and a position in the epoch is one number.
+                complete = order[: self.length - self.length % self.batch]
+                complete[:] = generator.permutation(complete.reshape(-1, self.batch)).reshape(-1)
+        return [order[first : first + self.batch] for first in range(start, self.length, self.batch)]
 
     def state_dict(self) -> State:
         """Return where the sampler stands, the same on every rank; fit for JSON."""

@@ -3,14 +3,14 @@
     rank 0   ▐ part of A, B, C     ── all-to-all ─▶   A whole ─▶ its change    ── all-to-all ─▶   slices change
     rank 1   ▐ part of A, B, C                        B, C whole
 
-Muon moves a matrix by its momentum made orthogonal, for which the whole of it is needed: half a dozen products of
-matrices, done once and not on every rank. What it moves by does not depend on the parameter, which therefore stays
-where it is; decay is one factor for all elements. (Jordan et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM
+Muon moves a matrix by its momentum made orthogonal. That needs the whole momentum and half a dozen products of
+matrices, which one rank computes and not all of them. The change does not depend on the parameter, so that stays where
+it is; decay is one factor for all elements. (Jordan et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM
 training, section 2.3.)
 
-Of a matrix of n bytes, of which its owner's slice has m, n - m are sent to the owner and n - m back: over all ranks and
-matrices at most 2 n, and 2 (P - 1)/P n where slices are alike. The owner holds the momentum, n, and nobody else any
-state. Owners are given the largest matrix first, always to the rank that has least.
+For a matrix of n bytes, of which its owner's slice has m, the other ranks send n - m to the owner, and it sends n - m
+back: at most 2 n over all ranks, and 2 (P - 1)/P n where slices are alike. The owner holds the momentum, n bytes, and
+nobody else any state. Each matrix, the largest first, goes to the rank that owns least by then.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class SlicedMuon(torch.optim.Optimizer):
     ValueError
         If a parameter is no matrix, or tensor parallelism has cut it.
     """
+
+    elementwise = True  # slices will do: it puts them together
 
     def __init__(self, params: ParamsT, *args: Any, **options: Any) -> None:
         super().__init__(params, torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options).defaults)

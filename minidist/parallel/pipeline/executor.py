@@ -24,14 +24,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.data.data_parallel import DataParallel
 from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.placement import Tie, tied_across
-from minidist.parallel.sharded.fsdp import FSDP
-from minidist.parallel.sharded.shard import Sharded
-from minidist.parallel.sharded.zero import ZeRO2
+from minidist.parallel.replica import Alone, Replica
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 
@@ -54,7 +51,7 @@ class Pipeline:
         microbatch with these inputs; or a tuple of them.
     tied : sequence of parameters
         What the first and the last stage share, of this rank's stages; see `tie_stages`.
-    replica : DataParallel, optional
+    replica : Replica, optional
         Reduces the gradients of all this rank's stages over the data axis, when the plan says so. A strategy that
         reduces while backward runs begins in the backward before.
 
@@ -73,16 +70,17 @@ class Pipeline:
         loss: Callable[[Tensor, Any], Tensor],
         carried: Callable[[Any], Tensor | Tensors],
         tied: Sequence[nn.Parameter] = (),
-        replica: DataParallel | None = None,
+        replica: Replica | None = None,
     ) -> None:
         mine = [stage for stage, rank in enumerate(plan.rank_of) if rank == comm.rank]
         if sorted(stages) != mine:
             raise ValueError(f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}")
-        if plan.reduces != (replica is not None):
-            given, does = ("no replica= is", "reduces") if replica is None else ("replica= is", "does not reduce")
+        self.tied, self.replica = tied, replica or Alone(nn.ModuleList(stages.values()))
+        if plan.reduces == self.replica.alone:
+            given, does = ("no replica= is", "reduces") if plan.reduces else ("replica= is", "does not reduce")
             raise ValueError(
                 f"{given} given, but the plan {plan.name} {does} gradients over a data axis: make it with "
-                f"with_communication(plan, reduce={replica is not None})"
+                f"with_communication(plan, reduce={not self.replica.alone})"
             )
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
@@ -90,10 +88,9 @@ class Pipeline:
         self.wires = {Kind.FORWARD: comm, Kind.BACKWARD: comm.split(0)}
         self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
-        if replica is None or any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions):
+        if self.replica.alone or any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions):
             for module in self.stages.values():
                 self.weights.take_over(module)
-        self.tied, self.replica = tied, replica
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
         """Run the plan once; return the sum of the losses, on the ranks of the last stage, else zero.
@@ -118,14 +115,12 @@ class Pipeline:
                 run.do(action)
         run.finish()
         for parameter in self.tied:
-            sum_tied(self.replica.slice_of(parameter) if isinstance(self.replica, Sharded) else parameter)
+            sum_tied(self.replica.slice_of(parameter))
         return run.total
 
     def _synchronising(self, last: bool) -> AbstractContextManager[None]:
         """Have gradients reduced over the data axis in the last backward; in each, if they are not kept whole."""
-        if self.replica is None or last or isinstance(self.replica, ZeRO2 | FSDP):
-            return nullcontext()
-        return self.replica.no_sync()
+        return nullcontext() if last or not self.replica.whole_gradients else self.replica.no_sync()
 
 
 def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
@@ -275,7 +270,7 @@ class Run:
     def reduce(self, stage: int) -> None:
         """Reduce the gradients of all this rank's stages, which share buckets, at the last one's reduction."""
         self.unreduced.remove(stage)
-        if not self.unreduced and self.pipeline.replica is not None:
+        if not self.unreduced:
             self.finish()
             self.pipeline.replica.synchronize()
 

@@ -8,12 +8,13 @@
 The model is cut into *units*, such as its blocks; what is in none belongs to the root unit, which stays from the start
 of forward to the end of backward. Of the others at most two are whole at a time: one in use, and the next.
 
-Sent are, of n bytes of parameters on P ranks, (P - 1)/P of 3 n: gathered twice, and their gradients reduce-scattered;
-of 2 n for the root, and for all if they are not resharded after forward. Held are n/P of parameters, gradients and each
-moment, and what is whole. (Rajbhandari et al. 2020, section 5.3; Zhao et al. 2023, PyTorch FSDP.)
+Of n bytes of parameters on P ranks a rank sends (P - 1)/P of 3 n: they are gathered twice, and their gradients are
+reduce-scattered. It sends (P - 1)/P of 2 n for the root, and for all units if they are not resharded after forward. It
+holds n/P of parameters, of gradients and of each moment, and what is whole. (Rajbhandari et al. 2020, section 5.3; Zhao
+et al. 2023, PyTorch FSDP.)
 
-Hybrid sharding shares parameters out inside groups of ranks, such as a node, and keeps copies across: gathers stay
-inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
+Hybrid sharding shares parameters out inside groups of ranks, such as a node, and keeps copies across groups: gathers
+stay inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from minidist.collectives import all_reduce, reduce_scatter
 from minidist.parallel.data.backward import BackwardEnd, Hook
 from minidist.parallel.sharded.sharded_model import ShardedModel
-from minidist.parallel.sharded.units import Flat, Unit, WholeFlat
+from minidist.parallel.sharded.units import Flat, Unit
 
 
 class FSDP(ShardedModel):
@@ -112,7 +113,7 @@ class FSDP(ShardedModel):
             )
         self.in_forward = unit if unit is not self.root else None
         self.order.append(unit)
-        self.called[unit] = None
+        self.entered[unit] = None
         self._unshard(unit, self.next.get(unit))
 
     def _post_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
@@ -177,7 +178,7 @@ class FSDP(ShardedModel):
         if not self.end.expect():
             return
         self._unshard(self.root, self.previous.get(self.root))
-        called = [unit for unit in dict.fromkeys([*reversed(self.order), *self.called]) if unit is not self.root]
+        called = [unit for unit in dict.fromkeys([*reversed(self.order), *self.entered]) if unit is not self.root]
         self.line = [unit for unit in [*called, self.root] if unit.parameters]
         for unit in self.units:
             unit.arrived.clear()
@@ -200,7 +201,7 @@ class FSDP(ShardedModel):
 
     def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
         """Return this rank's shard of the sum of all ranks' gradients."""
-        if isinstance(flat, WholeFlat):
+        if flat.replicated:
             shard = gradient
             all_reduce(shard, self.stream.comm, self.op)
         else:

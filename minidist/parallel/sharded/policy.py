@@ -6,7 +6,7 @@ By default the elements of lists of modules are units, such as a GPT's layers; w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -17,25 +17,20 @@ from minidist.memory.precision.mixed import check_dtype
 from minidist.parallel.sharded.units import MixedPrecision
 
 Policy: TypeAlias = Callable[[nn.Module], bool]
+Precision: TypeAlias = MixedPrecision | Callable[[nn.Module], MixedPrecision] | None
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called themselves
 
 
-def precision_of(
-    module: nn.Module, precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None, root: bool
-) -> MixedPrecision:
-    """Return the precision of a unit; if one is given for all, what it says of the output is said of the model's."""
-    if callable(precision):
-        return precision(module)
-    precision = precision or MixedPrecision()
-    return precision if root else replace(precision, output=None)
+def precision_of(module: nn.Module, precision: Precision, root: bool, device: torch.device) -> MixedPrecision:
+    """Return the precision of a unit; if one is given for all, what it says of the output is said of the model's.
 
-
-def check_precisions(precisions: Iterable[MixedPrecision], device: torch.device) -> None:
-    """Raise ValueError, as `check_dtype`, if a device cannot compute in one of these."""
-    for each in precisions:
-        for dtype in (each.parameters, each.reduction, each.output):
-            if dtype is not None:
-                check_dtype(dtype, device)
+    Raises ValueError, as `check_dtype`, if the device cannot compute in it.
+    """
+    chosen = precision(module) if callable(precision) else precision or MixedPrecision()
+    for dtype in (chosen.parameters, chosen.reduction, chosen.output):
+        if dtype is not None:
+            check_dtype(dtype, device)
+    return chosen if root or callable(precision) else replace(chosen, output=None)
 
 
 def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:

@@ -6,10 +6,10 @@ on three ranks     ─ shard 0 ──────│── shard 1 ────�
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ from torch.optim.optimizer import ParamsT
 
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
+from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.optimizer.elementwise import build_over_slices, check_elementwise
 from minidist.parallel.optimizer.groups import chosen, known_groups
 from minidist.parallel.optimizer.guard import GUARDS, Guard
 from minidist.parallel.optimizer.state import share_out
 from minidist.parallel.placement import Placement, make_slice
-
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+from minidist.parallel.replica import Optimizer
 
 
 class Shard:
@@ -66,18 +66,13 @@ class Shard:
         shard = shard.to(self.values)
         self.gradient = shard if self.gradient is None else self.gradient.add_(shard)
 
-    def forget_gradient(self) -> None:
-        """Have no gradient."""
-        self.gradient = None
-        self.give_gradient(set())
-
     def give_gradient(self, without: set[nn.Parameter]) -> None:
         """Give each slice its piece of the gradient, or None where the parameter was not used."""
         for parameter, piece in self.slices.items():
             used = self.gradient is not None and parameter not in without
             piece.grad = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
 
-    def forget_gradients(self, parameters: Collection[nn.Parameter]) -> None:
+    def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Have no gradients of these parameters, as far as they are in this shard."""
         for parameter, piece in self.slices.items():
             if parameter in parameters:
@@ -86,54 +81,45 @@ class Shard:
                     self.gradient[self.held[parameter]].zero_()
 
 
-class Sharded(ABC):
+class Sharded(DataParallel):
     """What strategies share that have a rank's optimizer update slices: how it is built, saved and loaded."""
 
-    names: dict[nn.Parameter, str]
-    parameters_to_reduce: list[nn.Parameter]
+    shard_of: Mapping[nn.Parameter, Shard]
     posted: Guard
     unguard: Callable[[], object]
 
-    @abstractmethod
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
+        return self.shard_of[parameter].slices[parameter]
+
+    @property
+    def slices(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates: one slice for each trained parameter, in the model's order."""
+        return self.trained
 
     @abstractmethod
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Take notice that the slices, or those of the parameters `updated`, have new values."""
 
-    @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
-
-    def forget_gradients(self, parameters: Collection[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters."""
-        if len(parameters) == len(self.parameters_to_reduce):
-            self.zero_grad(set_to_none)
-        else:
-            self._forget(parameters, set_to_none)
+        self.forget_gradients(set(self.parameters_to_reduce), set_to_none)
 
     @abstractmethod
-    def _forget(self, parameters: Collection[nn.Parameter], set_to_none: bool) -> None:
-        """Forget the gradients of some parameters."""
+    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters."""
 
     @abstractmethod
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice does not have."""
 
-    @property
-    def slices(self) -> list[nn.Parameter]:
-        """What this rank's optimizer updates: one slice for each trained parameter, in the model's order."""
-        return [self.slice_of(parameter) for parameter in self.parameters_to_reduce]
-
     def guard(self, parameters: Collection[nn.Parameter]) -> None:
         """Have optimizers refused that `optimizer` has not built, until `unguard` or the end of this object."""
-        assert isinstance(self, nn.Module)
         self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
         self.unguard = GUARDS.post(self.posted, self)
 
     def optimizer(
-        self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **defaults: Any
+        self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **options: Any
     ) -> Optimizer:
         """Return an optimizer of this `kind` that holds state for this rank's slices only.
 
@@ -146,7 +132,7 @@ class Sharded(ABC):
             name and parameter, or groups of them. Frozen parameters are left out. By default all that are trained.
         elementwise : bool
             Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
-        defaults
+        options
             Arguments of `kind`.
 
         After its `step` all ranks have the new parameters. Its `zero_grad` forgets the gradients of its parameters, so
@@ -159,13 +145,11 @@ class Sharded(ABC):
             If something in `groups` is no parameter of the model, or if nobody says that `kind` can update slices; and
             when it steps, if a parameter has a gradient that was not reduced.
         """
-        slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
-        known = known_groups(
-            [{"params": [*slices]}] if groups is None else groups, self.names, f"the model in {type(self).__name__}"
-        )
-        sliced = [chosen(group, slices) for group in known]
-        optimizer: Optimizer = build_over_slices(kind, sliced, elementwise, defaults)
-        self._attach(optimizer, {p for group in known for p in group["params"] if p in slices})
+        trained = self._trained_groups([{"params": self.parameters_to_reduce}] if groups is None else groups)
+        slices = dict(zip(self.parameters_to_reduce, self.slices, strict=True))
+        sliced = [chosen(group, slices) for group in trained]
+        optimizer: Optimizer = build_over_slices(kind, sliced, elementwise, options)
+        self._attach(optimizer, trained)
         return optimizer
 
     def adopt(self, optimizer: torch.optim.Optimizer, elementwise: bool = False) -> None:
@@ -180,19 +164,25 @@ class Sharded(ABC):
             As `optimizer` does. Nothing has changed then.
         """
         check_elementwise(optimizer, elementwise)
-        known = known_groups(optimizer.param_groups, self.names, f"the model in {type(self).__name__}")
-        slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
-        groups = optimizer.param_groups
-        groups[:] = [chosen(group, dict(zip(slices, slices, strict=True))) for group in known]  # the frozen ones go
+        trained = self._trained_groups(optimizer.param_groups)
+        slices = dict(zip(self.parameters_to_reduce, self.slices, strict=True))
+        optimizer.param_groups[:] = trained
         saved = optimizer.state_dict()
-        groups[:] = [chosen(group, slices) for group in groups]
+        optimizer.param_groups[:] = [chosen(group, slices) for group in trained]
         optimizer.state.clear()
         share_out(optimizer)
         optimizer.load_state_dict(saved)
-        self._attach(optimizer, {p for group in known for p in group["params"] if p in slices})
+        self._attach(optimizer, trained)
 
-    def _attach(self, optimizer: torch.optim.Optimizer, mine: Collection[nn.Parameter]) -> None:
-        """Have an optimizer over the slices of the parameters `mine` tell this of its steps."""
+    def _trained_groups(self, groups: ParamsT) -> list[dict[str, Any]]:
+        """Return groups over parameters of the model, without those that are frozen."""
+        same = {parameter: parameter for parameter in self.parameters_to_reduce}
+        known = known_groups(groups, self.names, f"the model in {type(self).__name__}")
+        return [chosen(group, same) for group in known]
+
+    def _attach(self, optimizer: torch.optim.Optimizer, trained: list[dict[str, Any]]) -> None:
+        """Have an optimizer over the slices of the `trained` parameters tell this of its steps."""
+        mine = {parameter for group in trained for parameter in group["params"]}
         optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
         optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
         optimizer.zero_grad = partial(self.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -15,20 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
+from minidist.comm.stream import Stream
 from minidist.parallel.data.backward import Hook, remove_all
-from minidist.parallel.data.data_parallel import DataParallel
 from minidist.parallel.meta import on_device
-from minidist.parallel.sharded.policy import Policy, check_precisions, precision_of, split
+from minidist.parallel.sharded.policy import Policy, Precision, precision_of, split
 from minidist.parallel.sharded.same_steps import SameSteps
-from minidist.parallel.sharded.shard import Sharded
-from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, WholeFlat, of_one_kind
+from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, of_one_kind
 from minidist.parallel.sharded.whole import Whole
 
 MOST = 2  # units that are whole at a time, the root aside
 
 
-class ShardedModel(Whole, Sharded, DataParallel):
+class ShardedModel(Whole):
     """What strategies share that keep a part of the parameters only. Arguments are those of `FSDP`."""
+
+    whole_parameters = whole_gradients = False
+    stream: Stream[Communicator]
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class ShardedModel(Whole, Sharded, DataParallel):
         unused: bool = False,
         policy: Policy | None = None,
         reshard_after_forward: bool = True,
-        precision: MixedPrecision | Callable[[nn.Module], MixedPrecision] | None = None,
+        precision: Precision = None,
         shard_ranks: int | None = None,
         device: torch.device | str | None = None,
         allocate: Allocate | None = None,
@@ -51,8 +53,8 @@ class ShardedModel(Whole, Sharded, DataParallel):
         self.replicated, self.ignored = frozenset(replicated), frozenset(ignored)
         if strangers := len((self.replicated | self.ignored) - set(model.parameters())):
             raise ValueError(f"{strangers} of the parameters in replicated= and ignored= are none of the model's")
-        precisions = [precision_of(module, precision, root=not name) for name, module, _ in chosen]
-        check_precisions(precisions, torch.device(device or next(model.parameters()).device))
+        where = torch.device(device or next(model.parameters()).device)
+        precisions = [precision_of(module, precision, not name, where) for name, module, _ in chosen]
         super().__init__(model, comm, op, unused)
         if device is not None:
             on_device(model, torch.device(device))
@@ -65,9 +67,9 @@ class ShardedModel(Whole, Sharded, DataParallel):
         self.root = self.units[-1]
         self.flats = [flat for unit in self.units for flat in unit.flats]
         self.unit_of = {parameter: unit for unit in self.units for parameter in unit.parameters}
-        self.flat_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
+        self.shard_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
-        self.called: dict[Unit, None] = {}  # in order, by any forward of this step
+        self.entered: dict[Unit, None] = {}  # in order, by any forward of this step
         self.hooks: list[Any] = [
             model.register_state_dict_pre_hook(Hook(self._refuse_reading)),  # type: ignore[no-untyped-call]
             model.register_load_state_dict_pre_hook(Hook(self._refuse_writing)),  # type: ignore[no-untyped-call]
@@ -84,19 +86,13 @@ class ShardedModel(Whole, Sharded, DataParallel):
     def _register_hooks(self) -> None:
         """Have modules and parameters tell when a unit is needed, and when no more."""
 
-    def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the elements of a parameter that this rank updates, flat."""
-        return self.flat_of[parameter].slices[parameter]
+    @property
+    def kept(self) -> list[nn.Parameter]:
+        """What a checkpoint keeps of this rank: its slices, also those of what is frozen."""
+        return [piece for flat in self.flats for piece in flat.slices.values()]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-        self.used.clear()
-        for unit in self.units:
-            unit.drop_gradients()
-        for flat in self.flats:
-            flat.forget_gradient()
-
-    def _forget(self, parameters: Collection[nn.Parameter], set_to_none: bool) -> None:
+    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters, and of their slices."""
         self.used.difference_update(parameters)
         for unit in self.units:
             unit.forget_gradients(parameters)
@@ -111,7 +107,7 @@ class ShardedModel(Whole, Sharded, DataParallel):
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Have the next gathering bring the new values: what ends an optimizer's step."""
-        self.called.clear()
+        self.entered.clear()
         for flat in self.flats:
             flat.publish()
         self._reshard_all()
@@ -151,6 +147,17 @@ class ShardedModel(Whole, Sharded, DataParallel):
     def _refuse_writing(self, *_: Any) -> None:
         raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead")
 
+    def volume(self, microbatches: int) -> tuple[str, float]:
+        """Return what a rank sends in a step: in each microbatch, units are gathered twice and the root once."""
+        ranks, group, m = self.comm.size, self.shard_comm.size, microbatches
+        n = sum(parameter.nbytes for parameter in self.module.parameters())
+        root = sum(parameter.nbytes for flat in self.root.flats for parameter in flat.parameters)
+        inside = (group - 1) / group * ((2 * m + 1) * n - m * root)
+        across = 2 * (1 - group / ranks) * n / group
+        if group == ranks:
+            return f"(P - 1)/P x ({2 * m + 1} x bytes - {m} x root's)", inside
+        return f"the formula for groups of {group}", inside + across
+
     def held(self) -> Mapping[str, Iterable[Tensor]]:
         """Return the tensors of this rank, by category of the account."""
         gradients = [flat.gradient for flat in self.flats if flat.gradient is not None]
@@ -167,15 +174,10 @@ class ShardedModel(Whole, Sharded, DataParallel):
             self.shard_comm = comm.split(comm.rank // shard_ranks)
             self.across = comm.split(comm.rank % shard_ranks).fork()
         self.stream = self.shard_comm.stream()
-        self.alone = comm.split(comm.rank) if self.replicated else comm
+        self.single = comm.split(comm.rank) if self.replicated else comm
         at_once = all(parameter.device.type != "cuda" for parameter in self.names)
         groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
         self.same, *self.same_across = [SameSteps(group, at_once) for group in groups]
-
-    def _find_parameters(self) -> None:
-        super()._find_parameters()
-        self.names = {parameter: name for parameter, name in self.names.items() if parameter not in self.ignored}
-        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
 
     def _flats(
         self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None
@@ -186,7 +188,7 @@ class ShardedModel(Whole, Sharded, DataParallel):
         kept = of_one_kind(parameter for parameter in mine if parameter in self.replicated)
         return [
             *(self._flat(kind, precision, allocate) for kind in cut),
-            *(WholeFlat(kind, self.names, self.alone, precision) for kind in kept),
+            *(Flat(kind, self.names, self.single, precision, replicated=True) for kind in kept),
         ]
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:

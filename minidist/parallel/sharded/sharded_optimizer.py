@@ -5,8 +5,8 @@
 
 It is ZeRO-1 with another's reduction, for a model that is wrapped in ours or in torch's data parallelism, or in none.
 Each step sends (P - 1)/P n bytes a rank, of n bytes of parameters; under DDP, whose all-reduce leaves more on each rank
-than it needs, that comes to half as many bytes again as ZeRO-1. Held is 1/P of the optimizer's state. (Rajbhandari et
-al. 2020, section 5.1; `torch.distributed.optim.ZeroRedundancyOptimizer`.)
+than it needs, that comes to half as many bytes again as ZeRO-1. A rank holds 1/P of the optimizer's state.
+(Rajbhandari et al. 2020, section 5.1; `torch.distributed.optim.ZeroRedundancyOptimizer`.)
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             given = group.get("param_names") or [f"parameter {len(names) + at}" for at in range(len(group["params"]))]
             names |= zip(group["params"], given, strict=True)
         GUARDS.check(self, set(map(id, names)))
-        make_equal(nn.ParameterList(names), comm)
-        self.comm, self.parameters = comm, list(names)
-        self.shards = [BucketShard(alike, names, comm, None) for alike in of_one_kind(self.parameters)]
+        self.comm, self.parameters = comm, nn.ParameterList(names)
+        make_equal(self.parameters, comm)
+        self.shards = [BucketShard(alike, names, comm) for alike in of_one_kind(self.parameters)]
         self.slices = {parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()}
         local = build_over_slices(kind, [chosen(group, self.slices) for group in groups], elementwise, options)
         super().__init__(local.param_groups, local.defaults)
@@ -100,11 +100,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the parameters, or make them zeros."""
-        for parameter in self.parameters:
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.detach().zero_()
+        self.parameters.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of an unsharded optimizer. Collective."""

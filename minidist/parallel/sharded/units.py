@@ -6,7 +6,7 @@ in use          ─────────── whole ────────
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeAlias
@@ -56,6 +56,8 @@ class Flat(Shard):
         The same as the optimizer updates them: `mine` itself, or in the dtype of the model if the precision differs.
     whole : Tensor
         All elements. Its storage has no bytes between uses.
+    replicated : bool
+        Every rank has all elements all the time: `comm` is this rank alone, and nothing is gathered or freed.
     """
 
     def __init__(
@@ -65,9 +67,10 @@ class Flat(Shard):
         comm: Communicator,
         precision: MixedPrecision,
         allocate: Allocate | None = None,
+        replicated: bool = False,
     ) -> None:
         super().__init__(parameters, names, comm)
-        like = parameters[0]
+        like, self.replicated = parameters[0], replicated
         dtype = precision.parameters if precision.parameters and like.is_floating_point() else like.dtype
         self.device, self.trained = like.device, like.requires_grad
         allocate = allocate or self._allocate
@@ -78,16 +81,19 @@ class Flat(Shard):
         for parameter in parameters:
             self.write(parameter, parameter.detach())
         self.publish()
-        self.whole = torch.empty(sum(self.counts), dtype=dtype, device=self.device)
+        self.whole = self.mine if replicated else torch.empty(sum(self.counts), dtype=dtype, device=self.device)
         self.views = views_into(self.whole, parameters)
         nothing = torch.nan if dtype.is_floating_point else 0
         self.nothing = torch.full((), nothing, dtype=dtype, device=self.device)  # seen by who looks at the wrong time
-        self.release()
+        if replicated:
+            self.show()
+        else:
+            self.release()
         self.make_slices(self.values)
 
     def _allocate(self, count: int, dtype: torch.dtype) -> Tensor:
         """Return zeros; as many on every rank, as registered memory has to be."""
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not self.replicated:
             return self.comm.allocate(count, dtype)  # type: ignore[return-value]
         return torch.zeros(count, dtype=dtype, device=self.device)
 
@@ -101,10 +107,6 @@ class Flat(Shard):
         """Take over new values into what is gathered."""
         if self.values is not self.mine:
             self.mine.copy_(self.values)
-
-    def make_room(self) -> Tensor:
-        """Give the whole its bytes; return a tensor to write them with."""
-        return make_room(self.whole)
 
     def fetch(self, whole: Tensor, comm: Communicator) -> None:
         """Gather all elements from all ranks. Runs on the stream."""
@@ -121,31 +123,11 @@ class Flat(Shard):
             parameter.data = self.nothing.expand(parameter.shape)
         self.whole.untyped_storage().resize_(0)
 
-
-class WholeFlat(Flat):
-    """Parameters that every rank has whole all the time: a shard of one rank alone, of which nothing is gathered."""
-
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        names: dict[nn.Parameter, str],
-        alone: Communicator,
-        precision: MixedPrecision,
-    ) -> None:
-        super().__init__(parameters, names, alone, precision, lambda count, dtype: torch.zeros(count, dtype=dtype))
-        self.whole = self.mine = self.mine.to(self.device)
-        self.views = views_into(self.whole, parameters)
-        self.show()
-
-    def make_room(self) -> Tensor:
-        """Have the bytes that are there already."""
-        return self.whole
-
-    def fetch(self, whole: Tensor, comm: Communicator) -> None:
-        """Gather nothing."""
-
-    def release(self) -> None:
-        """Free nothing."""
+    def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
+        """Have no gradients of these parameters, and no memory for any if these are all."""
+        super().forget_gradients(parameters)
+        if self.slices.keys() <= parameters:
+            self.gradient = None
 
 
 class UnitState(Enum):
@@ -165,6 +147,7 @@ class Unit:
     def __init__(self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision) -> None:
         self.name, self.module, self.flats, self.precision = name, module, flats, precision
         self.trained = [flat for flat in flats if flat.trained]
+        self.cut = [flat for flat in flats if not flat.replicated]
         self.parameters = {parameter for flat in self.trained for parameter in flat.parameters}
         self.state = UnitState.SHARDED
         self.gathering: Handle | None = None
@@ -175,13 +158,13 @@ class Unit:
     def unshard(self, stream: Stream[Communicator], same: SameSteps) -> None:
         """Begin to gather the parameters."""
         assert self.state is UnitState.SHARDED, "a unit is gathered once"
-        self.gathering = stream.launch(self._fetch, stream.comm, same, [flat.make_room() for flat in self.flats])
+        self.gathering = stream.launch(self._fetch, stream.comm, same, [make_room(flat.whole) for flat in self.cut])
         self.state = UnitState.UNSHARDING
 
     def _fetch(self, comm: Communicator, same: SameSteps, wholes: list[Tensor]) -> None:
         """Gather them. Runs on the stream."""
         same.step(f"gather {self.name or 'the root unit'}")
-        for flat, whole in zip(self.flats, wholes, strict=True):
+        for flat, whole in zip(self.cut, wholes, strict=True):
             flat.fetch(whole, comm)
 
     def wait_for_unshard(self) -> None:
@@ -189,14 +172,14 @@ class Unit:
         if self.gathering is not None:
             self.gathering.wait()
             self.state, self.gathering = UnitState.UNSHARDED, None
-            for flat in self.flats:
+            for flat in self.cut:
                 flat.show()
 
     def reshard(self) -> None:
         """Free all parameters but the shards."""
         self.wait_for_unshard()
         if self.state is UnitState.UNSHARDED:
-            for flat in self.flats:
+            for flat in self.cut:
                 flat.release()
             self.state = UnitState.SHARDED
 
@@ -230,13 +213,15 @@ class Unit:
             parameter.grad = None
         self.gradients, self.places = {}, {}
 
-    def forget_gradients(self, parameters: Collection[nn.Parameter]) -> None:
+    def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Drop what has not been reduced of these parameters."""
-        for parameter in self.parameters:
-            if parameter in parameters:
-                parameter.grad = None
-                if parameter in self.places:
-                    self.places[parameter].zero_()
+        mine = self.parameters & parameters
+        if mine == self.parameters:
+            self.drop_gradients()
+        for parameter in mine:
+            parameter.grad = None
+            if parameter in self.places:
+                self.places[parameter].zero_()
 
 
 def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -10,18 +10,16 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather
 from minidist.parallel.data.buckets import views_into
+from minidist.parallel.sharded.shard import Sharded
 from minidist.parallel.sharded.units import Flat
 
 
-class Whole:
+class Whole(Sharded):
     """What a sharded model can say of all its parameters, and be given. What it says is collective."""
 
-    module: nn.Module
-    names: dict[nn.Parameter, str]
     flats: list[Flat]
-    flat_of: dict[nn.Parameter, Flat]
+    shard_of: dict[nn.Parameter, Flat]
     readable: bool
-    stepped: Callable[[], None]
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole of each parameter, in the optimizer's dtype, gathering a unit at a time. Collective."""
@@ -70,7 +68,7 @@ class Whole:
                 here = "nothing" if target is None else list(target.shape)
                 wrong.append(f"{name} is {list(value.shape)} there and {here} here")
             elif name in names:
-                writes.append(partial(self.flat_of[names[name]].write, names[name], value))
+                writes.append(partial(self.shard_of[names[name]].write, names[name], value))
                 missing.discard(self.names[names[name]])
             else:
                 writes.append(partial(buffers[name].copy_, value))

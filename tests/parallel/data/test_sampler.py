@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.parallel.data.sampler import POOL, DistributedSampler, Indices, State, global_batches, share
+from minidist.parallel.data.sampler import POOL, DistributedSampler, Indices, State, share
 from minidist.trainer.batches import IGNORED, Batch, Batches
 from minidist.trainer.text import Samples, TextError, documents, sequences
 
@@ -120,7 +120,7 @@ def test_a_restart_with_another_batch_size_loses_nothing(length: int, batch: int
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        return np.concatenate(global_batches(50, 8, seed, epoch)).tolist()  # type: ignore[no-any-return]
+        return np.concatenate(DistributedSampler(50, batch=8, seed=seed).epoch_batches(epoch)).tolist()  # type: ignore[no-any-return]
 
     assert order(1, 4) == order(1, 4)
     different = [order(seed, epoch) for seed in range(3) for epoch in range(3)]
@@ -151,12 +151,13 @@ def test_grouping_by_length_saves_padding_and_still_mixes() -> None:
     def padding(batches: list[Indices]) -> int:
         return sum(int((lengths[batch].max() - lengths[batch]).sum()) for batch in batches)
 
-    grouped = global_batches(len(lengths), 8, lengths=lengths)
-    assert padding(grouped) < padding(global_batches(len(lengths), 8)) / 8
+    sampler = DistributedSampler(len(lengths), batch=8, lengths=lengths)
+    grouped = sampler.epoch_batches(0)
+    assert padding(grouped) < padding(DistributedSampler(len(lengths), batch=8).epoch_batches(0)) / 8
     longest = [int(lengths[batch].max()) for batch in grouped]
     assert 0.3 < np.mean(np.diff(longest) > 0) < 0.7, "batches come sorted from short to long"
     assert {frozenset(batch.tolist()) for batch in grouped} != {
-        frozenset(batch.tolist()) for batch in global_batches(len(lengths), 8, epoch=1, lengths=lengths)
+        frozenset(batch.tolist()) for batch in sampler.epoch_batches(1)
     }, "the same samples meet again in the next epoch"
 
 

@@ -128,10 +128,10 @@ def test_a_mesh_refuses_parameters_of_another_model(zero: int, dp: int) -> None:
         with pytest.raises(ValueError, match=r"0.weight of group 0, of shape \[7, 5\], is no parameter of"):
             parallel.optimizer(SGD, net().named_parameters())
         optimizer = parallel.optimizer(SGD, parallel.model.named_parameters(), lr=0.1)
-        before = [piece.clone() for piece in parallel.trained]
+        before = [piece.clone() for piece in parallel.replica.trained]
         parallel.step([rows(0)], [None])
         optimizer.step()
-        assert not all(torch.equal(a, b) for a, b in zip(before, parallel.trained, strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(before, parallel.replica.trained, strict=True))
 
     minidist.run(program, dp)
 

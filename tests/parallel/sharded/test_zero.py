@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
+from minidist.memory.precision.masters import MasterWeights
 from minidist.model import cross_entropy_sum
 from minidist.parallel import DDP, ZeRO1, ZeRO2, clip_by_global_norm, placement_of
 
@@ -193,13 +194,13 @@ def test_master_values_are_kept_in_float32() -> None:
     def program(comm: Communicator) -> tuple[float, float]:
         model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
         nn.init.ones_(model.weight)
-        wrapped = ZeRO1(model, comm, master=torch.float32)
-        optimizer = wrapped.optimizer(torch.optim.SGD, lr=1.0)
+        wrapped = ZeRO1(model, comm)
+        optimizer = wrapped.optimizer(MasterWeights, optimizer=torch.optim.SGD, lr=1.0)
         for _ in range(16):
             optimizer.zero_grad()
             (model.weight.float().sum() * 1e-3 / comm.size).backward()
             optimizer.step()
-        return float(model.weight.float().mean()), float(wrapped.slices[0].detach().mean())
+        return float(model.weight.float().mean()), float(optimizer.state[wrapped.slices[0]]["master"].mean())
 
     for rounded, exact in minidist.run(program, 2):
         assert exact == pytest.approx(1 - 16e-3, rel=1e-3)

@@ -1,0 +1,150 @@
+"""What all strategies over the data axis share, whatever they reduce and when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Set
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.parallel.data.backward import hooked, kept_by_graph
+from minidist.parallel.data.replicas import copy_from_root, make_equal
+from minidist.parallel.replica import Replica
+
+
+class DataParallel(nn.Module, Replica):
+    """What all strategies share, plain or not: equal ranks at the start, buffers kept equal, `no_sync`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The serial model. Its parameters and buffers are overwritten by rank 0's.
+    comm : Communicator
+        The ranks of the data axis.
+    op : {"sum", "mean"}
+        What becomes of the ranks' gradients.
+    unused : bool
+        Allow parameters that get no gradient. What no rank used then keeps `grad = None`, as in a serial run; to know
+        that costs an all-reduce of one byte a parameter. Without it such a parameter is an error.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
+    """
+
+    alone = False
+    ignored: Set[nn.Parameter] = frozenset()  # left as they are, as far as a strategy offers that
+
+    def __init__(self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False) -> None:
+        super().__init__()
+        if op not in ("sum", "mean"):
+            raise ValueError(f"op={op!r}: gradients are reduced by 'sum' or 'mean'")
+        self.module, self.comm, self.op, self.unused, self.synchronising = model, comm, op, unused, True
+        self._find_parameters()
+        self._check_unwrapped()
+        self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
+        make_equal(model, comm, self.ignored)
+
+    def _find_parameters(self) -> None:
+        named = self.module.named_parameters()
+        self.names = {parameter: name for name, parameter in named if parameter not in self.ignored}
+        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
+
+    def _check_unwrapped(self) -> None:
+        for parameter, name in self.names.items():
+            if parameter.untyped_storage().nbytes() < parameter.nbytes:
+                raise ValueError(f"{name} has no memory of its own, as if sharded already: wrap the model once")
+            if hooked(parameter):
+                raise ValueError(
+                    f"parameter {name} belongs to another DDP already, and two would sum its gradient twice: call "
+                    "unwrap() on the other first"
+                )
+
+    @property
+    def called(self) -> nn.Module:
+        """What to call in place of the model."""
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model. In training its buffers first become rank 0's, as running averages drift apart.
+
+        Raises
+        ------
+        RuntimeError
+            In training, if a parameter was added or unfrozen since: nobody would reduce its gradient.
+        """
+        if self.training:
+            self._check_parameters()
+            if self.synchronising:
+                for buffer in self.module.buffers():
+                    copy_from_root(buffer, self.comm)
+        return kept_by_graph(self, self.module(*args, **kwargs))
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to be copied or pickled: the ranks cannot be."""
+        raise TypeError(f"{type(self).__name__} belongs to running ranks: copy or save its .module instead")
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add up gradients locally in this context: for all microbatches of a step but the last."""
+        before, self.synchronising = self.synchronising, False
+        try:
+            yield
+        finally:
+            self.synchronising = before
+
+    def synchronize(self) -> None:
+        """Make the gradients equal on all ranks; call it once after the last backward of a step."""
+        raise TypeError(f"{type(self).__name__} does not say how it synchronises: use one of its subclasses")
+
+    def volume(self, microbatches: int) -> tuple[str, float]:
+        """Return what a rank sends in a step, however many its microbatches: an all-reduce, or its halves."""
+        ranks, n = self.comm.size, sum(parameter.nbytes for parameter in self.module.parameters())
+        return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * n
+
+    def _check_parameters(self) -> None:
+        """Raise if the model got a parameter to train that nobody would reduce."""
+        known = {*self.parameters_to_reduce, *self.ignored}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and parameter not in known:
+                raise RuntimeError(
+                    f"parameter {name} was added, replaced or unfrozen after the model was wrapped, so its gradients "
+                    "would stay different on every rank: change the model first, then wrap it"
+                )
+
+    def _refuse_graphs(self) -> None:
+        if torch.is_grad_enabled():
+            name = type(self).__name__
+            raise RuntimeError(f"{name} reduces numbers, not graphs: call backward() without create_graph=True")
+
+    def _check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
+        """Raise if a gradient that has come is to be differentiated again, or came before in this backward."""
+        self._refuse_graphs()
+        if self.synchronising and parameter in arrived:
+            raise RuntimeError(
+                f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
+                "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
+            )
+
+    def _drop_unused(self, used: list[bool]) -> None:
+        """Set `grad = None` for parameters that no rank used, or complain about those that this one did not."""
+        if not self.unused or not used:
+            missing = [self.names[p] for p, was in zip(self.parameters_to_reduce, used, strict=True) if not was]
+            if missing:
+                raise RuntimeError(
+                    f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}"
+                    f"{' and others' if len(missing) > 3 else ''}: if the model is meant to leave parameters out, pass "
+                    "unused=True; if not, freeze them with requires_grad_(False)"
+                )
+            return
+        device = self.parameters_to_reduce[0].device
+        flags = torch.tensor(used, dtype=torch.uint8, device="cpu" if device.type == "meta" else device)
+        all_reduce(flags, self.comm, op="max")
+        self.nowhere_used = {p for p, flag in zip(self.parameters_to_reduce, flags.tolist(), strict=True) if not flag}
+        for parameter in self.nowhere_used:
+            parameter.grad = None

@@ -1,0 +1,134 @@
+"""What is asked of a rank's replica of the model: one protocol, whatever strategy runs over the data axis.
+
+    who asks                what
+    trainer                 optimizer, stepped, zero_grad, no_sync, synchronize, unwrap, stream
+    pipeline                called, whole_parameters, whole_gradients, slice_of, no_sync, synchronize, alone
+    checkpoints, clipping   kept: whole parameters, or the slices that this rank updates
+    summaries               volume
+
+The answers here are those of a rank that is alone. Each strategy changes the ones in which it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.optimizer import ParamsT
+
+from minidist.comm import Communicator
+from minidist.comm.stream import Stream
+from minidist.parallel.optimizer.groups import known_groups
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+class Replica(Protocol):
+    """A model, and what makes its copies on the data axis one.
+
+    Attributes
+    ----------
+    module : nn.Module
+        The model as this rank has it, without a wrapper.
+    parameters_to_reduce : list[nn.Parameter]
+        Those that are trained, in the model's order.
+    stream : Stream or None
+        What communicates beside the computing, if anything does.
+    alone : bool
+        Whether no other rank has a copy.
+    whole_parameters : bool
+        Whether every rank holds all parameters between two forwards. If not, `called` must be called as a whole.
+    whole_gradients : bool
+        Whether every rank holds all gradients between two backwards, so that `no_sync` costs no memory.
+    """
+
+    module: nn.Module
+    parameters_to_reduce: list[nn.Parameter]
+    stream: Stream[Communicator] | None = None
+    alone: bool = True
+    whole_parameters: bool = True
+    whole_gradients: bool = True
+
+    @property
+    def called(self) -> nn.Module:
+        """What to call in place of the model."""
+        return self.module
+
+    def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what this rank's optimizer updates of a trained parameter: all of it, or some elements, flat."""
+        return parameter
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates, in the model's order: slices under ZeRO, else parameters."""
+        return [self.slice_of(parameter) for parameter in self.parameters_to_reduce]
+
+    @property
+    def kept(self) -> list[nn.Parameter]:
+        """What a checkpoint keeps of this rank: what is trained, and what is frozen."""
+        return [self.slice_of(p) if p.requires_grad else p for p in self.module.parameters()]
+
+    def optimizer(
+        self,
+        kind: Callable[..., Optimizer],
+        groups: ParamsT | None = None,
+        elementwise: bool = False,
+        **options: Any,
+    ) -> Optimizer:
+        """Return an optimizer of this `kind` over what this rank updates.
+
+        Parameters
+        ----------
+        kind
+            A class of optimizers, or what returns one.
+        groups : optional
+            What torch's optimizers take as their first argument, over the model's own parameters: parameters, pairs of
+            name and parameter, or groups of them. By default all that are trained.
+        elementwise : bool
+            Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
+        options
+            Arguments of `kind`.
+
+        Raises
+        ------
+        ValueError
+            If something in `groups` is no parameter of the model.
+        """
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        given = [{"params": self.trained}] if groups is None else groups
+        return kind(known_groups(given, names, "this rank's part of the model"), **options)
+
+    def stepped(self) -> None:
+        """Have parameters follow what `trained` holds: after it was changed by something else than the optimizer."""
+        return
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        self.module.zero_grad(set_to_none)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Only add up gradients locally in this context: for all microbatches of a step but the last."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Make the gradients equal on all ranks; call it once after the last backward of a step."""
+        return
+
+    def volume(self, microbatches: int) -> tuple[str, float]:
+        """Return what a rank sends in a step of so many microbatches: a formula in words, and its bytes."""
+        return "0", 0.0
+
+    def unwrap(self) -> nn.Module:
+        """End the strategy; return the model, whole on every rank."""
+        return self.module
+
+
+class Alone(Replica):
+    """The model of a rank that has the data axis to itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = model
+        self.parameters_to_reduce = [parameter for parameter in model.parameters() if parameter.requires_grad]
