@@ -141,17 +141,21 @@ def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]
 
 
 def seal() -> Parts:
-    """Return what the package's modules and their classes consist of by now: each function or class, with its code."""
-    found: Parts = {}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "minidist":
-            spaces = {name: dict(vars(module))}
-            spaces |= {f"{name}.{key}": dict(vars(one)) for key, one in vars(module).items() if isinstance(one, type)}
-            for space, members in spaces.items():
-                for key, value in members.items():
-                    if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
-                        found[space, key] = value, getattr(value, "__code__", None)
-    return found
+    """Return what the package's modules and the classes in them consist of by now: each function, with its code."""
+    modules = {name: dict(vars(one)) for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"}
+    classes = {  # that are in many modules, but each once
+        f"{one.__module__}.{one.__qualname__}": one
+        for members in modules.values()
+        for one in members.values()
+        if isinstance(one, type)
+    }
+    spaces = modules | {name: dict(vars(one)) for name, one in classes.items()}
+    return {
+        (space, key): (value, getattr(value, "__code__", None))
+        for space, members in spaces.items()
+        for key, value in members.items()
+        if callable(value) or isinstance(value, (property, staticmethod, classmethod))
+    }
 
 
 def check_untouched(before: Parts) -> None:
