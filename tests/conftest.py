@@ -18,8 +18,41 @@ from minidist.comm.threads_wire import threads
 # Tests share what others have
 sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
 
+# The files that take longest, in seconds: begun last, one would run alone, and leave a core idle.
+LONGEST = {
+    "test_lessons.py": 150,
+    "test_grade_attacks.py": 60,
+    "test_pipeline.py": 50,
+    "test_grade.py": 40,
+    "test_train_memory.py": 40,
+    "test_notebooks.py": 40,
+    "test_train_mesh.py": 40,
+    "test_kills_mesh.py": 35,
+    "test_bench.py": 35,
+    "test_faults_train.py": 35,
+    "test_faults_mpi.py": 25,
+    "test_stages.py": 25,
+    "test_parallelize.py": 25,
+    "test_resume_mesh.py": 25,
+    "test_launch.py": 20,
+    "test_sbatch.py": 20,
+    "test_course.py": 20,
+    "test_player.py": 20,
+    "test_lifetimes.py": 20,
+}
+
 # Whoever is started in the background ignores Ctrl-C, and so would every program that is tested: ours is to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave files in the order below: by itself, pytest-xdist begins with those of most tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest; each is run by one worker."""
+    items.sort(key=lambda item: -LONGEST.get(item.path.name, 0))
 
 
 def pytest_collection_finish() -> None:
