@@ -11,7 +11,7 @@ from minidist.cli.train import read_corpus
 from minidist.comm import Communicator
 from minidist.memory.account.account import CATEGORIES, Account, total
 from minidist.mesh import Layout, Mesh
-from minidist.trace.table import format_bytes
+from minidist.trace.table import aligned, format_bytes
 from minidist.trainer.checked import CheckedRun, check_run
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse
@@ -57,11 +57,9 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config,
     chosen = together(comm, lambda: list(variants(config, comm.size)))
     tokenizer, samples, _ = together(comm, lambda: read_corpus(config))
     meshes = [Mesh(comm.split(0), variant.layout) for variant in chosen]  # whose registered memory is one run's alone
+    configs = [variant.config for variant in chosen]
     runs = together(
-        comm,
-        lambda: [
-            check_run(variant.config, mesh, tokenizer.vocabulary) for variant, mesh in zip(chosen, meshes, strict=True)
-        ],
+        comm, lambda: [check_run(*each, tokenizer.vocabulary) for each in zip(configs, meshes, strict=True)]
     )
     rows = [run_variant(variant.name, run, samples) for variant, run in zip(chosen, runs, strict=True)]
     if comm.rank > 0:
@@ -102,13 +100,8 @@ def table(rows: list[Row], differences: list[float]) -> str:
         ]
         for row, difference in zip(rows, differences, strict=True)
     ]
-    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
-    text = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in [heads, *lines]
-    ]
     note = (
         "Bytes: the most of each category, of all at once, and sent in a step, on any rank. Difference: to the serial "
         "run."
     )
-    return "\n".join([*text, note])
+    return f"{aligned(heads, lines)}\n{note}"

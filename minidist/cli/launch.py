@@ -72,10 +72,8 @@ def torchrun(ranks: int) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser, seconds = (
-        Parser(prog="minidist launch", description="Run a program on several ranks here."),
-        flag_of(float, SECONDS),
-    )
+    parser = Parser(prog="minidist launch", description="Run a program on several ranks here.")
+    seconds = flag_of(float, SECONDS)
     parser.add_argument("-n", "-np", "--ranks", type=flag_of(int, RANKS), default=2, help="how many ranks (2)")
     parser.add_argument("--wire", choices=["mpi", "torch"], default="mpi", help="mpirun or torchrun (mpi)")
     parser.add_argument(

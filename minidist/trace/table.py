@@ -40,9 +40,9 @@ def time_table(events: Iterable[Event]) -> str:
     if not by_rank:
         return "nothing was recorded"
     begin = min(event.start for mine in by_rank.values() for event in mine)
-    tables = [_aligned(RANKS, [_rank(rank, begin, by_rank[rank]) for rank in sorted(by_rank)])]
+    tables = [aligned(RANKS, [_rank(rank, begin, by_rank[rank]) for rank in sorted(by_rank)])]
     if by_name:
-        tables.append(_aligned(COLLECTIVES, [_collective(name, by_name[name]) for name in sorted(by_name)]))
+        tables.append(aligned(COLLECTIVES, [_collective(name, by_name[name]) for name in sorted(by_name)]))
     return "\n\n".join(tables)
 
 
@@ -103,8 +103,8 @@ def _collective(name: str, calls: list[Event]) -> list[str]:
     return [name, str(len(calls)), bytes, format_seconds(seconds), format_seconds(seconds / len(calls))]
 
 
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out in columns: the first to the left, the numbers to the right."""
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as text in columns: the first to the left, the numbers to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [
         cells[0].ljust(widths[0])

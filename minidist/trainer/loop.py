@@ -106,20 +106,19 @@ class Trainer:
         run = self.config.run
         self.spread()
         writer = Writer(Path(run.save), self.comm, run.keep, run.keep_every) if run.save else None
-        sent = dict.fromkeys(AXES, 0)
+        before = self._sent()
         history: list[StepMetrics] = []
         with self._overflow_expected(), ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
-                before = self._sent()
                 watched = account if step + 1 == run.steps else None
                 with self._watching(watched) if watched else contextlib.nullcontext():
                     history.append(self._measured_step(step, batch.to(self.device)))
-                sent = {axis: sent[axis] + now - before[axis] for axis, now in self._sent().items()}
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
                 if writer is not None and due:
                     self._save(writer, step + 1, batches.state_dict())
+        sent = {axis: now - before[axis] for axis, now in self._sent().items()}
         if writer is not None:
             writer.wait()
         saves = list(zip(writer.stalled, writer.wrote, strict=True)) if writer else []
@@ -195,7 +194,7 @@ class Trainer:
         return {axis: getattr(self.mesh, axis).traffic.bytes_sent for axis in AXES}
 
     def _save(self, writer: Writer, step: int, position: State) -> None:
-        """Begin to write a checkpoint."""
+        """Begin to write a checkpoint; training goes on meanwhile."""
         assert self.parallel is not None and self.optimizer is not None
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
         state["scaler"] = self.scaler.state_dict() if self.scaler else None
