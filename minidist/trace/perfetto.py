@@ -35,11 +35,8 @@ Arrow = tuple[int, float]  # the number of a message, and when its send began
 
 ROWS = ("compute", "communication", "sends", "receives")
 COMPUTE, COMMUNICATION, SENDS, RECEIVES = range(4)
-ROW_OF_KIND = {
-    EventKind.COMPUTE: COMPUTE,
-    EventKind.SEND: SENDS,
-    EventKind.RECEIVE: RECEIVES,
-}  # anything else: communication
+# The row of each kind; any other is communication.
+ROW_OF_KIND = {EventKind.COMPUTE: COMPUTE, EventKind.SEND: SENDS, EventKind.RECEIVE: RECEIVES}
 
 
 def write(events: Iterable[Event], path: Path) -> None:
@@ -53,7 +50,7 @@ def entries(events: Iterable[Event]) -> list[Entry]:
     events = list(events)
     begin = min((event.start for event in events), default=0.0)
     ranks = sorted({event.rank for event in events})
-    names = [entry for rank in ranks for entry in _process(rank)]
+    names = [entry for rank in ranks for entry in _names("process", {"pid": rank}, f"rank {rank}", rank)]
     happened = [_counter(event, begin) for event in events if event.kind == EventKind.HELD]
     received: list[Entry] = []
     arrows, rows = _arrows(events), _rows(events)
@@ -62,7 +59,8 @@ def entries(events: Iterable[Event]) -> list[Entry]:
     for rank, track, row in sorted(rows, key=lambda key: (key[0], key[1] != "main", key[1], key[2])):
         for lane, members in enumerate(_lanes(rows[rank, track, row], may_nest=row < SENDS)):
             where: Entry = {"pid": rank, "tid": next(numbers)}
-            names += _thread(where, track, row, lane)
+            name = ROWS[row] if track == "main" else f"stream {track}: {ROWS[row]}"
+            names += _names("thread", where, name + f" {lane + 1}" * (lane > 0), where["tid"])
             slices = [entry for event in members for entry in _slices(event, begin, where, arrows.get(id(event)))]
             (received if row == RECEIVES else happened).extend(slices)
     # Sorting is stable, and what is received comes last: of two ends at the same moment, an arrow's start is first.
@@ -124,19 +122,11 @@ def _arrows(events: list[Event]) -> dict[int, Arrow]:
 # ---------------------------------------------------------------- entries
 
 
-def _process(rank: int) -> list[Entry]:
+def _names(what: str, where: Entry, name: str, place: int) -> list[Entry]:
+    """Return what names a process or a thread, and says in which place it stands."""
     return [
-        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
-        {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}},
-    ]
-
-
-def _thread(where: Entry, track: str, row: int, lane: int) -> list[Entry]:
-    name = ROWS[row] if track == "main" else f"stream {track}: {ROWS[row]}"
-    name += f" {lane + 1}" if lane else ""
-    return [
-        {"ph": "M", "name": "thread_name", **where, "args": {"name": name}},
-        {"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": where["tid"]}},
+        {"ph": "M", "name": f"{what}_name", **where, "args": {"name": name}},
+        {"ph": "M", "name": f"{what}_sort_index", **where, "args": {"sort_index": place}},
     ]
 
 
