@@ -15,12 +15,12 @@ the gradient. Behind `all_gather` each rank computes something else with its cop
 gradient, and the terms must be summed. Taking one for the other gives gradients that are wrong by a factor of P, or
 lack all terms but one.
 
-All take the communicator, none changes its input, all ranks call the same ones in the same order, in backward too:
-that holds if every rank builds the same graph. Backward is written with the functions here and can be differentiated
-again. On one rank they return `x` itself. What cannot be (dtype, counts) raises as the collective does.
+Each takes the communicator and leaves its input unchanged. All ranks call the same functions in the same order, in
+backward too, which holds if every rank builds the same graph. Backward is written with the functions here, so it can be
+differentiated again. On one rank each returns `x` itself. A dtype or counts that do not fit raise as in the collective.
 
-Cost: of the collective whose name it bears; `copy_to` and `scatter_to` send nothing. A dim other than the first, or a
-tensor that is not contiguous, costs a copy.
+Cost: that of the collective whose name it bears; `copy_to` and `scatter_to` send nothing. A dim other than the first,
+or a tensor that is not contiguous, costs a copy.
 
 Sources: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.2.2.
 """

@@ -21,7 +21,7 @@ class EventKind(StrEnum):
     COMPUTE = "compute"
     SEND = "send"
     RECEIVE = "recv"
-    EXCHANGE = "exchange"  # both at once, for who does not tell them apart; a communicator does
+    EXCHANGE = "exchange"  # both in one event; our communicators record two
     COLLECTIVE = "collective"
     WAIT = "wait"  # for another stream of the same rank
     HELD = "held"  # no work: how many bytes the rank holds from then on
@@ -39,18 +39,19 @@ class Event:
     rank : int
         Of the world.
     kind : EventKind
+        What it is.
     name : str
-        What to call it: `send to 1`, `all_reduce ring`, `forward`.
+        What a trace calls it: `send to 1`, `all_reduce ring`, `forward`.
     start, end : float
         In seconds, on the clock of the communicator that recorded it.
     bytes : int
-        That it sends, receives or reduces; or that the rank holds.
+        How many it moves; of a collective, the size of its buffer; of `held`, how many the rank holds from then on.
     track : str
         The stream that did it; `main` is the rank's own thread.
     flow : str
-        The name of a message. Its send and its receive carry the same one.
+        The name of a message, which its send and its receive share.
     line : str
-        Of the program, as `source_line` gives it.
+        The line of the program that asked for it; see `source_line`.
     waited_from : float or None
         When the rank began to wait for a message that it had posted ahead. Until then the message lies beside whatever
         the rank did. None says that the rank waited from `start` on.

@@ -8,8 +8,8 @@
         "blocks.*.mlp.down": RowParallel(),
     })
 
-All ranks then bring the same tokens. Of `state_dict` the names stay and the tensors are slices; the record of each
-parameter (`tensor_placement_of`) says which.
+After that, all ranks bring the same tokens. `state_dict` keeps its names and holds slices; the record of each parameter
+(`tensor_placement_of`) says which.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def split_equal(model: nn.Module, comm: Communicator, styles: Mapping[str, Style
 
 
 def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool) -> dict[str, Style]:
-    """Return the style of each module that is to be split, by name. Nothing is sent; arguments of `parallelize_tensor`.
+    """Return the style of each module that is to be split, by name. Sends nothing; arguments of `parallelize_tensor`.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
 
 
 def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
-    """Apply each style, and see to what no style names: whole parameters, and dropouts of a split sequence."""
+    """Apply each style, then treat what no style names: whole parameters, and dropouts of a split sequence."""
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     for name, style in styles.items():
         entered = _inside(name, styles, ParallelRegion)
@@ -156,7 +156,7 @@ def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -
 
 
 def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
-    """Give whole parameters their record, and have gradients summed of which each rank computes some terms."""
+    """Give whole parameters their record, and sum their gradients where each rank computes some terms of them."""
     for name, parameter in model.named_parameters():
         if tensor_placement_of(parameter) is None:
             nowhere = ((0, 0),) * comm.size

@@ -11,9 +11,9 @@ bytes travel. Backward runs the adjoints: reduce-scatter where forward gathered,
 Why do norm weights need an all-reduce of their gradients, when every rank holds them whole? Because each rank has used
 its copy on T/P tokens only. A norm weight's gradient is a sum over all tokens; rank r has the terms of its own tokens.
 Without the sum the ranks' copies drift apart, silently: each norm learns from a part of the sequence. In plain tensor
-parallelism every rank sees all tokens and computes the whole sum itself, so nothing is to be done, and that is what
-makes it easy to forget. The same holds for all that is replicated and used on split tokens: biases added after a
-row-parallel product, too. `sum_gradient` adds the terms in backward, as soon as the gradient is complete.
+parallelism every rank sees all tokens and computes the whole sum itself: there is nothing to do, which makes it easy to
+forget here. The same holds for whatever is replicated and used on split tokens, such as a bias that is added after a
+row-parallel product. `sum_gradient` adds the terms in backward, as soon as the gradient is complete.
 
 A dropout mask is the slice of the serial mask at this rank's positions.
 

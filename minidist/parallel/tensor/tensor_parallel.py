@@ -57,9 +57,14 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
 
 
 def shard(parameter: Tensor, placement: TensorPlacement) -> None:
-    """Let the parameter, in place, be this rank's slice of what it was; the memory of the rest is given back.
+    """Replace a parameter, in place, by this rank's slice of it, and give the memory of the rest back.
 
-    A tied parameter stays tied. If it has been cut before, it must have been in the same way: else ValueError.
+    A tied parameter stays tied: it is cut once.
+
+    Raises
+    ------
+    ValueError
+        If the parameter has been cut in another way before.
     """
     before = tensor_placement_of(parameter)
     if before is None:
@@ -75,7 +80,7 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
 
 
 def load_slices(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Give each parameter its slice of a whole one, which may be forgotten before the next is drawn or read.
+    """Give each parameter its slice of a whole one, which is let go before the next one is drawn or read.
 
     Raises
     ------
@@ -96,11 +101,11 @@ def load_slices(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None
 
 
 def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
-    """Have backward add up, over `comm`, a gradient of which each rank computes some terms. Frozen ones have none.
+    """Have backward sum a gradient over `comm`, if each rank computes some terms of it. A frozen one has none.
 
-    One all-reduce of the parameter's size in every backward that has a gradient for it: where a pipeline puts weight
-    gradients off, autograd comes with None first. It comes before the gradient is accumulated, and so before data
-    parallelism takes it.
+    Cost: one all-reduce of the parameter's size in every backward that has a gradient for it. (Where a pipeline puts
+    weight gradients off, autograd comes with None first.) The sum comes before the gradient is accumulated, and so
+    before data parallelism takes it.
     """
 
     def add_up(gradient: Tensor | None) -> Tensor | None:
@@ -114,7 +119,7 @@ def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
 
 
 class Copies(dict[int, Communicator]):
-    """The ranks that hold the same slice, by how many they are."""
+    """The communicators of ranks that hold the same slice, by how many ranks that are."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class PartOfLinear(nn.Linear):
 
 
 class ColumnParallelLinear(PartOfLinear):
-    """Some outputs of a linear map: x [..., I] to [..., O/P]."""
+    """A linear map of which this rank has some outputs: x [..., I] to [..., O/P]."""
 
     def __init__(self, whole: nn.Linear, boundary: Boundary | None, gather: Communicator | None) -> None:
         super().__init__(whole)
@@ -183,7 +188,7 @@ class RowParallelLinear(PartOfLinear):
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """The vectors of some words: tokens [B, T] to the sum over ranks [B, T, D]."""
+    """An embedding of which this rank has some words: tokens [B, T] to the sum over ranks [B, T, D]."""
 
     def __init__(self, whole: nn.Embedding, boundary: Boundary) -> None:
         super().__init__()
@@ -191,7 +196,7 @@ class VocabularyParallelEmbedding(nn.Module):
         self.vocabulary = whole.num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Look up the words that are here; of the others comes zero, and their vector from another rank."""
+        """Look up the words that are here. The others give zero; the sum brings their vectors from other ranks."""
         check_ids(tokens, self.vocabulary)
         words = part_of(self.vocabulary, self.boundary.comm)
         elsewhere = (tokens < words.start) | (tokens >= words.stop)
