@@ -1,1 +1,4 @@
-"""Floor 4: where the memory goes, and what breaks the wall: recomputing, lower precision, offloading, adapters."""
+"""Floor 4: where the memory goes, and how to need less: recomputation, lower precision, adapters, offloading.
+
+Read `account/`, `recompute/`, `precision/`, `adapters/`, then `offload.py`.
+"""

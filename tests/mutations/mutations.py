@@ -844,7 +844,7 @@ MEMORY = [
     Mutation(
         "a parameter that somebody has overwritten gets its old master back",
         "minidist/memory/precision/masters.py",
-        old="if master is None or (written and not _is_rounded(parameter, master)):",
+        old="if master is None or (written and not torch.equal(parameter, master.to(parameter))):",
         new="if master is None:",
         tests=(f"{PRECISION}::test_who_overwrites_a_parameter_overwrites_its_master",),
     ),

@@ -1,4 +1,4 @@
-"""Fewer bits: compute in 16 or 8, remember in 32.
+"""Fewer bits: compute in 16 or 8 bits, and keep master weights in 32.
 
 Read `mixed.py` (what fails, and loss scaling), `masters.py`, `rounding.py`, then `fp8.py`. `blocks.py` packs numbers
 for the wire; `adamw.py` is AdamW in one pass over each parameter.

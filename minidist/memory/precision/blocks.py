@@ -14,11 +14,6 @@ from torch import Tensor
 BLOCK = 256  # numbers that share a scale
 
 
-def packed_bytes(count: int, bits: int) -> int:
-    """Return the bytes of `count` numbers, scales included: 4 for each block."""
-    return count * bits // 8 + count // BLOCK * 4
-
-
 def pack(rows: Tensor, bits: int) -> Tensor:
     """Return each row quantised: codes, then scales, as bytes.
 
@@ -31,7 +26,7 @@ def pack(rows: Tensor, bits: int) -> Tensor:
     Returns
     -------
     Tensor
-        uint8 [R, packed_bytes(n, bits)].
+        uint8 [R, n * bits / 8 + n / BLOCK * 4].
     """
     count, top = len(rows), 2 ** (bits - 1) - 1
     blocks = rows.reshape(count, -1, BLOCK).float()

@@ -1,4 +1,4 @@
-"""Float8 matrix products: 8 bits to multiply and to keep, one scale a tensor to make the numbers fit.
+"""Float8 matrix products: operands have 8 bits, and one scale a tensor moves them into the range of the format.
 
     format   bits (sign exponent mantissa)   largest   smallest     for
     E4M3     1 4 3                           448       2^-9         inputs and weights: precise

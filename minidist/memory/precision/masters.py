@@ -179,7 +179,7 @@ class MasterWeights(torch.optim.Optimizer):
             twin.grad = parameter.grad
             return twin
         written = self.versions.get(parameter) != parameter._version  # by someone else, perhaps with the same value
-        if master is None or (written and not _is_rounded(parameter, master)):
+        if master is None or (written and not torch.equal(parameter, master.to(parameter))):
             master = self._widened(parameter.detach())
         twin = nn.Parameter(master)
         twin.grad = self._widened(parameter.grad).mul_(self.factor)
@@ -218,10 +218,3 @@ class MasterWeights(torch.optim.Optimizer):
 def wide(tensor: Tensor) -> torch.dtype:
     """Return the dtype of a tensor's master: float32, or the tensor's own if that is wider."""
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _is_rounded(parameter: Tensor, master: Tensor) -> bool:
-    """Tell whether a parameter is its master, rounded up or down. If not, someone wrote another value."""
-    limits = torch.finfo(parameter.dtype)
-    smallest = limits.eps * limits.smallest_normal  # the spacing of subnormal numbers
-    return torch.allclose(parameter.to(master), master, rtol=limits.eps, atol=smallest)

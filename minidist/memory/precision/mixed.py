@@ -1,4 +1,4 @@
-"""Mixed precision: compute in 16 bits, remember in 32.
+"""Mixed precision: compute in 16 bits, and keep master weights in 32.
 
                bits  largest  smallest  next to 1     what fails                      the remedy
     float32     32    3e38     1e-45    1 + 1e-7

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
-from minidist.memory.precision.blocks import BLOCK, pack, packed_bytes, unpack
+from minidist.memory.precision.blocks import BLOCK, pack, unpack
 from minidist.parallel import FSDP, MixedPrecision, ZeROPlusPlus
 from minidist.parallel.sharded.zero_plus_plus import Nodes
 
@@ -21,7 +21,7 @@ def test_a_number_is_off_by_half_a_step_at_most(bits: int) -> None:
     rows = torch.randn(3, 4 * BLOCK, generator=draws) * 10 ** torch.randint(-6, 6, (3, 4 * BLOCK), generator=draws)
     rows[1, BLOCK : 2 * BLOCK] = 0
     packed = pack(rows, bits)
-    assert packed.shape == (3, packed_bytes(4 * BLOCK, bits)) and packed.nbytes == 3 * (4 * BLOCK * bits // 8 + 4 * 4)
+    assert packed.shape == (3, 4 * BLOCK * bits // 8 + 4 * 4) and packed.dtype == torch.uint8
     back = unpack(packed, 4 * BLOCK, bits)
     largest = rows.view(3, 4, BLOCK).abs().amax(-1, keepdim=True)
     error = (rows - back).view(3, 4, BLOCK).abs()
