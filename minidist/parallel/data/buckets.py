@@ -76,7 +76,7 @@ class FlatBucket(Bucket):
         self._addresses = {parameter: view.data_ptr() for parameter, view in self.views.items()}
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
-        """Tell whether the parameter has a gradient, and not only the zeros that `zero` put in its place."""
+        """Tell whether the parameter has a gradient, and not only the zeros that `forget` put in its place."""
         return parameter.grad is not None and (parameter in self.used or parameter.grad is not self.views[parameter])
 
     def adopt(self, parameter: nn.Parameter) -> None:

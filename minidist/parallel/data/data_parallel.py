@@ -3,6 +3,8 @@
     backward   ...layer 4....layer 3....layer 2....layer 1...│ wait
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘
 
+`Bucketed` says when a bucket's gradients are complete, for ZeRO 1 and 2 as well; `DDP` all-reduces them.
+
 It sends what `PlainDataParallel` sends, 2 (P - 1)/P n bytes a rank for n bytes of gradients, hidden behind computing.
 Buckets are flat, in registered memory, and each gradient is a view into one: none is copied. (Li et al. 2020, 3.2.)
 """
@@ -137,7 +139,7 @@ class Bucketed(DataParallel):
     def _backward_ended(self) -> None:
         """Launch what is left (buckets with unused parameters), and wait for all."""
         self.unreduced = False
-        used = [self.bucket_of[parameter].has_gradient(parameter) for parameter in self.parameters_to_reduce]
+        used = {parameter for parameter, bucket in self.bucket_of.items() if bucket.has_gradient(parameter)}
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 if parameter not in bucket.arrived:

@@ -50,7 +50,7 @@ class PlainDataParallel(DataParallel):
 
     def synchronize(self) -> None:
         """Reduce every gradient; call it once after the last backward of a step."""
-        used = [parameter.grad is not None for parameter in self.parameters_to_reduce]
+        used = {parameter for parameter in self.parameters_to_reduce if parameter.grad is not None}
         reduce_gradients(self.buckets, self.comm, self.op, self.algorithm)
         self._drop_unused(used)
 

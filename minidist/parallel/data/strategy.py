@@ -131,20 +131,20 @@ class DataParallel(nn.Module, Replica):
                 "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
             )
 
-    def _drop_unused(self, used: list[bool]) -> None:
+    def _drop_unused(self, used: Set[nn.Parameter]) -> None:
         """Set `grad = None` for parameters that no rank used, or complain about those that this one did not."""
-        if not self.unused or not used:
-            missing = [self.names[p] for p, was in zip(self.parameters_to_reduce, used, strict=True) if not was]
-            if missing:
+        parameters = self.parameters_to_reduce
+        if not self.unused or not parameters:
+            if missing := [self.names[parameter] for parameter in parameters if parameter not in used]:
                 raise RuntimeError(
                     f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}"
                     f"{' and others' if len(missing) > 3 else ''}: if the model is meant to leave parameters out, pass "
                     "unused=True; if not, freeze them with requires_grad_(False)"
                 )
             return
-        device = self.parameters_to_reduce[0].device
-        flags = torch.tensor(used, dtype=torch.uint8, device="cpu" if device.type == "meta" else device)
+        device = "cpu" if parameters[0].device.type == "meta" else parameters[0].device
+        flags = torch.tensor([parameter in used for parameter in parameters], dtype=torch.uint8, device=device)
         all_reduce(flags, self.comm, op="max")
-        self.nowhere_used = {p for p, flag in zip(self.parameters_to_reduce, flags.tolist(), strict=True) if not flag}
+        self.nowhere_used = {parameter for parameter, flag in zip(parameters, flags.tolist(), strict=True) if not flag}
         for parameter in self.nowhere_used:
             parameter.grad = None

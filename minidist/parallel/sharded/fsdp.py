@@ -219,7 +219,7 @@ class FSDP(ShardedModel):
             self._pass_ended("backward")
             self.reducing.wait()
             self.reducing = None
-            self._drop_unused([parameter in self.used for parameter in self.parameters_to_reduce])
+            self._drop_unused(self.used)
             for flat in self.flats:
                 flat.give_gradient(self.nowhere_used)
         else:
