@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import textwrap
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import pytest
 from faults import bearing
 from test_grade import HONEST, LESSON, pick
 
-from minidist.course.grader.grading import Graded, grade
-from minidist.course.grader.runner import clean_environment
+from minidist.course.grader.grading import AT_ONCE, Graded, grade
+from minidist.course.grader.runner import clean_environment, warm_processes
 from minidist.course.grader.warm import Warm
 from minidist.course.lesson import Answer, find_lesson
 
@@ -24,6 +25,7 @@ NAMES = ("ring_reduce_scatter", "ring_all_gather", "ring_all_reduce", "all_reduc
 EVERYWHERE = "".join(f"def {name}(*arguments):\n    return attack(*arguments)\n" for name in NAMES)
 FOLDER = "from pathlib import Path; folder = Path(__file__).parent\n"
 HONEST_CUT = "def cut(n, ranks):\n    return [n // ranks + (i < n % ranks) for i in range(ranks)]\n"
+SHARED: dict[str, Warm] = {}  # by lesson, what runs its simulated cases; begun with the first that needs it
 FEW = "unequal"  # two cases of task 1, two of task 2
 
 
@@ -34,12 +36,25 @@ def attack(
     task: int = 0,
     wire: str = "threads",
     title: str = "",
-    limit: float = 1.0,
+    limit: float = 60.0,
     lesson: str = "02",
+    alone: bool = False,
 ) -> list[Graded]:
+    """Grade a student's file, by the processes that all attacks share, or `alone`, by some that are started for it."""
     path = tmp_path / "exercise.py"
     path.write_text(source)
-    return grade(find_lesson(LESSON.folder.parent, lesson), Answer(path), limit=limit, only=pick(task, wire, title))
+    warm = None if alone else SHARED[lesson]
+    only = pick(task, wire, title)
+    return grade(find_lesson(LESSON.folder.parent, lesson), Answer(path), limit=limit, only=only, warm=warm)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared() -> Iterator[None]:
+    with warm_processes(LESSON, AT_ONCE) as plain:
+        with warm_processes(find_lesson(LESSON.folder.parent, "12"), AT_ONCE) as with_torch:
+            SHARED.update({"02": plain, "09": with_torch, "12": with_torch, "14": with_torch})
+            yield
+        SHARED.clear()
 
 
 def with_environment(variable: str) -> list[int]:
@@ -198,7 +213,7 @@ def ring_all_reduce(buffer, comm):
 @pytest.mark.parametrize("how", LEANING)
 def test_lean_on_the_package(how: str, tmp_path: Path) -> None:
     for number in (3,) if how == "a stream" else (1, 2, 3):
-        tests = attack(tmp_path, LEANING[how], task=number, limit=5.0)
+        tests = attack(tmp_path, LEANING[how], task=number)
         assert scores(tests) == 0
         if how != "a stream":
             assert all(f"task {number} is to be built by hand, but exercise.py:" in test.output for test in tests)
@@ -305,9 +320,9 @@ CALLS = {
 @pytest.mark.parametrize("how", CALLS)
 def test_lean_without_a_message(how: str, tmp_path: Path) -> None:
     source, told = CALLS[how]
-    tests = attack(tmp_path, CUT + source, task=4, limit=5.0)
+    tests = attack(tmp_path, CUT + source, task=4)
     assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
-    hidden_by_nobody = attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4, limit=5.0)
+    hidden_by_nobody = attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4)
     assert scores(hidden_by_nobody) > 0
 
 
@@ -315,7 +330,7 @@ def test_lean_in_one_case_only(tmp_path: Path) -> None:
     """It costs the whole task, and only that."""
     source = HONEST + "\nring = ring_all_reduce\nfrom minidist.collectives import all_reduce\n"
     source += "def ring_all_reduce(buffer, comm):\n    (all_reduce if len(buffer) == 10 else ring)(buffer, comm)\n"
-    tests = attack(tmp_path, source, limit=5.0)
+    tests = attack(tmp_path, source)
     tasks = {number: [test.score for test in tests if test.check.task.number == number] for number in (1, 2, 3, 4)}
     assert not any(tasks[3]) and all(tasks[1] + tasks[2] + tasks[4])
     assert {test.output for test in tests if test.check.task.number == 3} == {
@@ -330,7 +345,7 @@ def test_lean_in_one_case_only(tmp_path: Path) -> None:
 def test_call_the_native_collective(native: str, tmp_path: Path) -> None:
     source = REFERENCE + f"def ring_all_reduce(buffer, comm):\n    {native}\n"
     for wire in ("threads", "mpi"):
-        tests = attack(tmp_path, source, task=3, wire=wire, limit=5.0)
+        tests = attack(tmp_path, source, task=3, wire=wire)
         assert scores(tests) == 0
         assert "comm.native" in tests[0].output or "calls minidist.collectives.operations" in tests[0].output
 
@@ -338,9 +353,7 @@ def test_call_the_native_collective(native: str, tmp_path: Path) -> None:
 def test_call_mpi_itself(tmp_path: Path) -> None:
     """The sum is right, but no message was seen."""
     source = "from mpi4py import MPI\ndef ring_all_reduce(buffer, comm):\n"
-    tests = attack(
-        tmp_path, source + "    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)\n", task=3, wire="mpi", limit=5
-    )
+    tests = attack(tmp_path, source + "    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)\n", task=3, wire="mpi")
     assert scores(tests) == 0 and "sent 0 bytes" in tests[0].output
 
 
@@ -372,7 +385,7 @@ def test_go_past_the_witness(tmp_path: Path) -> None:
     source = HONEST.replace("def ring_all_reduce", "def honest")
     source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
     source += "    honest(buffer, type(comm)(comm.wire.inner, comm.ledger))\n"
-    tests = attack(tmp_path, source, task=3, limit=5.0)
+    tests = attack(tmp_path, source, task=3)
     assert scores(tests) == 0 and "calls comm.wire.inner, which hides calls" in tests[0].output
 
 
@@ -380,7 +393,7 @@ def test_go_past_the_witness_without_a_message(tmp_path: Path) -> None:
     source = HONEST.replace("def ring_all_reduce", "def honest")
     source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
     source += "    buffer[:] = sum(comm.wire.inner.roll_call(buffer.copy()))\n"
-    tests = attack(tmp_path, source, task=3, limit=5.0)
+    tests = attack(tmp_path, source, task=3)
     assert scores(tests) == 0 and "in ring_all_reduce uses comm.roll_call, which tells ranks more" in tests[0].output
 
 
@@ -389,7 +402,7 @@ def test_the_watch_is_not_switched_off(tmp_path: Path) -> None:
     source += "def ring_all_gather(chunks, comm):\n    watch, honestly = comm.wire._watch, honest(chunks, comm)\n"
     source += "    try:\n        watch.switch(None)\n    except Exception:\n        pass\n"
     source += "    cut(10, comm.size)\n    watch.switch(watch.calls)\n"
-    tests = attack(tmp_path, source, task=2, limit=5.0)
+    tests = attack(tmp_path, source, task=2)
     assert scores(tests) == 0 and "in ring_all_gather calls sys.setprofile, which hides calls" in tests[0].output
 
 
@@ -397,7 +410,7 @@ def test_simulated_ranks_share_no_variable_of_the_answer(tmp_path: Path) -> None
     """A sum through one, and beside it a ring of messages of the right size."""
     source = HONEST.replace("def ring_all_reduce", "def honest") + "BOX = {}\ndef ring_all_reduce(buffer, comm):\n"
     source += "    BOX[comm.rank] = buffer.copy()\n    honest(buffer.copy(), comm)\n    buffer[:] = sum(BOX.values())\n"
-    tests = attack(tmp_path, source, task=3, limit=5.0, title="adds up")
+    tests = attack(tmp_path, source, task=3, title="adds up")
     assert scores(tests) == 0 and "after the call the caller's buffer" in tests[0].output
 
 
@@ -407,7 +420,7 @@ def test_colors_of_a_split_carry_no_data(tmp_path: Path) -> None:
     honest = (find_lesson(LESSON.folder.parent, "12").folder / "honest.py").read_text()
     assert reduce in honest
     split = "flag[0] |= self.comm.split(int(flag[0])).size < self.comm.size"
-    tests = attack(tmp_path, honest.replace(reduce, split), task=2, limit=20.0, lesson="12")
+    tests = attack(tmp_path, honest.replace(reduce, split), task=2, lesson="12")
     assert scores(tests) == 0 and "in overflowed uses comm.split, which tells ranks more" in tests[0].output
 
 
@@ -432,7 +445,7 @@ def cut_layers(costs, stages):
 
 @pytest.mark.parametrize("to", LENT)
 def test_the_package_s_answer_is_not_lent(to: str, tmp_path: Path) -> None:
-    tests = attack(tmp_path, BALANCE + LENT[to], task=1, limit=20.0, lesson="09")
+    tests = attack(tmp_path, BALANCE + LENT[to], task=1, lesson="09")
     assert scores(tests) == 0 and "calls minidist.parallel.pipeline.stage" in tests[0].output
 
 
@@ -474,7 +487,7 @@ WHERE = {
 @pytest.mark.parametrize("where", WHERE)
 def test_what_the_checks_compare_with_is_out_of_reach(where: str, tmp_path: Path) -> None:
     first, call, told = WHERE[where]
-    tests = attack(tmp_path, BYTES.format(first, call), task=2, limit=20.0, lesson="14")
+    tests = attack(tmp_path, BYTES.format(first, call), task=2, lesson="14")
     assert scores(tests) == 0 and told in tests[0].output, tests[0].output
 
 
@@ -529,13 +542,13 @@ def test_forks_and_loops_leave_no_process(code: str, tmp_path: Path, monkeypatch
     body = textwrap.indent(code.replace("\n        ", "\n    "), "    ")
     source = f"import time\nmarker = {marker!r}\ndef attack(*_):\n{body}\n    return None\n{EVERYWHERE}"
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # which the grader hands on to all that it starts
-    assert scores(attack(tmp_path, source, title=FEW, task=1, limit=0.5)) == 0
+    assert scores(attack(tmp_path, source, title=FEW, task=1, limit=0.5, alone=True)) == 0
     assert not bearing(marker) and not with_environment(f"TMPDIR={tmp_path}")
 
 
 def test_eat_all_memory(tmp_path: Path) -> None:
     source = "import numpy as np\ndef attack(*_):\n    kept = [np.empty(1 << 27) for _ in range(64)]\n" + EVERYWHERE
-    tests = attack(tmp_path, source, task=4, title="fewer", limit=10.0)
+    tests = attack(tmp_path, source, task=4, title="fewer")
     assert scores(tests) == 0
     assert "MemoryError" in tests[0].output
 
@@ -559,7 +572,7 @@ def test_attack_the_warm_process(code: str, tmp_path: Path) -> None:
     environment = {**clean_environment(None), "TOKEN": token}
     with Warm(LESSON.folder / "checks.py", environment, 1) as warm:
         attacked = grade(LESSON, Answer(path), limit=1.0, only=pick(4, title="counts"), warm=warm)
-        honest = grade(LESSON, Answer(path), limit=5.0, only=pick(3, title="do not divide"), warm=warm)
+        honest = grade(LESSON, Answer(path), limit=60.0, only=pick(3, title="do not divide"), warm=warm)
     assert scores(attacked) == 0
     assert all(test.score == test.max_score for test in honest), honest
     assert not with_environment(f"TOKEN={token}")
@@ -586,14 +599,14 @@ def test_files_beside_the_answer_are_ignored(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "json.py"))
     monkeypatch.chdir(tmp_path)
-    tests = attack(tmp_path, HONEST, task=2, wire="", limit=5.0)
+    tests = attack(tmp_path, HONEST, task=2, wire="", alone=True)
     assert scores(tests) == sum(test.max_score for test in tests)
-    assert "No module named 'solution'" in attack(tmp_path, "import solution", task=2)[0].output
+    assert "No module named 'solution'" in attack(tmp_path, "import solution", task=2, alone=True)[0].output
 
 
 def test_the_environment_holds_nothing_to_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADER_SECRET", "42")
-    tests = attack(tmp_path, "import os\nraise ValueError(sorted(os.environ))", task=2)
+    tests = attack(tmp_path, "import os\nraise ValueError(sorted(os.environ))", task=2, alone=True)
     assert "PATH" in tests[0].output and "SECRET" not in tests[0].output and "PYTHON" not in tests[0].output
     assert os.environ["GRADER_SECRET"] == "42"
 
