@@ -56,11 +56,8 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config,
     config = replace(config, run=replace(config.run, precision="float64", sample=0))
     chosen = together(comm, lambda: list(variants(config, comm.size)))
     tokenizer, samples, _ = together(comm, lambda: read_corpus(config))
-    meshes = [Mesh(comm.split(0), variant.layout) for variant in chosen]  # whose registered memory is one run's alone
-    configs = [variant.config for variant in chosen]
-    runs = together(
-        comm, lambda: [check_run(*each, tokenizer.vocabulary) for each in zip(configs, meshes, strict=True)]
-    )
+    asked = [(each.config, Mesh(comm.split(0), each.layout)) for each in chosen]  # registered memory of its own each
+    runs = together(comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in asked])
     rows = [run_variant(variant.name, run, samples) for variant, run in zip(chosen, runs, strict=True)]
     if comm.rank > 0:
         return 0

@@ -76,9 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     seconds = flag_of(float, SECONDS)
     parser.add_argument("-n", "-np", "--ranks", type=flag_of(int, RANKS), default=2, help="how many ranks (2)")
     parser.add_argument("--wire", choices=["mpi", "torch"], default="mpi", help="mpirun or torchrun (mpi)")
-    parser.add_argument(
-        "--limit", type=seconds, help="seconds one operation may wait before who waits for whom is told"
-    )
+    parser.add_argument("--limit", type=seconds, help="seconds an operation may wait before who waits for whom is told")
     parser.add_argument("--timeout", type=seconds, help="seconds the whole job may take before it is ended")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module's name")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="file.py ...", help="and its arguments")

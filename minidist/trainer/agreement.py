@@ -11,12 +11,12 @@ Ready = TypeVar("Ready")
 
 
 def all_or_none(comm: Communicator, work: Callable[[], Ready], *refused: type[Exception]) -> Ready:
-    """Do `work` on every rank, and return this rank's result. Collective.
+    """Do `work`, which sends nothing or fails on all ranks alike; return this rank's result. Collective.
 
     Raises
     ------
     Exception
-        On every rank alike, if `work` raised one of the kinds `refused` on some: the first such rank's.
+        If `work` raises one of the kinds `refused` on some ranks, every rank raises what the first of them did.
     """
     problem = None
     try:

@@ -1,7 +1,10 @@
-"""A run is checked once, before any work, into a value; what is given that value asks nothing again.
+"""A run is checked once, before any work, into a value; whoever takes that value does not check again.
 
-config, ranks ──layout_of──▶ layout ──Mesh──▶ mesh ─┐
-config, vocabulary of the tokenizer ────────────────┴──check_run──▶ CheckedRun ──▶ Trainer
+    config, ranks ──layout_of──▶ layout ──Mesh──▶ mesh ─┐
+    config, vocabulary of the tokenizer ────────────────┴──check_run──▶ CheckedRun ──▶ Trainer
+
+Checking sends nothing, so ranks can still agree on whether to start (`agreement.py`). What depends on one machine, its
+memory and its files, is for the command `train` to find out.
 """
 
 from __future__ import annotations
