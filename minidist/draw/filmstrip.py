@@ -117,18 +117,21 @@ def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     """Draw messages in the margin: those under way grey, those that came in this moment blue, waiting ranks red."""
     waiting = {(step.rank, step.peer) for step in recording.steps[:count] if step.kind == Does.WAITS}
     sends = [step for step in recording.under_way(count) if (step.rank, step.peer) not in waiting]
-    ends = [(step.rank, step.peer, FAINT, "-") for step in sends] + [(*pair, BAD, "--") for pair in sorted(waiting)]
+    for step in sends:
+        _arrow(panel, grid, step.rank, step.peer, FAINT, under_way=True)
+    for rank, peer in sorted(waiting):
+        _arrow(panel, grid, rank, peer, BAD, style="--")
     for step in recording.steps[:count]:
         now = recording.steps[count - 1]
         if step.kind == Does.RECEIVES and (step.seconds, step.moment) == (now.seconds, now.moment):
-            ends.append((step.peer or 0, step.rank, MARK, "-"))
-    for start, end, colour, style in ends:
-        assert end is not None
-        _arrow(panel, grid, start, end, colour, style)
+            _arrow(panel, grid, step.peer, step.rank, MARK)
 
 
-def _arrow(panel: Any, grid: Grid, start: int, end: int, colour: str, style: str) -> None:
+def _arrow(
+    panel: Any, grid: Grid, start: int | None, end: int | None, colour: str, style: str = "-", under_way: bool = False
+) -> None:
     """Draw a curve between two rows, the farther apart the wider: with a tip, or half of it if it is under way."""
+    assert start is not None and end is not None
     from matplotlib.patches import Circle, PathPatch, Polygon
     from matplotlib.path import Path as Curve
 
@@ -136,7 +139,7 @@ def _arrow(panel: Any, grid: Grid, start: int, end: int, colour: str, style: str
     begin, tip = grid.middle(start) + 6 * down, grid.middle(end) - 6 * down
     bulge = 20 + 40 * (abs(end - start) - 1) / max(1, grid.ranks - 2) + (8 if down < 0 else 0)
     points: list[tuple[float, float]] = [(x, begin), (x - bulge, begin), (x - bulge, tip), (x - 6, tip)]
-    if colour == FAINT:  # the first half of the curve, and the message at its end
+    if under_way:  # the first half of the curve, and the message at its end
         far, half = x - 0.75 * bulge, (begin + tip) / 2
         points = [(x, begin), (x - bulge / 2, begin), (far, (begin + half) / 2), (far, half)]
         panel.add_patch(Circle((far, half), 3.5, facecolor="white", edgecolor=colour, zorder=3))

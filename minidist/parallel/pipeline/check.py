@@ -64,21 +64,20 @@ def _check_place(plan: Plan, action: Action, cell: Cell) -> None:
 
 def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Action, Cell]) -> None:
     """Check that one microbatch goes through one stage once, forward and backward."""
-    kinds = (Kind.FORWARD, *BACKWARDS)
-    cells = {kind: seen[each] for kind in kinds if (each := Action(kind, stage, microbatch)) in seen}
+    forward, whole, *halves = (Action(kind, stage, microbatch) for kind in (Kind.FORWARD, *BACKWARDS))
+    there = [action for action in (forward, whole, *halves) if action in seen]
     what = f"stage {stage}, microbatch {microbatch}"
-    if "F" not in cells:
-        fault = f"{what}: the forward {stage}F{microbatch} is missing"
-    elif "B" in cells and len(cells) > 2:
-        fault = f"{what} has a whole backward {stage}B{microbatch}, and halves of it too: write B, or I and W"
-    elif "B" in cells or len(cells) == 3:
+    if there in ([forward, whole], [forward, *halves]):
         return
-    elif len(cells) == 1:
-        fault = (
-            f"{what}: the backward is missing: {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}"
-        )
+    if forward not in there:
+        fault = f"{what}: the forward {forward} is missing"
+    elif whole in there:
+        fault = f"{what} has a whole backward {whole}, and halves of it too: write B, or I and W"
+    elif there == [forward]:
+        fault = f"{what}: the backward is missing: {whole}, or {halves[0]} and {halves[1]}"
     else:
-        half, missing = ("I", "W") if "I" in cells else ("W", "I")
-        fault = f"{what} has {stage}{half}{microbatch}, but its other half {stage}{missing}{microbatch} is missing"
+        missing = next(half for half in halves if half not in there)
+        fault = f"{what} has {there[-1]}, but its other half {missing} is missing"
     rank = plan.rank_of[stage]
-    raise ScheduleError(fault, plan.actions, [*cells.values()][-1:] or [(rank, len(plan.actions[rank]))])
+    cell = seen[there[-1]] if there else (rank, len(plan.actions[rank]))
+    raise ScheduleError(fault, plan.actions, [cell])

@@ -30,7 +30,7 @@ class Script:
     def repeat(self, times: int, *steps: str) -> None:
         """Write the steps so often: `F down` is a forward of the stage on the way down, `W` what is owed longest."""
         for step in steps * times:
-            if step == "W":
+            if step == Kind.WEIGHTS:
                 self.row.append(self.owed.popleft())
                 continue
             kind, way = step.split()

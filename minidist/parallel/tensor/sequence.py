@@ -78,7 +78,7 @@ def split_dropout(dropout: Dropout, comm: Communicator) -> None:
     dropout.register_forward_pre_hook(shift)
 
 
-def know_all_tokens(stage: nn.Module, comm: Communicator, embedding: str = "embedding") -> None:
+def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
     """Have a later stage of a pipeline, which is given [B, T/P, D], compute with all T positions.
 
     Its forward is called with a placeholder for tokens [B, T], and what came from the stage before takes the place of
@@ -93,4 +93,4 @@ def know_all_tokens(stage: nn.Module, comm: Communicator, embedding: str = "embe
         return tokens, *rest
 
     stage.register_forward_pre_hook(count)
-    getattr(stage, embedding).register_forward_hook(lambda *_: handed.pop())
+    stage.get_submodule("embedding").register_forward_hook(lambda *_: handed.pop())
