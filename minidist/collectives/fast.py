@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.comm.buffers import device_name, dtype_name, empty, itemsize
+from minidist.comm.buffers import device_name, dtype_name, empty
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -78,7 +78,7 @@ def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]
     Only the CPU's cache is meant: arrays elsewhere come in one piece.
     """
     longest = max(len(chunk) for chunk in chunks)
-    step = max(1, bytes // itemsize(chunks[0]))
+    step = max(1, bytes // chunks[0].itemsize)
     if longest <= step or device_name(chunks[0]) != "cpu":
         yield chunks
         return
@@ -88,7 +88,7 @@ def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]
 
 def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Array]:
     """Yield consecutive views of at most so many bytes; the array itself if one suffices."""
-    step = max(1, bytes // itemsize(array))
+    step = max(1, bytes // array.itemsize)
     if len(array) <= step:
         yield array
         return

@@ -30,7 +30,7 @@ from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_ten
 from minidist.trace.events import EventKind
 
 if TYPE_CHECKING:
-    from minidist.comm.buffers import Buffer
+    from minidist.comm.buffers import Buffer, Kind
     from minidist.comm.communicator import Communicator
 
 
@@ -62,14 +62,14 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     finish(op, array, comm.size)
 
 
-def reduce_scatter(full: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> Buffer:
+def reduce_scatter(full: Kind, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> Kind:
     """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises as `all_reduce`."""
     array = flatten(full)
     combine = reduction(op, array)
     agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm)
     name, function = find("reduce_scatter", algorithm, array.nbytes, comm)
     rows, counts = _shards(full, comm.size)
-    shard: Buffer = _new(full, rows[comm.rank])
+    shard: Kind = _new(full, rows[comm.rank])
     out, chunks = flatten(shard), chunks_of(array, counts)
     with comm.span("reduce_scatter " + name, EventKind.COLLECTIVE, array.nbytes, name == "native"):
         if comm.size == 1:
@@ -81,12 +81,12 @@ def reduce_scatter(full: Buffer, comm: Communicator, op: str = "sum", algorithm:
 
 
 def all_gather(
-    shard: Buffer,
+    shard: Kind,
     comm: Communicator,
-    out: Buffer | None = None,
+    out: Kind | None = None,
     algorithm: str = "auto",
     counts: Sequence[int] | None = None,
-) -> Buffer:
+) -> Kind:
     """Return all ranks' shards, one after the other along the first axis. Raises as `all_reduce`.
 
     Parameters
@@ -146,8 +146,8 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
 
 
 def gather(
-    shard: Buffer, comm: Communicator, root: int = 0, algorithm: str = "auto", counts: Sequence[int] | None = None
-) -> Buffer | None:
+    shard: Kind, comm: Communicator, root: int = 0, algorithm: str = "auto", counts: Sequence[int] | None = None
+) -> Kind | None:
     """Return all ranks' shards, along the first axis, on the root and None elsewhere. Raises as `all_reduce`.
 
     `counts` are the rows of each rank's shard; without them the ranks first exchange them in a `roll_call`.
@@ -169,7 +169,7 @@ def gather(
     return result
 
 
-def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: str = "auto") -> Buffer:
+def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str = "auto") -> Kind:
     """Return shard `comm.rank` of the root's `full`; the other ranks pass None. Raises as `all_reduce`.
 
     The root first announces its shape and dtype in a `roll_call`.
@@ -181,7 +181,7 @@ def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: s
     agree(comm, "scatter", algorithm, root=root)
     template = _template(*comm.roll_call(_described(full) if comm.rank == root else None)[root])
     rows, counts = _shards(template, comm.size)
-    shard: Buffer = _new(template, rows[comm.rank])
+    shard: Kind = _new(template, rows[comm.rank])
     out = flatten(shard)
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
     chunks = None if array is None else chunks_of(array, counts)
@@ -191,12 +191,12 @@ def scatter(full: Buffer | None, comm: Communicator, root: int = 0, algorithm: s
 
 
 def all_to_all(
-    full: Buffer,
+    full: Kind,
     comm: Communicator,
     algorithm: str = "auto",
     send_counts: Sequence[int] | None = None,
     receive_counts: Sequence[int] | None = None,
-) -> Buffer:
+) -> Kind:
     """Send chunk j of `full` to rank j; return the chunks that arrive, by sender. Raises as `all_reduce`.
 
     The counts are in rows. Without them the chunks are those of `numpy.array_split`, and `full` must have the same size
@@ -218,7 +218,7 @@ def all_to_all(
             f"send_counts={list(send_counts)} must add up to the {rows} rows, and what rank {comm.rank} keeps must be "
             f"the same in receive_counts={list(receive_counts)}"
         )
-    result: Buffer = _new(full, sum(receive_counts))
+    result: Kind = _new(full, sum(receive_counts))
     arriving = flatten(result)
     leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
     name, function = find("all_to_all", algorithm, array.nbytes, comm)

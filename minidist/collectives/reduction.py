@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Combine(Protocol):
     """A reduction of two arrays."""
 
-    def __call__(self, a: Array, b: Array, out: Array, /) -> object:
+    def __call__(self, a: Any, b: Any, out: Any, /) -> object:
         """Write the reduction of `a` and `b`, element by element, to `out`; return anything."""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from minidist.collectives.fast import Chunks, blocks, chunks_of, cut, segments, view_as
 from minidist.comm.agree import agree
-from minidist.comm.buffers import as_bytes, copy, device_name, itemsize
+from minidist.comm.buffers import as_bytes, copy, device_name
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
@@ -78,7 +78,7 @@ def all_gather(chunks: Chunks, comm: Communicator) -> None:
     shards = _counterparts(out, [len(out)] * comm.size, comm)
     if shards is not None:
         shards = [chunks_of(whole, lengths)[owner] for owner, whole in enumerate(shards)]
-    elif min(lengths):  # torch gives no address of an empty tensor
+    elif source is not None and min(lengths):  # torch gives no address of an empty tensor
         shards = _counterparts(source, lengths, comm)
     agree(comm, "all_gather in shared memory", "ordinary" if shards is None else "registered")
     if shards is not None:
@@ -183,7 +183,7 @@ def _memory(array: Array) -> Any:
 def _counterparts(array: Array, lengths: list[int], comm: Communicator) -> list[Array] | None:
     """Return every rank's counterpart of `array`, of `lengths` elements, or None if `array` is not registered."""
     memory = _memory(array)
-    peers = comm.peers(memory, [length * itemsize(array) // memory.itemsize for length in lengths])
+    peers = comm.peers(memory, [length * array.itemsize // memory.itemsize for length in lengths])
     return None if peers is None else [view_as(peer.view(np.uint8), array) for peer in peers]
 
 
@@ -215,7 +215,7 @@ class Staging:
         views = self.views.get(key)
         if views is None:
             assert self.memories is not None
-            start, bytes = ASIDE + self.parity * HALF, count * itemsize(like)
+            start, bytes = ASIDE + self.parity * HALF, count * like.itemsize
             views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
             if bytes <= SMALL:
                 self.views[key] = views

@@ -13,15 +13,41 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
 
-    Buffer: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
-    Array: TypeAlias = Any  # one-dimensional Buffer; both kinds share slicing, len() and arithmetic
+
+class Buffer(Protocol):
+    """A numpy array or a torch tensor, of any shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def itemsize(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Array(Buffer, Protocol):
+    """A buffer of one dimension."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Self: ...
+
+    def __itruediv__(self, divisor: int, /) -> Self: ...
+
+
+Kind = TypeVar("Kind", bound=Buffer)  # an array where an array went in, a tensor where a tensor did
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
@@ -31,7 +57,7 @@ NAMES: dict[object, str] = {
 }  # asking takes 2 microseconds
 
 
-def is_tensor(buffer: object) -> bool:
+def is_tensor(buffer: object) -> TypeGuard[torch.Tensor]:
     """Tell whether `buffer` is a torch tensor. Nobody can hold one before torch was imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(buffer, torch.Tensor)
@@ -61,7 +87,7 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
     raise TypeError(f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}")
 
 
-def _flatten_tensor(tensor: Any) -> Array:
+def _flatten_tensor(tensor: torch.Tensor) -> Array:
     name = dtype_name(tensor)
     if name not in DTYPES:
         raise _unsupported(tensor.dtype)
@@ -84,24 +110,19 @@ def dtype_name(array: Buffer) -> str:
 
 def device_name(array: Buffer) -> str:
     """Return `cpu`, `cuda` or `meta`."""
-    return array.device.type if is_tensor(array) else "cpu"  # type: ignore[union-attr]
-
-
-def itemsize(array: Array) -> int:
-    """Return the bytes of one element."""
-    return int(array.itemsize if isinstance(array, np.ndarray) else array.element_size())
+    return array.device.type if is_tensor(array) else "cpu"
 
 
 def empty(array: Array, count: int) -> Array:
     """Return an uninitialised flat array of `count` elements, of the kind, dtype and device of `array`."""
-    return np.empty(count, array.dtype) if isinstance(array, np.ndarray) else array.new_empty(count)
+    return array.new_empty(count) if is_tensor(array) else np.empty(count, array.dtype)
 
 
 def as_bytes(array: Array) -> Any:
     """Return a flat CPU array as numpy bytes, sharing memory."""
-    if isinstance(array, np.ndarray):
-        return array.view(np.uint8)
-    return array.view(sys.modules["torch"].uint8).numpy()
+    if is_tensor(array):
+        return array.view(sys.modules["torch"].uint8).numpy()
+    return np.asarray(array).view(np.uint8)
 
 
 def copy(target: Array, source: Array) -> None:
@@ -110,8 +131,8 @@ def copy(target: Array, source: Array) -> None:
         target[:] = source
     elif device_name(target) == "cpu" and device_name(source) == "cpu":
         as_bytes(target)[:] = as_bytes(source)
-    elif device_name(target) == device_name(source):
-        if device_name(target) != "meta":
+    elif is_tensor(target) and is_tensor(source) and target.device.type == source.device.type:
+        if not target.is_meta:
             target.copy_(source)
     else:
         raise ValueError(
@@ -138,17 +159,18 @@ def shaped(memory: Any, shape: int | tuple[int, ...], dtype: object) -> Buffer:
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     used = memory[: math.prod(dims) * plain.itemsize]
     if is_tensor(used):  # on a GPU
-        return used.view(tensor_dtype).view(dims)  # type: ignore[no-any-return]
+        return used.view(tensor_dtype).view(dims)
     array = used.view(plain).reshape(dims)
     if tensor_dtype is None:
         return array  # type: ignore[no-any-return]
     return sys.modules["torch"].from_numpy(array).view(tensor_dtype)  # type: ignore[no-any-return]
 
 
-def address(array: Array) -> int:
+def address(array: Buffer) -> int:
     """Return where the array's memory begins."""
-    if not isinstance(array, np.ndarray):
-        return int(array.data_ptr())
+    if is_tensor(array):
+        return array.data_ptr()
+    assert isinstance(array, np.ndarray)
     if array.size and array.flags.writeable:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # 5 times as fast as below
     return int(array.__array_interface__["data"][0])

@@ -258,7 +258,7 @@ class Communicator:
         """Every rank's `node`, by rank. Collective when first asked for."""
         return self.keep(Nodes, lambda: Nodes(self.wire.nodes()))
 
-    def peers(self, array: Array, lengths: Sequence[int] | None = None) -> list[Any] | None:
+    def peers(self, array: Buffer, lengths: Sequence[int] | None = None) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory; see `Registered.peers`."""
         return self.registered.peers(array, lengths)
 

@@ -11,7 +11,7 @@ import numpy as np
 from minidist.comm.buffers import address
 
 if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
+    from minidist.comm.buffers import Buffer
 
 
 class Registered:
@@ -31,7 +31,7 @@ class Registered:
         weakref.finalize(mine, self.windows.pop, start).atexit = False
         return mine
 
-    def peers(self, array: Array, lengths: Sequence[int] | None = None) -> list[Any] | None:
+    def peers(self, array: Buffer, lengths: Sequence[int] | None = None) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory, or None if it is not that.
 
         The counterparts begin where `array` does, and are as long, or as `lengths` says of each rank.

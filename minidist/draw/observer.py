@@ -34,7 +34,7 @@ class Observer:
         self.waiting: Step | None = None
         self.busy = 0.0  # seconds of computing
         self.steps: list[Step] = []
-        self.cells: dict[str, list[Array]] = {}
+        self.cells: dict[str, list[np.ndarray[Any, Any]]] = {}
         self.shown: Buffers = {}
         self.temporaries: dict[int, str] = {}
         self.expected: list[Array] = []
@@ -138,7 +138,7 @@ def followed(frame: FrameType) -> bool:
 # ---------------------------------------------------------------- what a cell holds
 
 
-def contents(cell: Array, ranks: int, bits: int) -> Contents:
+def contents(cell: np.ndarray[Any, Any], ranks: int, bits: int) -> Contents:
     """Read off a cell how often each rank's contribution is in it; `bits` is how wide a digit is."""
     if not len(cell) or (cell != cell[0]).any():
         return "mixed" if len(cell) else "empty"

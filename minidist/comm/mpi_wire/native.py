@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from minidist.comm.buffers import as_bytes, itemsize
+from minidist.comm.buffers import as_bytes
 from minidist.comm.engine.operation import known_operation
 
 if TYPE_CHECKING:
@@ -66,4 +66,4 @@ def _operation(op: str, array: Array) -> MPI.Op:
 
 def _pieces(array: Array, counts: list[int]) -> list[Any]:
     """Return the array as bytes, and how many of them belong to each rank."""
-    return [as_bytes(array), [count * itemsize(array) for count in counts]]
+    return [as_bytes(array), [count * array.itemsize for count in counts]]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from minidist.comm.buffers import copy
+from minidist.comm.buffers import copy, empty
 from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
 from minidist.comm.report import label, user_line
 from minidist.comm.threads_wire.cluster import Cluster
@@ -228,4 +228,6 @@ class World:
 
 
 def _snapshot(array: Array) -> Array:
-    return array.copy() if hasattr(array, "copy") else array.clone()
+    taken = empty(array, len(array))
+    copy(taken, array)
+    return taken

@@ -152,14 +152,14 @@ def _operation(op: str, array: Array) -> dist.ReduceOp.RedOpType:
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    if isinstance(array, np.ndarray):
-        array = torch.from_numpy(array if array.flags.writeable else array.copy())  # torch knows no read-only
-    tensor: torch.Tensor = array
-    return tensor
+    if isinstance(array, torch.Tensor):
+        return array
+    assert isinstance(array, np.ndarray)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())  # torch knows no read-only
 
 
-def _in_bytes(counts: list[int], array: Any) -> list[int]:
-    return [count * int(array.itemsize) for count in counts]
+def _in_bytes(counts: list[int], array: Array) -> list[int]:
+    return [count * array.itemsize for count in counts]
 
 
 def _cut(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:

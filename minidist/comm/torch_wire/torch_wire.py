@@ -128,20 +128,20 @@ class TorchWire(Wire):
 
     def byte_tensor(self, array: Array) -> torch.Tensor:
         """Return the array as a tensor of bytes, on a device that a group of this wire serves."""
-        device = device_name(array)
-        if device == "cpu":
+        if not isinstance(array, torch.Tensor) or array.device.type == "cpu":
             memory = as_bytes(array)
             return torch.from_numpy(memory if memory.flags.writeable else memory.copy())  # torch knows no read-only
-        if device != "cuda":
-            raise ValueError(f"{device} tensors hold no data to send: simulate ranks with minidist.run, or use the CPU")
+        if array.device.type != "cuda":
+            raise ValueError(
+                f"{array.device.type} tensors hold no data to send: simulate ranks with minidist.run, or use the CPU"
+            )
         if self.cuda is None:
             raise ValueError("these ranks speak gloo, for CPU buffers: use .cpu(), or start one rank per GPU for NCCL")
         if array.get_device() != torch.cuda.current_device():
             raise ValueError(
                 f"this rank's GPU is cuda:{torch.cuda.current_device()}, but the tensor is on {array.device}: move it"
             )
-        tensor: torch.Tensor = array.view(torch.uint8)
-        return tensor
+        return array.view(torch.uint8)
 
     # ---------------------------------------------------------------- groups, streams and memory
 

@@ -242,11 +242,12 @@ def total(held: Mapping[str, int]) -> int:
 
 def _storage(buffer: Buffer | torch.UntypedStorage, windows: list[tuple[int, int]]) -> tuple[int, int]:
     """Return the address of a buffer's storage (a unique number, if it is meta), and its bytes."""
-    if isinstance(buffer, np.ndarray):
-        start, bytes = address(buffer), buffer.nbytes
+    if isinstance(buffer, Tensor):
+        buffer = buffer.untyped_storage()
+    if isinstance(buffer, torch.UntypedStorage):
+        start, bytes = buffer.data_ptr() or buffer._cdata, buffer.nbytes()
     else:
-        storage = buffer.untyped_storage() if isinstance(buffer, Tensor) else buffer
-        start, bytes = storage.data_ptr() or storage._cdata, storage.nbytes()
+        start, bytes = address(buffer), buffer.nbytes
     inside = (window for window in windows if window[0] <= start < window[0] + window[1])
     return next(inside, (start, bytes))
 
