@@ -205,9 +205,7 @@ class FSDP(ShardedModel):
             shard = gradient
             all_reduce(shard, self.stream.comm, self.op)
         else:
-            scattered = reduce_scatter(gradient, self.stream.comm, self.op)
-            assert isinstance(scattered, Tensor)
-            shard = scattered
+            shard = reduce_scatter(gradient, self.stream.comm, self.op)
         if self.across is not None:
             all_reduce(shard, self.across, self.op)
         return shard

@@ -55,7 +55,6 @@ class PlainUnit:
     def reduce_scatter(self) -> None:
         """Add this rank's shard of the sum of all ranks' gradients to `shard.grad`, and free the whole ones."""
         shard = reduce_scatter(take_gradients(self.parameters), self.comm)
-        assert isinstance(shard, Tensor)
         self.shard.grad = shard if self.shard.grad is None else self.shard.grad + shard
 
     def show(self, values: Sequence[Tensor]) -> None:

@@ -42,7 +42,6 @@ class Nodes:
         """Return every rank's row [n], in 8 bits on the way: [M * G, n]."""
         here = all_gather(pack(mine[None], bits=8), self.across, counts=[1] * self.across.size)
         rows = all_gather(here, self.inside, counts=[self.across.size] * self.inside.size)
-        assert isinstance(rows, Tensor)
         return _swapped(unpack(rows, len(mine), bits=8), self.inside.size)
 
     def reduce(self, rows: Tensor) -> Tensor:
@@ -52,7 +51,6 @@ class Nodes:
             if comm is self.inside:
                 rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together
             arrived = all_to_all(pack(rows, bits=4), comm)
-            assert isinstance(arrived, Tensor)
             rows = unpack(arrived, rows.shape[1], bits=4).view(comm.size, groups, -1).sum(0)
         return rows[0]
 
