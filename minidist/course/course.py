@@ -23,22 +23,22 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="minidist course", description="Build the course's handout or notebooks.")
     commands = parser.add_subparsers(dest="command", required=True)
     handout = commands.add_parser("build", help="the handout for students")
-    handout.add_argument("--student", metavar="OUT", required=True, help="the folder to write to")
-    handout.add_argument("--lessons", metavar="DIR", help="where the lessons are (lessons)")
+    handout.add_argument("--student", type=Path, metavar="OUT", required=True, help="the folder to write to")
+    handout.add_argument("--lessons", type=Path, metavar="DIR", help="where the lessons are (lessons)")
     notebooks = commands.add_parser("notebooks", help="the notebooks, executed")
     notebooks.add_argument("names", nargs="*", metavar="NN", help="which ones: 02 (all)")
-    notebooks.add_argument("--folder", metavar="DIR", help="where the notebooks are (notebooks, beside the lessons)")
+    notebooks.add_argument(
+        "--folder", type=Path, metavar="DIR", help="where the notebooks are (notebooks, beside the lessons)"
+    )
     options = parser.parse_args(argv)
     lessons = default_lessons()
     try:
         if options.command == "build":
-            written = build(Path(options.lessons) if options.lessons else lessons, Path(options.student))
-            out = Path(options.student)
-            print(f"{len(written)} lessons in {out / 'lessons'}. Edit an exercise.py, and grade it:")
-            print(f"    python -m minidist grade 02 --student {shlex.quote(str(out))}")
+            written = build(options.lessons or lessons, options.student)
+            print(f"{len(written)} lessons in {options.student / 'lessons'}. Edit an exercise.py, and grade it:")
+            print(f"    python -m minidist grade 02 --student {shlex.quote(str(options.student))}")
         else:
-            folder = Path(options.folder) if options.folder else lessons.parent / "notebooks"
-            for path in build_notebooks(folder, options.names):
+            for path in build_notebooks(options.folder or lessons.parent / "notebooks", options.names):
                 print(f"{path}: {path.stat().st_size:,} bytes")
     except (GradeError, OSError) as error:
         print(f"minidist course: {error}", file=sys.stderr)

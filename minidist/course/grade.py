@@ -21,6 +21,7 @@ from pathlib import Path
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.number import NOT_NEGATIVE, SECONDS, flag_of
 from minidist.course.grader import report
+from minidist.course.grader.contract import Check
 from minidist.course.grader.grading import AT_ONCE, LIMIT, Graded, grade
 from minidist.course.grader.runner import warm_processes
 from minidist.course.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
@@ -32,48 +33,47 @@ FORMATS = {"table": report.table, "json": report.as_json, "junit": report.junit,
 
 
 def main(argv: Sequence[str]) -> int:
-    """Grade; return the exit status."""
+    """Grade, or build the zip; return the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     if bool(options.lesson) == options.all:
         parser.error("name one lesson, as in minidist grade 02, or say --all")
-    results = Path(options.out) if options.out else None
-    if options.package:
-        if options.all:
-            parser.error("a zip grades one lesson: minidist grade --package 02")
-        return build_zip(options, results)
-    if options.format == "gradescope":
-        results = results or Path("results.json")
+    if options.package and options.all:
+        parser.error("a zip grades one lesson: minidist grade --package 02")
+    results: Path | None = None  # Gradescope's, where nothing but this file tells that something went wrong
     try:
-        if results is not None and options.format == "gradescope":
+        if options.package:
+            return build_zip(options)
+        if options.format == "gradescope":
+            options.out = results = options.out or Path("results.json")
             write(results, report.gradescope([], "the grader was ended before it had finished: submit again"))
         tests = graded(options)
-        write(results, FORMATS[options.format](tests))
+        write(options.out, FORMATS[options.format](tests))
     except (GradeError, LaunchError, OSError) as error:
         print(f"minidist grade: {error}", file=sys.stderr)
-        if results is not None and options.format == "gradescope" and results.parent.is_dir():
+        if results is not None and results.parent.is_dir():
             write(results, report.gradescope([], str(error)))
         return 2
     score, most = report.totals(tests)
     return 0 if tests and score == most else 1
 
 
-def build_zip(options: argparse.Namespace, out: Path | None) -> int:
+def build_zip(options: argparse.Namespace) -> int:
     """Write the autograder's zip; return the exit status."""
-    try:
-        lesson = find_lesson(Path(options.lessons) if options.lessons else default_lessons(), options.lesson)
-        path = package(lesson, out or Path(f"minidist-{lesson.name}.zip"), options.seed)
-    except (GradeError, OSError) as error:
-        print(f"minidist grade: {error}", file=sys.stderr)
-        return 2
+    lesson = find_lesson(options.lessons or default_lessons(), options.lesson)
+    path = package(lesson, options.out or Path(f"minidist-{lesson.name}.zip"), options.seed)
     print(f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder")
     return 0
 
 
 def graded(options: argparse.Namespace) -> list[Graded]:
     """Return the tests of the lessons that the options name."""
-    folder = Path(options.lessons) if options.lessons else default_lessons()
-    student = Path(options.student) if options.student else folder
+
+    def chosen(check: Check) -> bool:
+        return options.task in (None, check.task.number)
+
+    folder = options.lessons or default_lessons()
+    student = options.student or folder
     if student == INSTALLED and not options.solution:
         raise GradeError("say where your answers are: --student OUT, which minidist course build --student OUT makes")
     names = [lesson.name for lesson in lessons_in(folder)] if options.all else [options.lesson]
@@ -82,14 +82,7 @@ def graded(options: argparse.Namespace) -> list[Graded]:
         lesson = find_lesson(folder, name)
         answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
         with warm_processes(lesson, AT_ONCE, options.user) as warm:
-            tests += grade(
-                lesson,
-                answer,
-                seed=options.seed,
-                limit=options.limit,
-                only=lambda check: options.task in (None, check.task.number),
-                warm=warm,
-            )
+            tests += grade(lesson, answer, seed=options.seed, limit=options.limit, only=chosen, warm=warm)
     if not tests and names:
         raise GradeError(f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them")
     if not tests:
@@ -119,10 +112,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("lesson", nargs="?", help="its number: 02")
     parser.add_argument("--all", action="store_true", help="grade every lesson")
     parser.add_argument("--task", type=number, metavar="N", help="grade this task only, while you work on it")
-    parser.add_argument("--student", metavar="DIR", help="where the exercise.py is, or a handout with it (lessons)")
-    parser.add_argument("--lessons", metavar="DIR", help="where the lessons and their checks are (here, or our own)")
+    parser.add_argument(
+        "--student", type=Path, metavar="DIR", help="where the exercise.py is, or a handout with it (lessons)"
+    )
+    parser.add_argument(
+        "--lessons", type=Path, metavar="DIR", help="where the lessons and their checks are (here, or our own)"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
-    parser.add_argument("--out", metavar="FILE", help="write it there (printed; gradescope: results.json)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there (printed; gradescope: results.json)")
     parser.add_argument("--seed", type=number, default=0, help="what the cases are drawn from (0)")
     parser.add_argument(
         "--limit", type=flag_of(float, SECONDS), default=LIMIT, help=f"seconds for one case ({LIMIT:g})"

@@ -1048,8 +1048,8 @@ COURSE = [
     Mutation(
         "a case that leans costs its own points, and not the task's",
         "minidist/course/grader/grading.py",
-        old="        if test.check.task.number in found\n",
-        new="        if test.status == LEANS\n",
+        old="            if task in found:\n",
+        new="            if test.status == LEANS:\n",
         tests=(f"{ATTACKS}::test_lean_in_one_case_only",),
     ),
     Mutation(

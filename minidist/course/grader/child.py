@@ -1,6 +1,6 @@
 """The process that runs a student's code: all simulated ranks of one case, or one rank of an `mpirun`.
 
-    1  join the other ranks; read what each rank here is given, and its nonce; delete those files
+    1  be silent; join the other ranks; read what each rank here is given, and its nonce; delete those files
     2  load the lesson's checks, then the student's file
     3  run the check's program through a witness; see that nothing of the package was replaced; one record per rank
 
@@ -16,8 +16,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -49,8 +48,10 @@ class Share:
     error: dict[str, str] | None = None
 
 
-def main(folder: Path) -> None:
-    """Run the case that the grader has laid into `folder`."""
+def main(name: str) -> None:
+    """Run the case that the grader has laid into the folder of this name."""
+    silence()
+    folder = Path(name)
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     world = minidist.init(limit=FOR_EVER) if job["wire"] == "mpi" else None
     ranks = range(job["ranks"]) if world is None else [world.rank]
@@ -59,19 +60,17 @@ def main(folder: Path) -> None:
         world.barrier()  # until here every rank has taken its nonce away
     hang = open(folder / f"hang-{ranks[0]}.txt", "w", buffering=1)  # noqa: SIM115  # faulthandler keeps it
     faulthandler.dump_traceback_later(job["limit"], exit=world is None, file=hang)
-    with quiet(folder / f"said-{ranks[0]}.txt"):
-        try:
-            run_shares(job, shares, world, hang)
-        except BaseException as error:
-            if not any(share.error for share in shares.values()):  # it came before any rank had started
-                for share in shares.values():
-                    share.error = describe(error, job["exercise"], str(Path(job["checks"]).parent))
-        finally:
+    try:
+        run_shares(job, shares, world, hang)
+    except BaseException as error:
+        if not any(share.error for share in shares.values()):  # it came before any rank had started
             for share in shares.values():
-                facts = {"error": share.error, "done": share.results is not None}
-                notes = [asdict(note) for note in list(share.notes)]
-                place = folder / f"record-{share.rank}"
-                record.write(place, {**facts, "notes": notes}, share.results or {}, share.nonce)
+                share.error = describe(error, job["exercise"], job["lesson"])
+    finally:
+        for share in shares.values():
+            notes = [asdict(note) for note in list(share.notes)]
+            facts = {"error": share.error, "done": share.results is not None, "notes": notes}
+            record.write(folder / f"record-{share.rank}", facts, share.results or {}, share.nonce)
     if world is None:
         os._exit(0)  # no thread and no exit handler of the student's is waited for
     elif shares[world.rank].error is not None:
@@ -82,7 +81,7 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
     """Load the student's code and run the check's program on the ranks of this process."""
     limit_resources()
     with quick_imports():
-        check, lesson = load_checks(Path(job["checks"]))[job["index"]], Path(job["checks"]).parent
+        check = load_checks(Path(job["lesson"], "checks.py"))[job["index"]]
         for name in check.task.imports:
             importlib.import_module(name)
     sys.path[:0] = job["beside"]
@@ -90,7 +89,7 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
         sys.modules.pop(name, None)
     before = seal()
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
-    watch = Watch(check.task, job["exercise"], str(lesson), shares[min(shares)].notes.append)
+    watch = Watch(check.task, job["exercise"], job["lesson"], shares[min(shares)].notes.append)
     watch.begin()
     with quick_imports():  # one for each rank, so that simulated ranks share no variable
         exercises = {rank: load_module("exercise", Path(job["exercise"])) for rank in shares}
@@ -108,7 +107,7 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
             check_untouched(before)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:
-            share.results, share.error = None, describe(error, job["exercise"], str(Path(job["checks"]).parent))
+            share.results, share.error = None, describe(error, job["exercise"], job["lesson"])
             raise
 
     if world is None:
@@ -192,16 +191,8 @@ def limit_resources() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (record.LARGEST, record.LARGEST))
 
 
-@contextmanager
-def quiet(path: Path) -> Iterator[None]:
-    """Send what is printed into a file, while the body runs."""
-    sys.stdout.flush()
-    before = os.dup(1), os.dup(2)
-    with open(path, "wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        for number, kept in zip((1, 2), before, strict=True):
-            os.dup2(kept, number)
+def silence() -> None:
+    """Read nothing and print nowhere from now on: what a student prints is no grade, and may be endless."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)

@@ -25,21 +25,11 @@ from minidist.comm.communicator import Communicator
 from minidist.course.grader.compare import Array, Arrays, Wrong, expect_close, expect_equal, expect_ranks, known
 from minidist.trace import Trace
 
-__all__ = [
-    "Array",
-    "Arrays",
-    "Wrong",
-    "expect_close",
-    "expect_equal",
-    "expect_ranks",
-    "known",
-]  # for checks, which import all from here
+# for checks, which import all from here
+__all__ = ["Array", "Arrays", "Wrong", "expect_close", "expect_equal", "expect_ranks", "known"]
 SHORTCUTS = ("comm.native", "comm.roll_call", "comm.allocate", "comm.split")
 NEVER = ("checks", "judges", "solution", "minidist.course")  # where the answers are
-GIVEN = (
-    "minidist.course.grader.witness",
-    "minidist.course.grader.watch",
-)  # of the communicator that an answer is given
+GIVEN = ("minidist.course.grader.witness", "minidist.course.grader.watch")  # the communicator that an answer is given
 BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a process
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -91,7 +92,7 @@ def grade(
         return test
 
     with nullcontext(warm) if warm else warm_processes(lesson, AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
-        return numbered(without_leaning([test for test in pool.map(one, plan) if test is not None]))
+        return numbered([test for test in pool.map(one, plan) if test is not None])
 
 
 def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, str, Mapping[str, float]]:
@@ -113,26 +114,24 @@ def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, st
     return PASSED, "", {"messages sent": len(sent), "bytes sent": sum(sent), **figures}
 
 
-def without_leaning(tests: list[Graded]) -> list[Graded]:
-    """Take the points of every task of which one case leaned on what it may not."""
-    found = {test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS}
-    return [
-        replace(test, score=0.0, status=FAILED, output=found[test.check.task.number])
-        if test.check.task.number in found
-        else test
-        for test in tests
-    ]
-
-
 def numbered(tests: list[Graded]) -> list[Graded]:
-    """Number the tests by task: 1.1, 1.2, 2.1, ..."""
-    seen: dict[int, int] = {}
-    result = []
-    for test in sorted(tests, key=lambda test: test.check.task.number):
-        task = test.check.task.number
-        seen[task] = seen.get(task, 0) + 1
-        result.append(replace(test, number=f"{task}.{seen[task]}"))
+    """Number the tests by task: 1.1, 1.2, 2.1, ...
+
+    A task of which one case leaned on what it may not has no points, and all its cases say so.
+    """
+    found = {test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS}
+    result: list[Graded] = []
+    for task, own in itertools.groupby(sorted(tests, key=task_of), key=task_of):
+        for number, test in enumerate(own, start=1):
+            if task in found:
+                test = replace(test, score=0.0, status=FAILED, output=found[task])
+            result.append(replace(test, number=f"{task}.{number}"))
     return result
+
+
+def task_of(test: Graded) -> int:
+    """Return the number of a test's task."""
+    return test.check.task.number
 
 
 def printable(text: str) -> str:

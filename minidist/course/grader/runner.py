@@ -1,7 +1,7 @@
 """Run one case in a process of its own, and find out what became of it.
 
     folder/  job.json  exercise.py (the student's, and nothing else of theirs)  given-0  given-1  ...
-             ──▶ child.main(folder) ──▶   record-0  record-1 ...   hang-0.txt   said-0.txt
+             ──▶ child.main(folder) ──▶   record-0  record-1 ...   hang-0.txt
 
 The process gets an environment without anything of the student's, an empty folder to stand in, a session of its own,
 and a limit of time. Nothing that it prints or exits with is a grade: only records signed with the nonces are.
@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from minidist.comm.job.jobs import run_job
@@ -25,12 +25,9 @@ from minidist.comm.job.standin import STAND_IN
 from minidist.course.grader import record
 from minidist.course.grader.contract import Arrays, Case, Note
 from minidist.course.grader.hang import hang_report
-from minidist.course.grader.warm import PACKAGES, SUPPORTED, Warm
+from minidist.course.grader.warm import SUPPORTED, Warm, isolated
 from minidist.course.lesson import Answer, Lesson
 
-START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
-    "from minidist.course.grader.child import main; main(pathlib.Path(sys.argv[2]))"
-)
 KEPT = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "OMP_NUM_THREADS"}
 KEPT_OF_MPI = ("MPICH_", "OMPI_", "PRTE_", "FI_")
 UNREADABLE = "the check fails at {} ({}: {}): its own fault, unless the answer returns other than its docstring says"
@@ -49,12 +46,12 @@ class Ran:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank recorded."""
+    """What one rank recorded: nothing, if there is no record that bears its nonce."""
 
-    done: bool
-    error: Mapping[str, str]
-    notes: Sequence[Note]
-    results: Arrays
+    done: bool = False
+    error: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[Note] = ()
+    results: Arrays = field(default_factory=dict)
 
 
 def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: float, warm: Warm) -> Ran:
@@ -69,7 +66,7 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         for rank, (nonce, given) in enumerate(zip(nonces, case.given, strict=True)):
             record.write(folder / f"given-{rank}", {"nonce": nonce}, given)
         job = {
-            "checks": str((lesson.folder / "checks.py").resolve()),
+            "lesson": str(lesson.folder.resolve()),
             "index": index,
             "wire": check.wire,
             "ranks": case.ranks,
@@ -86,10 +83,8 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         else:
             mpirun = _mpirun() if check.wire == "mpi" else None
             forked = SUPPORTED and mpirun is not None and mpirun.vendor == "MPICH"
-            begin = ["-S", "-c", STAND_IN, "../ranks"] if forked else ["-c", START, PACKAGES, str(folder)]
-            start = [sys.executable, "-I", *begin]
-            if mpirun is not None:
-                start = [mpirun.path, "-n", str(case.ranks), *start]
+            rank = [sys.executable, "-I", "-S", "-c", STAND_IN, "../ranks"] if forked else isolated("child", folder)
+            start = rank if mpirun is None else [mpirun.path, "-n", str(case.ranks), *rank]
 
             def launch() -> None:
                 env, seconds = clean_environment(mpirun), limit + 3
@@ -109,29 +104,32 @@ def warm_processes(lesson: Lesson, processes: int, user: str | None = None) -> W
 
 def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
     """Return what the ranks recorded, or the reason why one did not."""
-    told = {rank: told_by(folder / f"record-{rank}", nonce) for rank, nonce in enumerate(nonces)}
-    notes = [note for one in told.values() if one is not None for note in one.notes]
-    errors = [(rank, one.error) for rank, one in told.items() if one is not None and one.error]
+    told = [told_by(folder / f"record-{rank}", nonce) for rank, nonce in enumerate(nonces)]
+    notes = [note for one in told for note in one.notes]
+    errors = [(rank, one.error) for rank, one in enumerate(told) if one.error]
     for rank, error in sorted(errors, key=lambda pair: pair[1]["type"] in SECONDARY):
         if error["type"] == "NotImplementedError":
             return Ran(notes=notes, not_started=error["text"] or "not started")
-        if error["type"] == "DeadlockError":
-            return Ran(notes=notes, failure=error["text"])
-        if error["type"] == "Wrong":
-            return Ran(notes=notes, failure=f"rank {rank}: {error['text']}")
-        if error["line"] and not error["line"].startswith("exercise.py"):
-            return Ran(notes=notes, failure=UNREADABLE.format(error["line"], error["type"], error["text"]))
-        where = f" at {error['line']}" if error["line"] else ""
-        return Ran(notes=notes, failure=f"rank {rank} raised {error['type']}{where}: {error['text']}")
-    done = [one.results for one in told.values() if one is not None and one.done]
-    if len(done) == len(nonces):
-        return Ran(done, notes)
-    missing = ", ".join(str(rank) for rank, one in told.items() if one is None or not one.done)
+        return Ran(notes=notes, failure=sentence(rank, **error))
+    if all(one.done for one in told):
+        return Ran([one.results for one in told], notes)
+    missing = ", ".join(str(rank) for rank, one in enumerate(told) if not one.done)
     early = f"rank {missing} left no record of this run: a process ended before the check did"
     return Ran(notes=notes, failure=hang_report(folder, len(nonces), limit) or early)
 
 
-def told_by(path: Path, nonce: str) -> Told | None:
+def sentence(rank: int, type: str, text: str, line: str) -> str:
+    """Return what a student is told of an error that a rank ended with."""
+    if type == "DeadlockError":
+        return text
+    if type == "Wrong":
+        return f"rank {rank}: {text}"
+    if line and not line.startswith("exercise.py"):
+        return UNREADABLE.format(line, type, text)
+    return f"rank {rank} raised {type}{f' at {line}' if line else ''}: {text}"
+
+
+def told_by(path: Path, nonce: str) -> Told:
     """Return what a rank recorded, if it is a record signed with the nonce of this run."""
     try:
         facts, results = record.read(path, nonce)
@@ -139,7 +137,7 @@ def told_by(path: Path, nonce: str) -> Told | None:
         error = {name: str(facts["error"][name]) for name in ("type", "text", "line")} if facts["error"] else {}
         return Told(bool(facts["done"]), error, notes, results)
     except (record.BadRecord, KeyError, TypeError):
-        return None
+        return Told()
 
 
 def clean_environment(mpirun: Mpirun | None) -> dict[str, str]:

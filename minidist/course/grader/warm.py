@@ -1,7 +1,7 @@
 """Processes that have imported what a lesson needs and fork for each case: to import torch takes longer than a case.
 
-    grader ── "folder" ─▶ warm process ── fork ─▶ child.main(folder): the student's code, from a clean state
-           ◀── "done" ──  (never runs it)  ── ends the child and all that it started, wherever that has hidden
+    grader ── "folder" ─▶ warm.main ── fork ─▶ child.main(folder): the student's code, from a clean state
+           ◀── "." ──  (never runs it)  ── ends the child and all that it started, wherever that has hidden
 
 The ranks of a case under mpirun are forked off it as well: see comm/job/standin.py. The warm process adopts its
 descendants' orphans, so it can find and end them. A student's code that ends *it* loses that case, and the next case
@@ -25,7 +25,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from minidist.comm.job.imports import quick_imports
 from minidist.comm.job.jobs import MARK, become, end_job
@@ -36,12 +35,17 @@ from minidist.course.lesson import load_checks
 SUPPORTED = sys.platform == "linux"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
 PACKAGES = str(Path(__file__).parents[3])
-START = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
-    "from minidist.course.grader.warm import serve; serve(pathlib.Path(sys.argv[2]), int(sys.argv[3]))"
+START = "import sys; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
+    "from minidist.course.grader import {0}; {0}.main(*sys.argv[2:])"
 )
 NEEDED = ("minidist.collectives",)  # by most answers, besides what the checks import
 NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
 GRACE = 5.0  # seconds beyond a case's limit before the warm process itself counts as stuck
+
+
+def isolated(module: str, *arguments: object) -> list[str]:
+    """Return the command that calls `main` of a module of this folder; Python looks at no path or file of a student."""
+    return [sys.executable, "-I", "-c", START.format(module), PACKAGES, *map(str, arguments)]
 
 
 class Warm:
@@ -57,7 +61,7 @@ class Warm:
     def __enter__(self) -> Warm:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         while not self.free.empty():
             if (process := self.free.get()) is not None:
                 process.end()
@@ -86,7 +90,7 @@ class _Process:
     def __init__(self, checks: Path, environment: dict[str, str], user: str | None, number: int) -> None:
         self.mark = secrets.token_hex(8)
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", START, PACKAGES, str(checks), str(number)],
+            isolated("warm", checks, number),
             env={**environment, MARK: self.mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -126,16 +130,16 @@ class _Process:
 # ---------------------------------------------------------------- in the warm process
 
 
-def serve(checks: Path, number: int) -> None:
+def main(checks: str, number: str) -> None:
     """Import what the checks and the answers need; then fork for each case that is named on standard input.
 
     Simulated ranks take turns, and on one core in half the time: processes of consecutive numbers have one each.
     """
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[number % len(cores)]})
+    os.sched_setaffinity(0, {cores[int(number) % len(cores)]})
     with quick_imports():  # or the first collection of each child would write to, and so copy, all pages with objects
-        imports = {name for check in load_checks(checks) for name in check.task.imports}
+        imports = {name for check in load_checks(Path(checks)) for name in check.task.imports}
         for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ()), *imports):
             importlib.import_module(name)
     os.write(1, b".")
@@ -144,25 +148,22 @@ def serve(checks: Path, number: int) -> None:
         if ranks:
             if fork_listening(Path(folder), ranks):
                 os.sched_setaffinity(0, cores)
-                child.main(Path(folder))
+                child.main(folder)
                 return
         else:
             pid = os.fork()
             if pid == 0:
-                run_forked(Path(folder), stand)
+                run_forked(folder, stand)
             select.select([os.pidfd_open(pid)], [], [], limit + GRACE / 2)
         end_descendants()
         os.write(1, b".")
 
 
-def run_forked(folder: Path, stand: str) -> None:
+def run_forked(folder: str, stand: str) -> None:
     """Become the process that runs one case: in a session of its own, without a way to the grader."""
     try:
         os.setsid()
         os.chdir(stand)
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(null, number)
         child.main(folder)
     finally:
         os._exit(1)
