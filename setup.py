@@ -12,7 +12,7 @@ TAKEN = {
     "lessons": (
         "*.md",
         "*.sbatch",
-        *(f"*/{name}" for name in ("README.md", "exercise.py", "judges.py", "solution.py", "checks.py", "cluster.py")),
+        *(f"*/{name}" for name in ("README.md", "exercise.py", "judges*.py", "solution.py", "checks.py", "cluster.py")),
     ),
     "notebooks": ("*.ipynb",),
 }

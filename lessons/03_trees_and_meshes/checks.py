@@ -10,22 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from judges import (
-    broadcast,
-    crossover,
-    halving,
-    judge_crossover,
-    judge_halving,
-    judge_levels,
-    judge_one_level,
-    judge_pairs,
-    judge_tree,
-    judge_two_levels,
-    levels,
-    one_level,
-    pairs,
-    two_levels,
-)
+from judges import broadcast, halving, judge_halving, judge_levels, judge_pairs, judge_tree, levels, pairs
+from judges_cost import crossover, judge_crossover, judge_one_level, judge_two_levels, one_level, two_levels
 
 from minidist.course.grader.contract import Array, Case, Check, Draw, Task
 

@@ -1,19 +1,15 @@
-"""Lesson 03: the programs that run beside an answer, and their judges."""
+"""Lesson 03, tasks 1 to 4: the programs that run beside an answer, and their judges."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-import minidist
-from minidist import Cluster, Communicator, Trace
-from minidist.collectives import all_reduce, ring, tree
-from minidist.comm import Link
+from minidist import Communicator, Trace
 from minidist.course.grader.contract import (
     Array,
     Arrays,
@@ -65,27 +61,6 @@ def levels(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
     inside, across = comm.split(comm.rank // per_node), comm.split(comm.rank % per_node)
     exercise.hierarchical_all_reduce(buffer, inside, across)
     return {"buffer": buffer, "awaited": awaited(comm.trace)}
-
-
-def one_level(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5a."""
-    ranks, latency, bandwidth = given["cluster"].tolist()
-    ask = partial(exercise.halving_doubling_cost, ranks=int(ranks), latency=latency, bandwidth=bandwidth)
-    return {"seconds": [float(ask(bytes)) for bytes in given["bytes"].tolist()]}
-
-
-def two_levels(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5b."""
-    nodes, per_node = given["shape"].tolist()
-    inside, across = map(tuple, given["links"].tolist())
-    ask = partial(exercise.two_level_cost, nodes=nodes, per_node=per_node, inside=inside, across=across)
-    return {"seconds": [float(ask(bytes)) for bytes in given["bytes"].tolist()]}
-
-
-def crossover(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5c."""
-    ranks, latency, bandwidth = given["cluster"].tolist()
-    return {"bytes": float(exercise.broadcast_crossover(int(ranks), latency, bandwidth))}
 
 
 # ---------------------------------------------------------------- judges: in the grader's process
@@ -255,115 +230,6 @@ def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                     f"rank {rank} sent {messages} messages {where}, expected {2 * (peers - 1)}: a reduce-scatter and "
                     "an all-gather"
                 )
-
-
-def judge_one_level(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The virtual clock says the same of the package's own algorithm."""
-    ranks, latency, bandwidth = case.given[0]["cluster"].tolist()
-    power, ranks = 2 ** int(math.log2(ranks)), int(ranks)
-    for bytes, answer in zip(case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist(), strict=True):
-        ask = partial(clock, "halving_doubling", bytes)
-        seconds, below = (ask(many, Cluster.uniform(latency, bandwidth)) for many in (ranks, power))
-        message, waiting = latency + bytes / bandwidth, ask(ranks, Cluster.uniform(latency, math.inf))
-        rounds, among = 2 * math.log2(ranks), 2 * (ranks - 1) / ranks
-        wrong = {
-            "the ranks from Q on cost nothing": below,
-            "only one of their two messages is counted": below + message,
-            "each of the ranks from Q on is waited for by itself": below + 2 * (ranks - power) * message,
-            "P stands where Q should": rounds * latency + among * bytes / bandwidth,
-            "P stands where Q should, rounded up": 2 * math.ceil(rounds / 2) * latency + among * bytes / bandwidth,
-            "a send and a receive at the same time take twice the time of one": seconds + below,
-            "bandwidth is counted in bits": waiting + 8 * (seconds - waiting),
-        }
-        expect_seconds(f"halving_doubling_cost({bytes}, {ranks}, ...)", answer, seconds, wrong)
-
-
-def judge_two_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The virtual clock says the same of the package's own algorithm."""
-    nodes, per_node = case.given[0]["shape"].tolist()
-    inside, across = (Link(*link) for link in case.given[0]["links"].tolist())
-    for bytes, answer in zip(case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist(), strict=True):
-
-        def ask(near: Link, far: Link, algorithm: str = "hierarchical", bytes: int = bytes) -> float:
-            return clock(algorithm, bytes, nodes * per_node, Cluster(near, far, per_node, nodes))
-
-        seconds, node = ask(inside, across), clock("ring", bytes, per_node, Cluster(inside, inside))
-        wrong = {
-            "whole buffers cross between the nodes": node + clock("ring", bytes, nodes, Cluster(across, across)),
-            "one flat ring goes through all ranks": ask(inside, across, "ring"),
-            "all links are as slow as those between nodes": ask(across, across),
-            "the last all-gather inside the nodes is left out": seconds - node / 2,
-            "the two kinds of links are mixed up": ask(across, inside),
-        }
-        name = f"two_level_cost({bytes}, {nodes}, {per_node}, ...)"
-        expect_seconds(name, answer, seconds, wrong)
-
-
-def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Where the lines cross that the virtual clock draws through two sizes."""
-    ranks, latency, bandwidth = case.given[0]["cluster"].tolist()
-    ranks, cluster, answer = int(ranks), Cluster.uniform(latency, bandwidth), float(results[0]["bytes"])
-    sizes = [8 * ranks, 800 * ranks]
-    at_once, in_parts = (
-        [max(minidist.run(partial(way, n // 8), ranks, cluster=cluster)) for n in sizes] for way in WAYS
-    )
-    gains = [(one - other) for one, other in zip(at_once, in_parts, strict=True)]
-    slope = (gains[1] - gains[0]) / (sizes[1] - sizes[0])
-    expected = math.inf if slope < 1e-6 / bandwidth else sizes[0] - gains[0] / slope
-    if not math.isclose(answer, expected, rel_tol=1e-6):
-        rounds = math.log2(ranks)
-        wrong = {
-            "the all-gather takes log2 P rounds, and not the P - 1 steps of a ring": expected * rounds / (ranks - 1),
-            "the scatter's latencies are counted, and the tree's are not": expected
-            * (ranks - 1 + rounds)
-            / (ranks - 1),
-            "the scatter sends whole buffers": (ranks - 1) * latency * bandwidth / ((1 - ranks) / ranks),
-            "the all-gather's latencies are paid twice, as in an all-reduce": 2 * expected,
-        }
-        story = next(
-            (f": this is what comes out if {how}" for how, all in wrong.items() if math.isclose(answer, all)), ""
-        )
-        story = story or ": with two ranks both send n bytes, one of them in two messages" * (ranks == 2)
-        raise Wrong(
-            f"broadcast_crossover({ranks}, {latency:g}, {bandwidth:g}) is {answer:.6g} bytes, on the virtual clock "
-            f"{expected:.6g}{story}"
-        )
-
-
-def clock(algorithm: str, bytes: int, ranks: int, cluster: Cluster) -> float:
-    """Return when the last rank has the sum."""
-
-    def program(comm: Communicator) -> float:
-        all_reduce(np.zeros(bytes // 8), comm, algorithm=algorithm)
-        return comm.clock()
-
-    return max(minidist.run(program, ranks, cluster=cluster))
-
-
-def whole_buffer(elements: int, comm: Communicator) -> float:
-    """Broadcast along the tree; return when this rank has all."""
-    tree.broadcast(np.zeros(elements), comm, 0)
-    return comm.clock()
-
-
-def scatter_and_gather(elements: int, comm: Communicator) -> float:
-    """Scatter along the tree, and all-gather round the ring; return when this rank has all."""
-    chunks = np.array_split(np.zeros(elements), comm.size)
-    lengths = [len(chunk) for chunk in chunks]
-    tree.scatter(chunks if comm.rank == 0 else None, chunks[comm.rank], comm, 0, lengths)
-    ring.ring_all_gather(chunks, comm)
-    return comm.clock()
-
-
-WAYS = (whole_buffer, scatter_and_gather)
-
-
-def expect_seconds(name: str, found: float, expected: float, wrong: Mapping[str, float]) -> None:
-    """Raise `Wrong` unless a time is the one on the virtual clock."""
-    if not math.isclose(found, expected, rel_tol=1e-9):
-        story = next((how for how, other in wrong.items() if math.isclose(found, other, rel_tol=1e-9)), "")
-        hint = f": this is what comes out if {story}" if story else ""
-        raise Wrong(f"{name} is {found:.9g} s, on the virtual clock {expected:.9g} s{hint}")
 
 
 def through_float64(found: Array, expected: Array) -> dict[str, Array]:

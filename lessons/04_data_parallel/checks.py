@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from judges import (
-    SIZES,
-    accumulated,
-    assign,
-    bucketed,
-    judge_accumulated,
-    judge_assign,
-    judge_bucketed,
-    judge_naive,
-    judge_part,
-    naive,
-    part,
-)
+from judges import SIZES, accumulated, judge_accumulated, judge_naive, judge_part, naive, part
+from judges_buckets import assign, bucketed, judge_assign, judge_bucketed
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 

@@ -1,13 +1,11 @@
-"""Lesson 05: the programs that run beside an answer, and their judges."""
+"""Lesson 05, tasks 2 and 3: the programs that run beside an answer, and their judges."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from functools import partial
 from itertools import chain
-from math import ceil, floor
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from minidist import Communicator, Trace
-from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal, sent_by
+from minidist import Communicator
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal
 
 SHAPES = ((5, 3), (5,), (2, 5), (2,))  # of weights and biases
 SIZES = tuple(int(np.prod(shape)) for shape in SHAPES)
 ITEM, RATE = 8, 0.05
 BYTES = {"mixed": (2, 2, 12), "float32": (4, 4, 8), "8-bit moments": (2, 2, 6)}  # parameters, gradients, optimizer
-RECIPES = tuple(BYTES)
 
 
 class Stack(nn.Module):
@@ -52,16 +49,6 @@ def flat(tensors: Any) -> np.ndarray[Any, Any]:
 
 
 # ---------------------------------------------------------------- programs: on every rank, with the student's module
-
-
-def equation(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 1. Where no number of ranks is enough, the answer is noted as -1."""
-    sizes, fewest = [], []
-    for parameters, memory, ranks, stage, recipe in given["questions"].tolist():
-        sizes.append(exercise.largest_model(memory, ranks, stage, RECIPES[recipe]))
-        found = exercise.fewest_ranks(parameters, memory, stage, RECIPES[recipe])
-        fewest.append(-1 if found is None else found)
-    return {"sizes": sizes, "fewest": fewest}
 
 
 def sharded(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -144,22 +131,6 @@ def tensors_of(zero: Any, model: nn.Module) -> Iterator[Tensor]:
             waiting += gc.get_referents(each)
 
 
-def clipped(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 4 on the slices that this rank has, some of them empty; note the bytes of each collective."""
-    pieces = [nn.Parameter(torch.zeros(length)) for length in given["lengths"].tolist()]
-    pieces = [nn.Parameter(torch.zeros_like(one, dtype=torch.float64)) for one in pieces]
-    gradients = [part.clone() for part in torch.tensor(given["gradient"]).split(given["lengths"].tolist())]
-    for piece, gradient in zip(pieces, gradients, strict=True):
-        piece.grad = gradient
-    trace = comm.trace = Trace()
-    norm = exercise.clip(pieces, float(given["limit"]), comm)
-    if not isinstance(norm, Tensor):
-        raise Wrong(f"clip returned {type(norm).__name__}, expected a tensor without dims")
-    sums = [event.bytes for event in trace.events if event.kind == "collective"]
-    others = sum(piece.grad is not gradient for piece, gradient in zip(pieces, gradients, strict=True))
-    return {"norm": norm.detach().numpy(), "gradient": flat(gradients), "sums": sums, "others": others}
-
-
 # ---------------------------------------------------------------- judges: in the grader's process
 
 
@@ -189,63 +160,6 @@ def expect(who: str, what: str, found: Any, expected: object, why: str = "") -> 
     """Raise `Wrong` unless counts, or lists of them, are equal."""
     if found.tolist() != expected:
         raise Wrong(f"{who}: {what} {found.tolist()}, expected {expected}" + f": {why}" * bool(why))
-
-
-def judge_equation(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """What fits, and into how many: in whole numbers, but for the last bit of a float."""
-    asked = case.given[0]["questions"].tolist()
-    answers = (results[0][name].tolist() for name in ("sizes", "fewest"))
-    for (parameters, memory, ranks, stage, recipe), size, many in zip(asked, *answers, strict=True):
-        each, name = BYTES[RECIPES[recipe]], RECIPES[recipe]
-        wrong = {
-            "the next stage is taken": (each, stage + 1),
-            "the stage before is taken": (each, stage - 1),
-            "everything is cut from stage 1 on": (each, 3 if stage else 0),
-            "there is a master copy in 32 bits, which this recipe does not have": ((each[0], each[1], 12), stage),
-            "the master copy is forgotten": ((each[0], each[1], each[2] - 4), stage),
-            "the moments take 4 bytes each": ((each[0], each[1], 12), stage),
-            "it is always the text's recipe": (BYTES["mixed"], stage),
-        }
-        fits = partial(fitting, memory, ranks)
-        if not fits(each, stage, Fraction(-1, 10**12)) <= size <= fits(each, stage, Fraction(1, 10**12)):
-            right = fits(each, stage)
-            story = next((how for how, other in wrong.items() if abs(fits(*other) - size) <= 1), "")
-            story = f"this is what comes out if {story}" if story else ""
-            story = "so many do not fit, round down" if size == right + 1 else story
-            question = f"largest_model({memory}, {ranks}, {stage}, {name!r})"
-            raise Wrong(f"{question} is {size}, expected {right}" + f": {story}" * bool(story))
-        enough = partial(needed, parameters, memory)
-        close = {enough(each, stage, Fraction(sign, 10**12)) for sign in (-1, 0, 1)}
-        if many not in close:
-            right = enough(each, stage)
-            story = next((how for how, other in wrong.items() if enough(*other) == many), "")
-            story = f"this is what comes out if {story}" if story else ""
-            story = "what is not cut leaves no room on any number of ranks" if right < 0 else story
-            story = "with one rank less it does not fit: round up" if 0 <= many == right - 1 else story
-            said = [None if each < 0 else each for each in (many, right)]
-            question = f"fewest_ranks({parameters}, {memory}, {stage}, {name!r})"
-            raise Wrong(f"{question} is {said[0]}, expected {said[1]}" + f": {story}" * bool(story))
-
-
-def whole_and_cut(each: tuple[int, ...], stage: int) -> tuple[int, int]:
-    """Return the bytes of a parameter that every rank holds, and those that are divided."""
-    cut = sum(bytes for bytes, first in zip(each, (3, 2, 1), strict=True) if stage >= first)
-    return sum(each) - cut, cut
-
-
-def fitting(memory: int, ranks: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)) -> int:
-    """Return how many parameters fit, into a little `more` memory perhaps."""
-    whole, cut = whole_and_cut(each, stage)
-    return floor(memory * (1 + more) / (whole + Fraction(cut, ranks)))
-
-
-def needed(parameters: int, memory: int, each: tuple[int, ...], stage: int, more: Fraction = Fraction(0)) -> int:
-    """Return how many ranks are enough, -1 if none are."""
-    whole, cut = whole_and_cut(each, stage)
-    left = memory * (1 + more) - parameters * whole
-    if left < 0 or (cut and left == 0):
-        return -1
-    return max(1, ceil(parameters * cut / left)) if cut else 1
 
 
 def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -319,58 +233,3 @@ def expect_kept(rank: int, found: list[int], own: int) -> None:
     ):
         if held > most:
             raise Wrong(f"rank {rank}: {what} held {held} bytes at some time, expected {most} at most: {why}")
-
-
-def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """One factor for all, from one norm over all ranks, for one number sent."""
-    gradients, limit = [given["gradient"] for given in case.given], float(case.given[0]["limit"])
-    with np.errstate(invalid="ignore"):
-        norms = np.array([np.linalg.norm(each) for each in gradients])
-        norm = np.linalg.norm(norms)
-        factor = min(1.0, limit / (norm + 1e-6)) if np.isfinite(norm) else 1.0
-    for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
-        why = "one of one number, on every rank, whatever its slices are"
-        expect(f"rank {rank}", "bytes of each collective:", result["sums"], [ITEM], why)
-        sent = [note.bytes for note in sent_by(rank, notes)]
-        if max(sent, default=0) > ITEM or len(sent) > 2 * case.ranks:
-            raise Wrong(
-                f"rank {rank} sent messages of {sent} bytes, expected one all-reduce of one number ({ITEM} bytes)"
-            )
-        mine, slices = given["gradient"], np.split(given["gradient"], np.cumsum(given["lengths"])[:-1])
-        if not np.isfinite(norm):
-            expect(f"rank {rank}", "dims of the norm:", np.array(result["norm"].ndim), 0)
-            if np.isfinite(result["norm"]):
-                raise Wrong(f"rank {rank}: the norm is {result['norm']}, expected {norm}, as one rank's gradient is")
-            changed = np.flatnonzero(~((result["gradient"] == mine) | (np.isnan(mine) & np.isnan(result["gradient"]))))
-            if len(changed):
-                raise Wrong(
-                    f"rank {rank}: with a norm of {norm}, {len(changed)} elements of the gradient were changed, "
-                    "expected none: is what is not a number looked for, as well as infinity?"
-                )
-            continue
-        wrong = {
-            "the ranks' norms are added, not their squares": norms.sum(),
-            "each rank takes the norm of its own slices": norms[rank],
-            "the norm after clipping is returned": min(norm, limit) if result["norm"] == limit else norm * factor,
-            "the root is not taken": norm**2,
-        }
-        expect_close(rank, "the norm", result["norm"], np.array(norm), instead=wrong)
-
-        def by_norm(other: float, mine: Array = mine) -> Array:
-            return mine * min(1.0, limit / (other + 1e-6))
-
-        scaled = {
-            "the ranks' norms are added, not their squares": by_norm(norms.sum()),
-            "each rank scales by the norm of its own slices": by_norm(norms[rank]),
-            "the factor is limit / norm, without the 1e-6": mine * min(1.0, limit / max(norm, 1e-300)),
-            "what is short enough is scaled up": mine * limit / (norm + 1e-6),
-            "each slice is scaled by its own norm": np.concatenate(
-                [each * min(1.0, limit / (np.linalg.norm(each) + 1e-6)) for each in slices]
-            ),
-        }
-        if result["others"] and not np.array_equal(result["gradient"], factor * mine):
-            raise Wrong(
-                f"rank {rank}: slice.grad is another tensor than before for {result['others']} slices, expected the "
-                "one that is there to be scaled in place"
-            )
-        expect_close(rank, "the gradient", result["gradient"], factor * mine, instead=scaled, before=mine)

@@ -10,20 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from judges import (
-    HEADS,
-    border,
-    judge_block,
-    judge_border,
-    judge_partial,
-    judge_ring,
-    judge_ring_memory,
-    judge_ulysses,
-    run_block,
-    run_partial,
-    run_ring,
-    run_ulysses,
-)
+from judges import HEADS, border, judge_block, judge_border, judge_partial, run_block, run_partial
+from judges_attention import judge_ring, judge_ring_memory, judge_ulysses, run_ring, run_ulysses
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 

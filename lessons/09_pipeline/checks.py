@@ -9,22 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from judges import (
-    LAYERS,
-    ROWS,
-    WIDTH,
-    all_1f1b,
-    all_gpipe,
-    clock,
-    cut,
-    judge_1f1b,
-    judge_clock,
-    judge_cut,
-    judge_gpipe,
-    judge_run,
-    packed,
-    run,
-)
+from judges import all_1f1b, all_gpipe, clock, cut, judge_1f1b, judge_clock, judge_cut, judge_gpipe, packed
+from judges_run import LAYERS, ROWS, WIDTH, judge_run, run
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 from minidist.parallel.pipeline import plan

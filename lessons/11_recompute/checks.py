@@ -8,18 +8,8 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from judges import (
-    follow,
-    judge_account,
-    judge_between,
-    judge_chain,
-    judge_plan,
-    plan_of,
-    run_account,
-    run_between,
-    run_chain,
-    run_plan,
-)
+from judges import judge_between, judge_chain, run_between, run_chain
+from judges_plan import follow, judge_account, judge_plan, plan_of, run_account, run_plan
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 

@@ -9,31 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from judges import (
+from judges import ask_memory, ask_words, judge_memory, judge_training, judge_words, letters, train
+from judges_trace import (
     HORIZON,
     KINDS,
-    SCENES,
     as_arrays,
-    ask_memory,
-    ask_words,
     beside,
-    expect_finding,
     from_the_beginning,
-    judge_memory,
-    judge_scene,
     judge_trace,
-    judge_training,
-    judge_words,
-    letters,
-    look_on,
     nobody_waits,
     read_trace,
     real_run,
-    scene_case,
-    train,
 )
+from judges_watch import SCENES, expect_finding, judge_scene, look_on, scene_case, scenes
 
-from minidist.course.grader.contract import Arrays, Case, Check, Draw, Note, Task
+from minidist.course.grader.contract import Arrays, Case, Check, Draw, Judge, Note, Task
 from minidist.trace import Event
 
 BY_HAND = ("minidist.collectives", "minidist.parallel")
@@ -115,14 +105,6 @@ FULL = [[40, 0, 20, 0, 1], [40, 0, 20, 39, 1], [40, 10, 20, 5, 1]]
 NEVER_TOGETHER = [[40, 0, 20, 39, 0], [40, 39, 20, 0, 0], [40, 0, 20, 0, 39]]
 
 
-# ---------------------------------------------------------------- task 5: looks
-
-
-def scenes(*labels: str) -> Draw:
-    """One case for each of these scenes."""
-    return lambda rng: [scene_case(label, *SCENES[label][:2]) for label in labels]
-
-
 # ---------------------------------------------------------------- the checks
 
 
@@ -144,6 +126,11 @@ def slow(title: str, points: float, draw: Draw, hidden: bool = False) -> Check:
 def memory(title: str, points: float, draw: Draw, wire: str = "threads", hidden: bool = False) -> Check:
     """Check task 4."""
     return Check(MEMORY, title, points, draw, ask_memory, judge_memory, hidden, wire)
+
+
+def watch(title: str, points: float, draw: Draw, judge: Judge = judge_scene, hidden: bool = False) -> Check:
+    """Check task 5."""
+    return Check(WATCH, title, points, draw, look_on, judge, hidden)
 
 
 LONG, OTHER = "hierarchical_all_reduce(float32, 1048576, ", "all_reduce(float32, 0001, sum)"
@@ -178,26 +165,10 @@ CHECKS = [
     memory("one rank holds more", 5, accounts(ACTIVATIONS, BUFFERS, TWICE)),
     memory("everything fits", 3, accounts(("never together", [USUAL, NEVER_TOGETHER]), ("just full", [USUAL, FULL]))),
     memory("the same under mpirun", 3, accounts(("activations", [MORE_ACTIVATIONS, USUAL])), "mpi"),
-    Check(
-        WATCH, "a deadlock", 4, scenes("three wait in a circle", "who leads to the circle moves"), look_on, judge_scene
-    ),
-    Check(WATCH, "a rank that has gone", 4, scenes("rank 2 has finished"), look_on, judge_scene),
-    Check(
-        WATCH,
-        "a rank that is slow",
-        4,
-        scenes("rank 2 computes for long", "rank 0 has waited for long"),
-        look_on,
-        judge_scene,
-    ),
-    Check(
-        WATCH,
-        "nothing to report",
-        4,
-        scenes("a message was on its way", "all is well", "a clock of whole seconds"),
-        look_on,
-        judge_scene,
-    ),
+    watch("a deadlock", 4, scenes("three wait in a circle", "who leads to the circle moves")),
+    watch("a rank that has gone", 4, scenes("rank 2 has finished")),
+    watch("a rank that is slow", 4, scenes("rank 2 computes for long", "rank 0 has waited for long")),
+    watch("nothing to report", 4, scenes("a message was on its way", "all is well", "a clock of whole seconds")),
 ]
 
 # ---- hidden: the handout ends here ----
@@ -321,6 +292,6 @@ CHECKS += [
     slow("other runs", 2, traces(("some rank", some_rank_slow)), hidden=True),
     slow("a rank that never communicates", 1, traces(("rank 2 of 4", silent)), hidden=True),
     memory("timelines at random", 5, drawn_accounts, hidden=True),
-    Check(WATCH, "outside of a circle", 2, scenes("rank 0 only waits for a circle"), look_on, judge_scene, True),
-    Check(WATCH, "states at random", 5, drawn_looks, look_on, judge_looks, True),
+    watch("outside of a circle", 2, scenes("rank 0 only waits for a circle"), hidden=True),
+    watch("states at random", 5, drawn_looks, judge_looks, hidden=True),
 ]

@@ -1,4 +1,4 @@
-"""Lesson 16: the programs that run beside an answer, and their judges."""
+"""Lesson 16, tasks 1, 2 and 4: the programs that run beside an answer, and their judges."""
 
 from __future__ import annotations
 
@@ -9,50 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from minidist import Cluster, Communicator, run
-from minidist.collectives import all_reduce
-from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, expect_equal, known, sent_by
-from minidist.trace import Event, Trace
+from minidist import Communicator
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, known, sent_by
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "communication")
 NAMES = ("first.weight", "first.bias", "second.weight")
-KINDS = ("compute", "send", "recv", "exchange", "collective", "wait", "held")
 NOTHING = -1
-HORIZON = 400  # the moments that a trace may have
-DOING, DOING_LETTERS = ("computes", "waits", "finished"), "CWF"
-Finding = tuple[str, list[int]] | None
-# What it is: the limit; the looks: the time, and of each rank whether it Computes, has Finished, or waits for whom and
-# since when; the finding; and after how many looks.
-SCENES: dict[str, tuple[float, tuple[str, ...], Finding, int]] = {
-    "three wait in a circle": (
-        100,
-        ("1: C 2@0.5 3@0.5 C", "2: 2@1.5 2@0.5 3@0.5 1@1.5", "3: 2@1.5 2@0.5 3@0.5 1@1.5"),
-        ("deadlock", [1, 2, 3]),
-        3,
-    ),
-    "rank 2 has finished": (100, ("1: 1@0.5 2@0.5 F C", "2: 1@0.5 2@0.5 F C"), ("gone", [0, 1, 2]), 2),
-    "rank 2 computes for long": (
-        10,
-        ("1: 1@0.25 2@0.5 C", "5: 1@0.25 2@0.5 C", "10.25: 1@0.25 2@0.5 C", "10.75: 1@0.25 2@0.5 C"),
-        ("slow", [0, 1, 2]),
-        4,
-    ),
-    "a message was on its way": (10, ("1: 1@0.5 0@0.5", "2: 1@1.5 0@1.5", "3: C 0@2.5", "4: F C", "5: F F"), None, 5),
-    "rank 0 has waited for long": (
-        10,
-        ("9: 1@0.25 2@8.5 C", "10: 1@0.25 2@9.5 C", "10.75: 1@0.25 2@10.5 C", "11: F F F"),
-        ("slow", [0, 1, 2]),
-        3,
-    ),
-    "who leads to the circle moves": (
-        100,
-        ("1: 2@0.5 4@0.5 3@0.5 2@0.5 F", "2: 2@1.5 4@0.5 3@0.5 2@0.5 F"),
-        ("deadlock", [2, 3]),
-        2,
-    ),
-    "a clock of whole seconds": (10, ("1: 1@1 0@1", "1.5: 1@1 C", "1.75: 1@1 0@1", "3: F F"), None, 4),
-    "all is well": (10, ("1: C 0@0.5 C", "2: 2@1.5 C C", "3: F F F"), None, 3),
-}
 
 
 def ask_words(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -164,77 +126,6 @@ MISSED = {  # what is overlooked, by what was done
 IMAGINED = "all bits are the same there, also of what is no number; arrays only lie in memory in another order"
 
 
-def as_arrays(events: Sequence[Event]) -> Arrays:
-    """Return events as numbers."""
-    return {
-        "rank": np.array([event.rank for event in events]),
-        "kind": np.array([KINDS.index(event.kind) for event in events]),
-        "main": np.array([event.track == "main" for event in events]),
-        "start": np.array([event.start for event in events]),
-        "end": np.array([event.end for event in events]),
-        "waited": np.array([np.nan if event.waited_from is None else event.waited_from for event in events]),
-    }
-
-
-def read_trace(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 3."""
-    rows = zip(*(given[name].tolist() for name in ("rank", "kind", "main", "start", "end", "waited")), strict=True)
-    events = [
-        Event(rank, KINDS[kind], KINDS[kind], start, end, 0, "main" if main else "+1", "", "", waited_from)
-        for rank, kind, main, start, end, waited in rows
-        for waited_from in (None if np.isnan(waited) else waited,)
-    ]
-    seconds = exercise.waiting(list(events))
-    slow = exercise.straggler(list(events))
-    ranks = sorted(seconds)
-    return {"ranks": ranks, "seconds": [float(seconds[r]) for r in ranks], "slow": NOTHING if slow is None else slow}
-
-
-def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Count the moments one by one."""
-    given, result = case.given[0], results[0]
-    ranks = sorted(set(given["rank"].tolist()))
-    begins = np.where(np.isnan(given["waited"]), given["start"], given["waited"])
-    counts = (given["kind"] >= 1) & (given["kind"] <= 5) & given["main"]
-    moments = np.zeros((len(ranks), HORIZON), bool)
-    for row, begin, end in zip(given["rank"][counts], begins[counts], given["end"][counts], strict=True):
-        moments[ranks.index(row), int(begin) : int(end)] = True
-    waited = moments.sum(axis=1).astype(np.float64)
-    some = {"ranks that never communicate are left out": sorted(set(given["rank"][counts].tolist()))}
-    expect_equal(0, "the list of ranks in the answer", result["ranks"], np.array(ranks), instead=some)
-    lengths = given["end"] - begins
-    for row, (rank, times) in enumerate(zip(ranks, result["seconds"], strict=True)):
-        mine = counts & (given["rank"] == rank)
-        every = mine | ((given["rank"] == rank) & (given["kind"] >= 1) & (given["kind"] <= 5))
-        none = np.where(begins == 0, given["start"], begins)
-        instead = {
-            "waited_from = 0.0 is taken for None": covered(none[mine], given["end"][mine]),
-            "moments of events that overlap count twice": lengths[mine].sum(),
-            "events of other tracks count as well": covered(begins[every], given["end"][every]),
-            "waited_from is not looked at": covered(given["start"][mine], given["end"][mine]),
-            "some moments count twice, as behind a short event within a long one": max(waited[row], times),
-        }
-        expect_close(rank, "waiting", times, waited[row], instead=instead)
-    least, most, median = ranks[int(waited.argmin())], ranks[int(waited.argmax())], float(np.median(waited))
-    instead = {
-        "just half of the median is slow already": least if waited.min() <= median / 2 else NOTHING,
-        "a rank is compared with the mean of all": least if waited.min() < waited.mean() / 2 else NOTHING,
-        "less than the median is slow already": least if waited.min() < median else NOTHING,
-        "some rank always counts as slow": least,
-        "the rank that waits most is blamed": most,
-    }
-    slow = least if waited.min() < median / 2 else NOTHING
-    expect_equal(0, "straggler (-1: None)", result["slow"], np.array(slow), instead=instead)
-
-
-def covered(begins: Array, ends: Array) -> float:
-    """Return how many moments lie in one of these intervals at least."""
-    moments = np.zeros(HORIZON, bool)
-    for begin, end in zip(begins, ends, strict=True):
-        moments[int(begin) : int(end)] = True
-    return float(moments.sum())
-
-
 def ask_memory(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 4."""
     held = [dict(zip(CATEGORIES, row, strict=True)) for row in given["held"].tolist()]
@@ -289,91 +180,6 @@ def named(rank: int, category: int) -> str:
     return "None" if rank == NOTHING else f"rank {rank} by its {CATEGORIES[category]}"
 
 
-class NothingLeft(Exception):
-    """A scene is over, but is looked at again."""
-
-
-def look_on(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run task 5, counting looks and pauses."""
-    counted = {"looks": 0, "pauses": 0}
-
-    def look() -> tuple[float, list[tuple[str, int, float]]]:
-        number = counted["looks"]
-        if number == len(given["now"]):
-            raise NothingLeft
-        counted["looks"] += 1
-        columns = (given[name][number].tolist() for name in ("doing", "peer", "since"))
-        states = [(DOING[doing], peer, since) for doing, peer, since in zip(*columns, strict=True)]
-        return float(given["now"][number]), states
-
-    def pause() -> None:
-        counted["pauses"] += 1
-
-    try:
-        answer = exercise.watch(look, pause, float(given["limit"]))
-    except NothingLeft:
-        answer = "on and on", []
-    kind, ranks = ("nothing", []) if answer is None else answer
-    return {**counted, "kind": letters(str(kind)), "ranks": np.array(ranks, np.int64)}
-
-
-def judge_scene(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """The finding that the scene was written for, at the right look."""
-    _, _, finding, looks = SCENES[case.label]
-    expect_finding(case.given[0], results[0], finding, looks)
-
-
-def expect_finding(given: Arrays, result: Arrays, finding: Finding, looks: int) -> None:
-    """Raise `Wrong` unless this was found, after so many looks, with a pause between each two."""
-    kind, ranks, when = result["kind"].tobytes().decode(), result["ranks"].tolist(), int(result["looks"])
-    found = None if kind == "nothing" else (kind, ranks)
-    if found != finding or when != looks:
-        says = "watch went on after" if kind == "on and on" else f"watch found {found} at"
-        expected = "that" if found == finding else finding
-        why = unfounded(given, kind, ranks, when) or overlooked(finding, kind, ranks, looks < when)
-        raise Wrong(f"{says} look {when}, expected {expected} at look {looks}{why}")
-    expect_equal(0, "the number of pauses", result["pauses"], np.array(looks - 1))
-
-
-def unfounded(given: Arrays, kind: str, ranks: Sequence[int], when: int) -> str:
-    """Return why what was found at look number `when` does not count, in words behind the rejection, or nothing."""
-    doing, since = given["doing"], given["since"]
-    waits = [rank for rank in ranks if doing[when - 1][rank] == 1]
-    if kind == "nothing" and (doing[when - 1] == 0).any():
-        return ": some ranks still compute, and may wait later: it is over when all have finished"
-    if kind == "slow" and not given["now"][when - 1] - since[when - 1][ranks[0]] > given["limit"]:
-        return f": rank {ranks[0]}, where the chain begins, has not waited for more than the limit"
-    if kind not in ("deadlock", "gone"):
-        return ""
-    if when == 1:
-        return ": one look proves nothing, a message may be on its way"
-    moved = [
-        rank
-        for rank in waits
-        for name in ("doing", "peer")
-        if given[name][when - 1][rank] != given[name][when - 2][rank]
-    ]
-    if moved:
-        return f": rank {moved[0]} did something else at the look before"
-    again = [rank for rank in waits if since[when - 1][rank] != since[when - 2][rank]]
-    return f": at the look before, rank {again[0]} was in another wait, which has ended" if again else ""
-
-
-def overlooked(finding: Finding, kind: str, ranks: Sequence[int], late: bool) -> str:
-    """Return why `finding` is one, or in which form, if something else was found, or nothing, or the same too late."""
-    if finding is None:
-        return ""
-    if kind == finding[0] == "deadlock" and {*ranks} > {*finding[1]}:
-        return ": ranks that lead to the circle are not in it"
-    if kind == finding[0] == "deadlock" and {*ranks} == {*finding[1]} and not late:
-        return ": the circle begins with its lowest rank"
-    return {
-        "deadlock": ": the ranks in the circle wait as at the look before; those that lead to it need not",
-        "gone": ": the ranks in the chain that wait do so as at the look before; the finished one need not",
-        "slow": ": the rank where the chain begins has waited for more than the limit, whoever it waits for",
-    }[finding[0]]
-
-
 def letters(text: str) -> Array:
     """Return a text as an array."""
     return np.frombuffer(text.encode(), np.uint8)
@@ -390,56 +196,3 @@ def expect_sent(rank: int, notes: Sequence[Note], sizes: list[int], instead: Map
     found = [note.bytes for note in sent_by(rank, notes)]
     if found != sizes:
         raise Wrong(f"rank {rank} sent messages of {found} bytes, expected {sizes}{known(instead, found.__eq__)}")
-
-
-def real_run(slow: int | None, ranks: int = 4) -> Callable[[np.random.Generator], list[Event]]:
-    """Trace three steps on a modelled cluster, with a slow rank; nobody noted what it was doing."""
-
-    def make(rng: np.random.Generator) -> list[Event]:
-        trace = Trace()
-
-        def program(comm: Communicator) -> None:
-            for _ in range(3):
-                comm.advance(30.0 if comm.rank == slow else 10.0)
-                all_reduce(np.ones(comm.size, np.uint8), comm, algorithm="ring")
-
-        run(program, ranks, cluster=Cluster.uniform(1.0, 1.0), trace=trace)
-        return trace.events
-
-    return make
-
-
-def beside(rng: np.random.Generator) -> list[Event]:
-    """Rank 0 waits little, but its stream communicates all the time, with messages posted far ahead."""
-    events = []
-    for rank in range(4):
-        events.append(Event(rank, "compute", "forward", 0.0, 20.0))
-        events.append(Event(rank, "held", "bytes held", 5.0, 5.0, 100))
-        events.append(Event(rank, "collective", "all_reduce", 0.0, 90.0, track="+1"))
-        waited = 80.0 if rank == 0 else float(rng.integers(20, 40))
-        events.append(Event(rank, "recv", "recv from 1", 2.0, 90.0, waited_from=waited))
-        events.append(Event(rank, "send", "send to 1", 85.0, 88.0))
-    return events
-
-
-def nobody_waits(rng: np.random.Generator) -> list[Event]:
-    """Four ranks that only compute: none waits less than half as long as the others."""
-    return [Event(rank, "compute", "forward", 0.0, 50.0) for rank in range(4)]
-
-
-def from_the_beginning(rng: np.random.Generator) -> list[Event]:
-    """Receives that waited from 1.0 on, or for rank 1 from 0.0 on, which is a time like any other."""
-    return [Event(rank, "recv", "recv", 3.0, 9.0, waited_from=0.0 if rank == 1 else 1.0) for rank in range(3)]
-
-
-def scene_case(label: str, limit: float, looks: Sequence[str]) -> Case:
-    """Return a scene as numbers."""
-    states = [[state.partition("@") for state in look.split()[1:]] for look in looks]
-    given = {
-        "limit": np.array(limit),
-        "now": np.array([float(look.partition(":")[0]) for look in looks]),
-        "doing": np.array([[1 if at else DOING_LETTERS.index(who) for who, at, _ in row] for row in states]),
-        "peer": np.array([[int(who) if at else -1 for who, at, _ in row] for row in states]),
-        "since": np.array([[float(since or 0) for _, _, since in row] for row in states]),
-    }
-    return Case((given,), label)

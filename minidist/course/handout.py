@@ -15,7 +15,7 @@ from pathlib import Path
 from minidist.course.lesson import GradeError, lessons_in, load_checks
 
 HIDDEN = "# ---- hidden: the handout ends here"
-HANDED_OUT = ("README.md", "exercise.py", "judges.py", "cluster.py")
+HANDED_OUT = ("README.md", "exercise.py", "judges*.py", "cluster.py")
 
 
 def build(lessons: Path, out: Path) -> list[Path]:
@@ -37,7 +37,7 @@ def build(lessons: Path, out: Path) -> list[Path]:
     written = []
     for lesson in found:
         folder = target / lesson.name
-        copy([lesson / name for name in HANDED_OUT if (lesson / name).is_file()], folder)
+        copy([path for name in HANDED_OUT for path in lesson.glob(name)], folder)
         visible = (lesson / "checks.py").read_text(encoding="utf-8").partition(HIDDEN)[0]
         (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
         if any(check.hidden for check in load_checks(folder / "checks.py")):

@@ -69,11 +69,15 @@ def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
     return Answer(lesson.folder / file, may_lean=True, beside=(lesson.folder,))
 
 
+def judges_of(lesson: Path) -> list[Path]:
+    """Return a lesson's files of judges: first `judges.py`, from which `judges_cost.py` and its like may import."""
+    return sorted(lesson.glob("judges*.py"), key=lambda path: path.stem)
+
+
 def load_checks(path: Path) -> list[Check]:
-    """Return the checks of a lesson. A `judges.py` beside them is what they may import, if they are too long alone."""
-    judges = path.with_name("judges.py")
-    if judges.is_file():
-        load_module("judges", judges)
+    """Return the checks of a lesson, which may import the files of judges beside them."""
+    for judges in judges_of(path.parent):
+        load_module(judges.stem, judges)
     checks: list[Check] = load_module("checks", path).CHECKS
     return checks
 

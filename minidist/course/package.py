@@ -18,7 +18,7 @@ from minidist.course.lesson import GradeError, Lesson
 
 PACKAGE = Path(__file__).parents[1]
 NEEDED = ("numpy", "torch", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt
-PARTS = ("exercise.py", "checks.py", "judges.py")
+PARTS = ("exercise.py", "checks.py", "judges*.py")
 
 SETUP = """#!/usr/bin/env bash
 # Run once, as root, when the image is built.
@@ -73,7 +73,6 @@ def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
         for path in sorted(PACKAGE.rglob("*")):
             if path.suffix in (".py", ".html"):
                 file.write(path, path.relative_to(PACKAGE.parent))
-        for path in (lesson.folder / name for name in PARTS):
-            if path.is_file():
-                file.write(path, Path("lessons", lesson.name, path.name))
+        for path in (path for name in PARTS for path in sorted(lesson.folder.glob(name))):
+            file.write(path, Path("lessons", lesson.name, path.name))
     return out

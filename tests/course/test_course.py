@@ -26,7 +26,11 @@ def test_the_handout_has_no_answers(tmp_path: Path) -> None:
     lesson = f"lessons/{LESSON.name}"
     assert {f"{lesson}/exercise.py", f"{lesson}/checks.py"} <= there
     of_lessons = {path.split("/")[-1] for path in there if path.count("/") == 2}
-    assert of_lessons == {"README.md", "exercise.py", "checks.py", "judges.py", "cluster.py"}
+    assert {name for name in of_lessons if not name.startswith("judges_")} == {
+        *("README.md", "exercise.py", "checks.py", "judges.py", "cluster.py")
+    }
+    judges = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("lessons/*/judges*.py")}
+    assert judges <= there, "the visible checks of a lesson import them"
     assert (LESSON.folder / "honest.py").is_file(), "an answer that is not handed out, nor are solutions and mistakes"
     beside = {path for path in there if path.count("/") == 1}
     assert {f"notebooks/{LESSON.name}.ipynb", "lessons/README.md", "lessons/cluster.sbatch"} <= beside

@@ -1,6 +1,6 @@
 """Answers that want points without work. None may score, each leaves no process behind and the grader in one piece.
 
-What stays possible is written in `minidist/course/__init__.py`.
+What stays possible is written in `minidist/course/grader/__init__.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from faults import bearing
 from test_grade import HONEST, LESSON, pick
 
+from minidist.course.grader.contract import Task, barred
 from minidist.course.grader.grading import AT_ONCE, Graded, grade
 from minidist.course.grader.runner import clean_environment, warm_processes
 from minidist.course.grader.warm import Warm
@@ -489,6 +490,12 @@ def test_what_the_checks_compare_with_is_out_of_reach(where: str, tmp_path: Path
     first, call, told = WHERE[where]
     tests = attack(tmp_path, BYTES.format(first, call), task=2, lesson="14")
     assert scores(tests) == 0 and told in tests[0].output, tests[0].output
+
+
+def test_no_file_of_judges_is_lent(tmp_path: Path) -> None:
+    assert barred(Task(1, "any"), "judges_cost") and not barred(Task(1, "any"), "numpy")
+    tests = attack(tmp_path, "import judges_cost", task=1, lesson="03")
+    assert "No module named 'judges_cost'" in tests[0].output, tests[0].output
 
 
 HOOKED = """

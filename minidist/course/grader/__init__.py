@@ -2,15 +2,15 @@
 
     python -m minidist grade 02
         │   contract.py   what a lesson's checks.py is made of: tasks, checks, cases
-        │   lesson.py     the lesson, and the file to be graded
         ├── runner.py ──▶ child.py      a process of its own per case (forked by warm.py's): runs the student's code
         │                    │          on every rank; witness.py notes each message, watch.py each call, and who led
         │                    │          to it
         │   ◀── record.py ───┘          data only: arrays, notes, an error; nothing that could run here
         ├── grading.py    the parent computes the right answer; compare.py says what a wrong one looks like; points
-        ├── report.py     table, json, junit, gradescope
-        ├── handout.py    the course without its answers
-        └── package.py    the zip for Gradescope
+        └── report.py     table, json, junit, gradescope
+
+`calls.py` is for lessons that cut layers: which collectives an answer calls. `hang.py` says where each rank stood when
+the time was up. The lesson, and the file to be graded, are `minidist/course/lesson.py`'s.
 
 What a student's process hands back is data. It counts only if it is signed with the nonce of its rank, which the child
 took out of a file and deleted before it loaded the student's code; so printed text, exit statuses and files of the

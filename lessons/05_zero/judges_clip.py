@@ -1,0 +1,86 @@
+"""Lesson 05, task 4: the program that clips slices, and its judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from judges import ITEM, expect, flat
+from torch import Tensor, nn
+
+from minidist import Communicator, Trace
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, sent_by
+
+
+def clipped(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4 on the slices that this rank has, some of them empty; note the bytes of each collective."""
+    pieces = [nn.Parameter(torch.zeros(length)) for length in given["lengths"].tolist()]
+    pieces = [nn.Parameter(torch.zeros_like(one, dtype=torch.float64)) for one in pieces]
+    gradients = [part.clone() for part in torch.tensor(given["gradient"]).split(given["lengths"].tolist())]
+    for piece, gradient in zip(pieces, gradients, strict=True):
+        piece.grad = gradient
+    trace = comm.trace = Trace()
+    norm = exercise.clip(pieces, float(given["limit"]), comm)
+    if not isinstance(norm, Tensor):
+        raise Wrong(f"clip returned {type(norm).__name__}, expected a tensor without dims")
+    sums = [event.bytes for event in trace.events if event.kind == "collective"]
+    others = sum(piece.grad is not gradient for piece, gradient in zip(pieces, gradients, strict=True))
+    return {"norm": norm.detach().numpy(), "gradient": flat(gradients), "sums": sums, "others": others}
+
+
+def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """One factor for all, from one norm over all ranks, for one number sent."""
+    gradients, limit = [given["gradient"] for given in case.given], float(case.given[0]["limit"])
+    with np.errstate(invalid="ignore"):
+        norms = np.array([np.linalg.norm(each) for each in gradients])
+        norm = np.linalg.norm(norms)
+        factor = min(1.0, limit / (norm + 1e-6)) if np.isfinite(norm) else 1.0
+    for rank, (given, result) in enumerate(zip(case.given, results, strict=True)):
+        why = "one of one number, on every rank, whatever its slices are"
+        expect(f"rank {rank}", "bytes of each collective:", result["sums"], [ITEM], why)
+        sent = [note.bytes for note in sent_by(rank, notes)]
+        if max(sent, default=0) > ITEM or len(sent) > 2 * case.ranks:
+            raise Wrong(
+                f"rank {rank} sent messages of {sent} bytes, expected one all-reduce of one number ({ITEM} bytes)"
+            )
+        mine, slices = given["gradient"], np.split(given["gradient"], np.cumsum(given["lengths"])[:-1])
+        if not np.isfinite(norm):
+            expect(f"rank {rank}", "dims of the norm:", np.array(result["norm"].ndim), 0)
+            if np.isfinite(result["norm"]):
+                raise Wrong(f"rank {rank}: the norm is {result['norm']}, expected {norm}, as one rank's gradient is")
+            changed = np.flatnonzero(~((result["gradient"] == mine) | (np.isnan(mine) & np.isnan(result["gradient"]))))
+            if len(changed):
+                raise Wrong(
+                    f"rank {rank}: with a norm of {norm}, {len(changed)} elements of the gradient were changed, "
+                    "expected none: is what is not a number looked for, as well as infinity?"
+                )
+            continue
+        wrong = {
+            "the ranks' norms are added, not their squares": norms.sum(),
+            "each rank takes the norm of its own slices": norms[rank],
+            "the norm after clipping is returned": min(norm, limit) if result["norm"] == limit else norm * factor,
+            "the root is not taken": norm**2,
+        }
+        expect_close(rank, "the norm", result["norm"], np.array(norm), instead=wrong)
+
+        def by_norm(other: float, mine: Array = mine) -> Array:
+            return mine * min(1.0, limit / (other + 1e-6))
+
+        scaled = {
+            "the ranks' norms are added, not their squares": by_norm(norms.sum()),
+            "each rank scales by the norm of its own slices": by_norm(norms[rank]),
+            "the factor is limit / norm, without the 1e-6": mine * min(1.0, limit / max(norm, 1e-300)),
+            "what is short enough is scaled up": mine * limit / (norm + 1e-6),
+            "each slice is scaled by its own norm": np.concatenate(
+                [each * min(1.0, limit / (np.linalg.norm(each) + 1e-6)) for each in slices]
+            ),
+        }
+        if result["others"] and not np.array_equal(result["gradient"], factor * mine):
+            raise Wrong(
+                f"rank {rank}: slice.grad is another tensor than before for {result['others']} slices, expected the "
+                "one that is there to be scaled in place"
+            )
+        expect_close(rank, "the gradient", result["gradient"], factor * mine, instead=scaled, before=mine)

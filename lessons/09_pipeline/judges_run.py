@@ -1,0 +1,170 @@
+"""Lesson 09, task 5: a stage that notes what is done with it, the program that runs it, and the judge."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from judges import bare, unpacked
+from torch import Tensor, nn
+
+from minidist import Communicator, Trace
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, expect_close, sent_by
+
+ROWS, WIDTH, LAYERS = 2, 4, 2  # of a microbatch, of a stage
+MESSAGE = ROWS * WIDTH * 8  # bytes
+
+
+class Mark(torch.autograd.Function):
+    """Nothing; its backward notes that the backward of a call of the stage has begun."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, stage: Stage, call: int) -> Tensor:
+        ctx.stage, ctx.call = stage, call
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ctx.stage.look()
+        ctx.stage.events.append((1, ctx.call))
+        return gradient, None, None
+
+
+class Saved:
+    """A tensor that autograd keeps; counted as long as it does."""
+
+    def __init__(self, tensor: Tensor, stage: Stage) -> None:
+        self.tensor, self.stage = tensor, stage
+        stage.held += tensor.nbytes
+        stage.peak = max(stage.peak, stage.held)
+
+    def __del__(self) -> None:
+        self.stage.held -= self.tensor.nbytes
+
+
+class Stage(nn.Module):
+    """Linear layers with tanh behind them, which note what is done with them. `given` is there whatever happens."""
+
+    def __init__(self, weights: Array, given: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in weights)
+        for layer, weight in zip(self.layers, weights, strict=True):
+            layer.weight, layer.bias = nn.Parameter(torch.tensor(weight)), nn.Parameter(torch.tensor(weight[0]))
+        self.events: list[tuple[int, int]] = []  # 0 forward, 1 backward, and the number of the call
+        self.calls = self.held = self.peak = self.each = self.left = 0
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in (*given, *self.parameters())}
+        self.memory: defaultdict[int, WeakSet[Any]] = defaultdict(WeakSet)  # what was saved in each call
+
+    def forward(self, x: Tensor) -> Tensor:
+        call, before = self.calls, self.held
+        self.look()
+        self.calls += 1
+        self.events.append((0, call))
+
+        def pack(tensor: Tensor) -> Saved:
+            if (storage := tensor.untyped_storage()).data_ptr() not in self.known:
+                self.memory[call].add(storage)
+            return Saved(tensor, self)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+        self.each = max(self.each, self.held - before)
+        return Mark.apply(x, self, call)
+
+    def look(self) -> None:
+        """Note of how many microbatches something is there though their backward is done. The last one may linger."""
+        done = [call for backward, call in self.events if backward][:-1]
+        self.left = max(self.left, sum(bool(self.memory[call]) for call in done))
+
+
+def run(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 5."""
+    comm.trace = trace = Trace()  # which shows a message that was sent when it has been waited for
+    inputs, targets = ([torch.tensor(each) for each in given[name]] for name in ("inputs", "targets"))
+    stage, words = Stage(given["weights"], inputs), bare(unpacked(given["words"]))
+    loss = exercise.run_step(words, stage, nn.functional.mse_loss, inputs, targets, comm)
+    gradients = [np.zeros(0) if p.grad is None else p.grad.numpy().reshape(-1) for p in stage.parameters()]
+    return {
+        "loss": float(loss),
+        "gradients": np.concatenate(gradients),
+        "events": np.array(stage.events).reshape(-1, 2),
+        "held": round(stage.peak / max(stage.each, 1), 3),
+        "left": stage.left,
+        "ended": sum(event.kind in ("send", "exchange") for event in trace.events),
+    }
+
+
+def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The serial gradients; the words in their order; no more held than they ask for; two messages a microbatch."""
+    losses, gradients = serial(case)
+    words = [bare(unpacked(given["words"])) for given in case.given]
+    orders = [[int(word[1:]) for word in words[rank] if word[0] == "F"] for rank in (0, -1)]
+    mixed = serial(case, [orders[1][orders[0].index(m)] for m in range(len(losses))])
+    for rank, result in enumerate(results):
+        expect_words(rank, words[rank], result)
+        expect_close(
+            rank,
+            "the gradients, one parameter after the other,",
+            result["gradients"],
+            gradients[rank],
+            instead={"messages are taken in the order in which they come, not by their tags": mixed[1][rank]},
+        )
+        expect_close(
+            rank,
+            "the returned loss",
+            result["loss"],
+            np.array(np.mean(losses) if rank == case.ranks - 1 else 0.0),
+            instead={
+                "only the last microbatch's is returned": np.array(losses[orders[1][-1]]),
+                "the microbatches' are added up, and not divided": np.array(sum(losses)),
+            },
+        )
+        for other in range(case.ranks):
+            found = [note.bytes for note in sent_by(rank, notes) if note.to == other]
+            messages = len(case.given[0]["inputs"]) if abs(other - rank) == 1 else 0
+            if found != [MESSAGE] * messages:
+                what = f"{len(found)} messages, {sum(found)} bytes in all,"
+                raise Wrong(f"rank {rank} sent {what} to rank {other}, expected {messages} of {MESSAGE} bytes")
+        if (under_way := len(sent_by(rank, notes)) - int(result["ended"])) > 0:
+            raise Wrong(
+                f"rank {rank} returned while it had not waited for {under_way} of its sends: what they still read may "
+                "be overwritten by then"
+            )
+
+
+def serial(case: Case, order: Sequence[int] | None = None) -> tuple[list[float], list[Array]]:
+    """Return the microbatches' losses and the gradients of each rank's stage, from autograd on the whole model.
+
+    With `order`, microbatch m is held against target order[m].
+    """
+    stages = [Stage(given["weights"]) for given in case.given]
+    x, targets = torch.tensor(case.given[0]["inputs"]), torch.tensor(case.given[-1]["targets"])
+    targets = targets if order is None else targets[list(order)]
+    for stage in stages:
+        x = stage(x)
+    losses = (x - targets).square().mean((1, 2))
+    losses.mean().backward()
+    gradients = [torch.cat([p.grad.view(-1) for p in stage.parameters()]).numpy() for stage in stages]
+    return losses.tolist(), gradients
+
+
+def expect_words(rank: int, words: Sequence[str], result: Arrays) -> None:
+    """Raise `Wrong` unless the stage was called and run backward in the order of the words, holding what they imply."""
+    forwards = [word[1:] for word in words if word[0] == "F"] + ["?"] * len(result["events"])
+    found = " ".join("FB"[backward] + forwards[call] for backward, call in result["events"].tolist())
+    if found != " ".join(words):
+        raise Wrong(f"rank {rank} did {found}, expected {' '.join(words)}")
+    held = max(np.cumsum([1 if word[0] == "F" else -1 for word in words]))
+    if result["held"] > held:
+        raise Wrong(f"rank {rank} kept what autograd saves of {result['held']:g} microbatches at once, expected {held}")
+    if int(result["left"]) > 1:  # a variable may still name the last but one's
+        raise Wrong(
+            f"rank {rank} still had inputs or outputs of {int(result['left'])} microbatches whose B was done: let both "
+            "go in B, when the output has long been received"
+        )
