@@ -83,13 +83,13 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         else:
             mpirun = _mpirun() if check.wire == "mpi" else None
             forked = SUPPORTED and mpirun is not None and mpirun.vendor == "MPICH"
-            rank = [sys.executable, "-I", "-S", "-c", STAND_IN, "../ranks"] if forked else isolated("child", folder)
-            start = rank if mpirun is None else [mpirun.path, "-n", str(case.ranks), *rank]
-
-            def launch() -> None:
-                env, seconds = clean_environment(mpirun), limit + 3
-                run_job(start, env=env, cwd=stand, timeout=seconds, capture=True, grace=0.5, user=warm.user)
-
+            start = [sys.executable, "-I", "-S", "-c", STAND_IN, "../ranks"] if forked else isolated("child", folder)
+            if mpirun is not None:
+                start = [mpirun.path, "-n", str(case.ranks), *start]
+            env, most = clean_environment(mpirun), limit + 3
+            launch = functools.partial(
+                run_job, start, env=env, cwd=stand, timeout=most, capture=True, grace=0.5, user=warm.user
+            )
             if forked:
                 warm.run(folder, stand, limit, case.ranks, launch)
             else:
