@@ -87,7 +87,8 @@ def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
 
     def cases(setting: Setting) -> Iterator[Case]:
         """Seconds of one call at every size, against MPI's own and gloo."""
-        options, comm = setting.options, setting.comm
+        comm: Communicator = setting.comm
+        options = setting.options
         itemsize = np.dtype(options.dtype).itemsize
         counts = [max(1, size // itemsize // comm.size) * comm.size for size in options.sizes]
         # One window for all sizes: every registered buffer of a program makes finding one a little longer.
@@ -102,7 +103,7 @@ def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
                 elif how in offered:
                     runs[how] = ours(_buffers(comm, count, options.dtype), comm, how)[operation]
             if "native" in options.peers or setting.launch == "tuned":
-                runs["native"] = native(_buffers(comm, count, options.dtype), comm.mpi)[operation]
+                runs["native"] = native(_buffers(comm, count, options.dtype), comm.wire.mpi)[operation]  # type: ignore[attr-defined]
             if setting.gloo is not None:
                 runs["gloo"] = by_gloo(_tensors(_buffers(comm, count, options.dtype)), setting.gloo)[operation]
             yield Case(size_text(count * itemsize), runs, count * itemsize)
