@@ -289,7 +289,8 @@ def test_what_a_stream_sends_is_witnessed() -> None:
     notes: list[Note] = []
 
     def program(comm: Communicator) -> None:
-        stream = Witness(comm, notes.append, Watch(Task(1, "t"), __file__, "no lesson", notes.append)).stream()
+        witness = Witness(comm.wire, notes.append, Watch(Task(1, "t"), __file__, "no lesson", notes.append))
+        stream = Communicator(witness, comm.ledger.of_group()).stream()
         stream.launch(stream.comm.exchange, np.ones(2), 1 - comm.rank, np.zeros(2), 1 - comm.rank).wait()
 
     minidist.run(program, 2)
