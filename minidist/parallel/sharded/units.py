@@ -124,10 +124,10 @@ class Flat(Shard):
         self.whole.untyped_storage().resize_(0)
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Have no gradients of these parameters, and no memory for any if these are all."""
-        super().forget_gradients(parameters)
+        """Have no gradients of these parameters; let go of the memory of all, as it is, if these are all."""
         if self.slices.keys() <= parameters:
             self.gradient = None
+        super().forget_gradients(parameters)
 
 
 class UnitState(Enum):
