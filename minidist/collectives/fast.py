@@ -43,7 +43,7 @@ def empty_like(array: Array) -> Array:
 
 
 def cut(length: int, parts: int) -> list[int]:
-    """Return the lengths of `numpy.array_split`'s parts: as equal as can be, the longer ones first."""
+    """Return the lengths of `numpy.array_split`'s parts: as equal as possible, the longer ones first."""
     whole, rest = divmod(length, parts)
     return [whole + 1] * rest + [whole] * (parts - rest)
 
@@ -56,9 +56,9 @@ class Chunks(list[Any]):
     whole : Array
         The array.
     lengths : list[int]
-        The elements of each.
+        The number of elements of each.
     brought : Array or None
-        For an all-gather, what this rank brought, and of which its chunk is a copy.
+        For an all-gather: this rank's shard, of which its chunk is a copy.
     """
 
     def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:

@@ -28,7 +28,7 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 class Reduction(partial[Any]):
-    """A `Combine` that is as fast as the function itself; `op` is what engines call it."""
+    """A `Combine` that is as fast as the function itself; `op` is its name for the native engines."""
 
     op: str
 
@@ -43,7 +43,7 @@ TORCH = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def reduction(op: str, array: Array) -> Reduction:
-    """Return `combine(a, b, out)` for arrays like `array`. A mean is summed up, and divided by `finish` at the end.
+    """Return `combine(a, b, out)` for arrays like `array`. For a mean it adds; `finish` divides once, at the end.
 
     Raises
     ------

@@ -69,10 +69,10 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine:
 
 
 def all_gather(chunks: Chunks, comm: Communicator) -> None:
-    """Fill every chunk from the rank that owns it; chunk number `comm.rank` is there.
+    """Fill every other chunk from the rank that owns it; chunk number `comm.rank` is already filled.
 
-    If the whole is registered, or what this rank brought is at the same offset on all ranks, shards are read where
-    they are.
+    If the whole array is registered, or every rank's shard is at the same offset of registered memory, shards are read
+    where they are.
     """
     lengths, source, out = chunks.lengths, chunks.brought, chunks.whole
     shards = _counterparts(out, [len(out)] * comm.size, comm)
