@@ -494,7 +494,7 @@ def test_what_the_checks_compare_with_is_out_of_reach(where: str, tmp_path: Path
 
 def test_no_file_of_judges_is_lent(tmp_path: Path) -> None:
     assert barred(Task(1, "any"), "judges_cost") and not barred(Task(1, "any"), "numpy")
-    tests = attack(tmp_path, "import judges_cost", task=1, lesson="03")
+    tests = attack(tmp_path, "import judges_cost", task=1, lesson="03", alone=True)
     assert "No module named 'judges_cost'" in tests[0].output, tests[0].output
 
 
