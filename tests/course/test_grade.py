@@ -12,9 +12,10 @@ import subprocess
 import sys
 import textwrap
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hmac import digest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +24,13 @@ import minidist
 from minidist.__main__ import main
 from minidist.comm import Communicator
 from minidist.course.grade import default_lessons
-from minidist.course.grader import record
+from minidist.course.grader import grading, record
 from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks, known
 from minidist.course.grader.contract import Check, Note, Task
-from minidist.course.grader.grading import NOT_STARTED, Graded, grade
+from minidist.course.grader.grading import AT_ONCE, NOT_STARTED, Graded
 from minidist.course.grader.report import totals
-from minidist.course.grader.runner import collect
+from minidist.course.grader.runner import collect, warm_processes
+from minidist.course.grader.warm import Warm
 from minidist.course.grader.watch import Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import Answer, Lesson, find_lesson, load_checks, reference_answer
@@ -61,6 +63,23 @@ def all_reduce_cost(elements, itemsize, ranks, rank):
     lengths = [elements // ranks + (i < elements % ranks) for i in range(ranks)]
     return 2 * (ranks - 1), (2 * elements - lengths[rank] - lengths[(rank + 1) % ranks]) * itemsize
 """
+
+
+SHARED: list[Warm] = []  # what runs the cases of all tests here
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared() -> Iterator[None]:
+    with warm_processes(LESSON, AT_ONCE) as warm:
+        SHARED.append(warm)
+        yield
+        SHARED.clear()
+
+
+def grade(lesson: Lesson, of: Answer, **options: Any) -> list[Graded]:
+    """Grade by processes that are shared, if they have imported enough, with patience: a machine may be busy."""
+    warm = SHARED[0] if lesson is LESSON else None
+    return grading.grade(lesson, of, **{"warm": warm, "limit": 60.0} | options)
 
 
 def answer(folder: Path, source: str) -> Answer:
