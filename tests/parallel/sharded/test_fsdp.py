@@ -229,3 +229,15 @@ def test_a_model_that_nobody_could_hold_is_built_shard_by_shard() -> None:
     for state, whole in minidist.run(program, 3):
         assert list(state) == list(expected) and max(whole) == 0
         assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+def test_gradients_that_somebody_still_looks_at_are_not_zeroed_with_the_others() -> None:
+    def program(comm: Communicator) -> None:
+        model = FSDP(build(CONFIG, comm.rank), comm)
+        step(model, comm.rank)
+        seen = [flat.gradient for flat in model.flats if flat.gradient is not None]
+        before = [gradient.clone() for gradient in seen]
+        model.zero_grad()
+        assert seen and all(map(torch.equal, seen, before)) and all(piece.grad is None for piece in model.slices)
+
+    minidist.run(program, 2)
