@@ -196,7 +196,7 @@ def test_a_mistake_crashes_nowhere(graded: Grader, name: str, mistake: str) -> N
 
 def loses(graded: Grader, name: str, mistake: str, **options: Any) -> None:
     answer = reference_answer(load(name), f"mistakes/{mistake}.py")
-    tests = graded(name, answer, task_of(name, mistake), limit=3.0, **options)
+    tests = graded(name, answer, task_of(name, mistake), **options)
     failed = [test for test in tests if test.score < test.max_score]
     assert failed and {test.status for test in failed} == {FAILED}
     assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), "it crashes"
@@ -219,7 +219,7 @@ SLIPS = {  # by mistake, what its rejection says
 def test_who_clears_the_folder_is_told_so(graded: Grader) -> None:
     """Looking after every call must not wait for the folder to come back."""
     lesson = "15_checkpoints"
-    tests = graded(lesson, reference_answer(load(lesson), "mistakes/clears_the_folder.py"), 2, limit=3.0)
+    tests = graded(lesson, reference_answer(load(lesson), "mistakes/clears_the_folder.py"), 2)
     assert tests and all("the earlier checkpoint step-00000003 is gone" in test.output for test in tests)
 
 
