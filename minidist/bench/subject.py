@@ -48,6 +48,8 @@ class Setting:
 
     Attributes
     ----------
+    options : Options
+        The command line.
     launch : str
         `shipped`, `tuned` (the whole run was told to keep freed memory) or `here` (one process, without ranks).
     comm : Communicator or None
@@ -67,7 +69,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """Competitors that do the same thing, each by a function without arguments; a call is `units` units of work."""
+    """Competitors that do the same thing, each by a function without arguments; a call is `units` units of work.
+
+    `bytes` is the size of the whole buffer, where there is one.
+    """
 
     name: str
     runs: Mapping[str, Run]

@@ -94,13 +94,12 @@ def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
         # One window for all sizes: every registered buffer of a program makes finding one a little longer.
         in_place = operation == "all_reduce" and "registered" in options.algorithms
         registered: Any = comm.allocate(max(counts), options.dtype) if in_place else None
-        offered = (*collectives.algorithms(operation), *(["registered"] if in_place else []))
         for count in counts:
             runs: dict[str, Run] = {}
             for how in options.algorithms:
                 if how == "registered" and in_place:
                     runs[how] = ours(_buffers(comm, count, options.dtype, registered), comm, "auto")[operation]
-                elif how in offered:
+                elif how in collectives.algorithms(operation):
                     runs[how] = ours(_buffers(comm, count, options.dtype), comm, how)[operation]
             if "native" in options.peers or setting.launch == "tuned":
                 runs["native"] = native(_buffers(comm, count, options.dtype), comm.wire.mpi)[operation]  # type: ignore[attr-defined]
