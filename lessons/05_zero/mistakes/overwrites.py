@@ -4,5 +4,5 @@ from solution import *  # noqa: F403
 
 
 class ZeRO2(solution.ZeRO2):
-    def _reduce(self, bucket, gradients):
-        self.shards[bucket].gradient = self._scattered(gradients)
+    def _take_over(self, shard, reduced):
+        shard.gradient = reduced
