@@ -50,17 +50,26 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     [
         (1, "--precision bfloat16 --recompute full --offload disk", 3),
         (2, "--precision bfloat16 --zero 1 --accumulate 2 --recompute sqrt --offload memory", 3),
-        (3, "--precision bfloat16 --zero 2 --offload disk", 1),
-        (3, "--precision bfloat16 --zero 3 --offload disk --recompute full", 2),
+        pytest.param(*(3, "--precision bfloat16 --zero 2 --offload disk", 1), marks=pytest.mark.soak),
+        pytest.param(*(3, "--precision bfloat16 --zero 3 --offload disk --recompute full", 2), marks=pytest.mark.soak),
         (4, "--precision float16 --zero 3 --hsdp 2 --accumulate 2 --offload memory", 2),
         (4, "--precision bfloat16 --strategy naive --recompute 'every 2'", 2),
-        (2, "--precision float16 --recompute selective --offload disk --accumulate 3", 4),
+        pytest.param(
+            *(2, "--precision float16 --recompute selective --offload disk --accumulate 3", 4), marks=pytest.mark.soak
+        ),
         (3, "--precision float16 --zero 1 --bucket-mib 0.001", 1),
-        (4, "--precision float16 --zero 2 --accumulate 2 --recompute full --offload memory", 2),
+        pytest.param(
+            *(4, "--precision float16 --zero 2 --accumulate 2 --recompute full --offload memory", 2),
+            marks=pytest.mark.soak,
+        ),
         (2, "--precision float16 --strategy server", 1),
         (3, "--precision float32 --zero 2 --recompute 'every 3' --offload disk --accumulate 2", 2),
-        (4, "--precision float64 --zero 1 --recompute selective --offload memory", 3),
-        (3, "--precision float64 --offload disk --recompute sqrt --accumulate 2", 2),
+        pytest.param(
+            *(4, "--precision float64 --zero 1 --recompute selective --offload memory", 3), marks=pytest.mark.soak
+        ),
+        pytest.param(
+            *(3, "--precision float64 --offload disk --recompute sqrt --accumulate 2", 2), marks=pytest.mark.soak
+        ),
     ],
 )
 def test_combined_they_are_verified_and_resumed(
