@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from minidist import __version__
-from minidist.comm.job.imports import quick_imports
+from minidist.launch.imports import quick_imports
 
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",

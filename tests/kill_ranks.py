@@ -22,8 +22,8 @@ from pathlib import Path
 from ranks import clean_environment
 from training import PROGRAM, RUN, TINY, losses, same_bits, short_text
 
-from minidist.comm.job.jobs import MARK, end_job, members
-from minidist.comm.job.mpirun import environment, find_mpirun
+from minidist.launch.jobs import MARK, end_job, members
+from minidist.launch.mpirun import environment, find_mpirun
 from minidist.trainer.checkpoint.store import complete
 
 STEPS = 12

@@ -17,8 +17,8 @@ from subprocess import CompletedProcess
 
 from warm import warm
 
-from minidist.comm.job.jobs import run_job
-from minidist.comm.job.mpirun import Mpirun, environment, find_mpirun
+from minidist.launch.jobs import run_job
+from minidist.launch.mpirun import Mpirun, environment, find_mpirun
 
 TESTS = Path(__file__).parent
 FOLDERS = sorted({TESTS, *(path.parent for path in TESTS.rglob("test_*.py"))})  # programs import from all of them

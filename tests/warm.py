@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from minidist.comm.job.imports import quick_imports
-from minidist.comm.job.standin import STAND_IN, end_with, fork_ranks
+from minidist.launch.imports import quick_imports
+from minidist.launch.standin import STAND_IN, end_with, fork_ranks
 
 START = "import warm; program = warm.serve(); program()"
 INLINE = "module://matplotlib_inline.backend_inline"  # what a kernel would say before it imports matplotlib

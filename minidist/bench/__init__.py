@@ -78,8 +78,8 @@ def main(argv: list[str]) -> int:
 def run_workers(launch: str, ranks: int, argv: list[str]) -> tuple[int, dict[str, object], list[Measurement]]:
     """Run one launch; return its exit status, the machine as it describes it, and its measurements."""
     from minidist.bench.measure import Measurement
-    from minidist.comm.job.jobs import run_job
-    from minidist.comm.job.mpirun import environment, find_mpirun
+    from minidist.launch.jobs import run_job
+    from minidist.launch.mpirun import environment, find_mpirun
 
     mpirun = find_mpirun()
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidist.comm.job.number import AT_LEAST_ONE, NOT_NEGATIVE, RANKS, flag_of, read_number, shown
-from minidist.comm.job.parser import Parser
+from minidist.launch.parser import Parser
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw")

@@ -21,9 +21,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.jobs import run_job
-from minidist.comm.job.mpirun import environment, find_mpirun, vendor, version_of
-from minidist.comm.job.parser import Parser
+from minidist.launch.jobs import run_job
+from minidist.launch.mpirun import environment, find_mpirun, vendor, version_of
+from minidist.launch.parser import Parser
 
 ENOUGH_SHARED_MEMORY = 256 << 20  # bytes
 PATIENCE = 60.0  # seconds for one check

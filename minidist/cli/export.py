@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from minidist.comm.job.number import NOT_NEGATIVE, flag_of
-from minidist.comm.job.parser import Parser
+from minidist.launch.parser import Parser
 from minidist.model import GPT, GPTConfig
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece

@@ -14,10 +14,10 @@ import sys
 from typing import NoReturn
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.jobs import run_job
-from minidist.comm.job.mpirun import environment, find_mpirun
 from minidist.comm.job.number import RANKS, SECONDS, flag_of
-from minidist.comm.job.parser import Parser
+from minidist.launch.jobs import run_job
+from minidist.launch.mpirun import environment, find_mpirun
+from minidist.launch.parser import Parser
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +57,7 @@ def command_line(
     """
     if program[0] != "-m" and not os.path.isfile(program[0]):
         raise LaunchError(f"there is no file {program[0]}")
-    rank = [sys.executable, "-m", "minidist.comm.job.marked_output", *program]
+    rank = [sys.executable, "-m", "minidist.launch.marked_output", *program]
     extra = {} if limit is None else {"MINIDIST_LIMIT": str(limit)}
     if wire == "torch":
         return [*torchrun(ranks), *rank[1:]], environment() | extra

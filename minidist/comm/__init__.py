@@ -5,8 +5,8 @@
     mpi                   ranks are MPI processes                               mpirun -n 4 python x.py
     torch                 ranks are torch.distributed processes: gloo, NCCL     torchrun --nproc-per-node 8 x.py
 
-`Communicator` is the same on all of them. Read `communicator.py` first, then `threads_wire/`. `job/` starts and ends
-processes.
+`Communicator` is the same on all of them. Read `communicator.py` first, then `wire.py` and `threads_wire/`. With
+`job/` no rank waits for ever; `engine/` is what the wires of processes share.
 """
 
 from minidist.comm.communicator import Communicator

@@ -15,8 +15,8 @@ from ranks import clean_environment
 
 from minidist.cli import doctor, launch
 from minidist.comm.errors import LaunchError
-from minidist.comm.job import mpirun
-from minidist.comm.job.jobs import MARK, Outcome, members, run_job
+from minidist.launch import mpirun
+from minidist.launch.jobs import MARK, Outcome, members, run_job
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.6"
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 import minidist
 from minidist.comm import Communicator, DeadlockError
 from minidist.comm.engine.pool import MANY, Group
-from minidist.comm.job.jobs import run_job
-from minidist.comm.job.mpirun import environment, find_mpirun
 from minidist.comm.mpi_wire.window import open_window
+from minidist.launch.jobs import run_job
+from minidist.launch.mpirun import environment, find_mpirun
 from minidist.mesh import Layout
 from minidist.parallel import DDP, FSDP, Recipe, ZeRO1, ZeRO2, ZeROPlusPlus
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from ranks import clean_environment, torchrun
 
-from minidist.comm.job.jobs import run_job
+from minidist.launch.jobs import run_job
 
 WORKS = """
     import os

@@ -15,7 +15,7 @@ import pytest
 from ranks import clean_environment
 from training import PROGRAM, TINY, short_text, tensors
 
-from minidist.comm.job.jobs import MARK, end_job, members, run_job
+from minidist.launch.jobs import MARK, end_job, members, run_job
 from minidist.trainer.checkpoint import restore
 from minidist.trainer.checkpoint.store import complete, newest
 

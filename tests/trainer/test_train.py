@@ -19,7 +19,7 @@ from torch import nn
 from training import PROGRAM, TINY, losses, metrics, short_text, train_on
 
 from minidist.cli.train import main
-from minidist.comm.job.jobs import run_job
+from minidist.launch.jobs import run_job
 from minidist.mesh import Mesh
 from minidist.parallel import NaiveDataParallel, Recipe
 from minidist.parallel.replica import Alone, Replica

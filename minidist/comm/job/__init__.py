@@ -1,6 +1,6 @@
-"""A job of many processes: how it is started, watched and ended.
+"""A job as each of its ranks sees it: no rank waits for ever, and all end together.
 
-`watchdog.py`, `interrupt.py` and `background.py` see to it that it ends; `mpirun.py` finds the right launcher;
-`jobs.py` runs other programs and ends them for certain; `standin.py` forks ranks that have imported what they need;
-`marked_output.py` names the rank in each printed line.
+`watchdog.py` ends a job that hangs, saying who waits for whom; `interrupt.py` hears Ctrl-C beside a rank that waits in
+a library; `background.py` ends threads with the program; `gather_trace.py` joins the ranks' traces; `number.py` reads
+what people write.
 """

@@ -24,12 +24,12 @@ from typing import Any, TextIO, TypeAlias
 
 import minidist
 from minidist.comm.communicator import Communicator
-from minidist.comm.job.imports import quick_imports
 from minidist.course.grader import record
 from minidist.course.grader.contract import Array, Note, Wrong
 from minidist.course.grader.watch import Handed, Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
+from minidist.launch.imports import quick_imports
 
 Parts: TypeAlias = dict[tuple[str, str], tuple[object, object]]
 FOR_EVER = 1e6  # seconds: the job's own limit comes first

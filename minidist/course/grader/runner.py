@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minidist.comm.job.jobs import run_job
-from minidist.comm.job.mpirun import Mpirun, environment, find_mpirun
-from minidist.comm.job.standin import STAND_IN
 from minidist.course.grader import record
 from minidist.course.grader.contract import Arrays, Case, Note
 from minidist.course.grader.hang import hang_report
 from minidist.course.grader.warm import SUPPORTED, Warm, isolated
 from minidist.course.lesson import Answer, Lesson
+from minidist.launch.jobs import run_job
+from minidist.launch.mpirun import Mpirun, environment, find_mpirun
+from minidist.launch.standin import STAND_IN
 
 KEPT = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "OMP_NUM_THREADS"}
 KEPT_OF_MPI = ("MPICH_", "OMPI_", "PRTE_", "FI_")

@@ -3,7 +3,7 @@
     grader ── "folder" ─▶ warm.main ── fork ─▶ child.main(folder): the student's code, from a clean state
            ◀── "." ──  (never runs it)  ── ends the child and all that it started, wherever that has hidden
 
-The ranks of a case under mpirun are forked off it as well: see comm/job/standin.py. The warm process adopts its
+The ranks of a case under mpirun are forked off it as well: see launch/standin.py. The warm process adopts its
 descendants' orphans, so it can find and end them. A student's code that ends *it* loses that case, and the next case
 gets a fresh one. Linux only: elsewhere every case imports for itself.
 """
@@ -26,11 +26,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from minidist.comm.job.imports import quick_imports
-from minidist.comm.job.jobs import MARK, become, end_job
-from minidist.comm.job.standin import fork_ranks
 from minidist.course.grader import child
 from minidist.course.lesson import load_checks
+from minidist.launch.imports import quick_imports
+from minidist.launch.jobs import MARK, become, end_job
+from minidist.launch.standin import fork_ranks
 
 SUPPORTED = sys.platform == "linux"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>

@@ -1,7 +1,7 @@
 """Run a program so that each line it prints names its rank: what `python -m minidist launch` starts on every rank.
 
-    python -m minidist.comm.job.marked_output file.py args...        [2] step 10, loss 3.1
-    python -m minidist.comm.job.marked_output -m module args...
+    python -m minidist.launch.marked_output file.py args...        [2] step 10, loss 3.1
+    python -m minidist.launch.marked_output -m module args...
 
 Launchers have options for this, each its own, and none of them keeps lines whole. Here a line is one write, so lines
 of several ranks never mix. What C libraries and subprocesses print goes out unmarked.

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from ranks import clean_environment
 
-from minidist.comm.job.standin import STAND_IN
+from minidist.launch.standin import STAND_IN
 
 HOST = """
 import socket, sys
-from minidist.comm.job.standin import fork_ranks
+from minidist.launch.standin import fork_ranks
 with socket.socket(socket.AF_UNIX) as listener:
     listener.bind("ranks")
     listener.listen()
