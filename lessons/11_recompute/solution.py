@@ -28,7 +28,7 @@ def account(plan: Plan, inputs: Sequence[int], saved: Sequence[int], seconds: Se
 
 
 def best_length(layers: int, input_bytes: int, saved_bytes: int) -> int:
-    """Return the k of which k * A + ceil(L/k) * c is smallest."""
+    """Return the k that makes k * A + ceil(L/k) * c smallest."""
     return recompute.best_interval(layers, input_bytes, saved_bytes)
 
 
@@ -38,7 +38,7 @@ def checkpoint(block: nn.Module, x: Tensor) -> Tensor:
 
 
 def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Keep also where `generator` stands."""
+    """Keep the state of `generator` as well."""
     return plain.checkpoint(block, x, block.parameters(), generator)
 
 
@@ -67,7 +67,7 @@ def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[
 
 
 def checkpoint_between(parts: Sequence[tuple[nn.Module, bool]], x: Tensor) -> Tensor:
-    """Checkpoint each run of silent parts as one."""
+    """Checkpoint neighbouring parts that do not communicate as one segment."""
     for communicates, run in groupby(parts, key=lambda part: part[1]):
         part = nn.Sequential(*(module for module, _ in run))
         x = part(x) if communicates else checkpoint(part, x)

@@ -1,4 +1,4 @@
-"""Lesson 12: mixed precision. Compute in 16 or 8 bits, remember in 32, and know what every bit is for.
+"""Lesson 12: mixed precision. Compute in 16 or 8 bits, and keep the weights in 32.
 
                 sign  exponent  mantissa     largest    next above 1
     float32        1         8        23      3.4e38    1 + 2^-23
@@ -8,11 +8,11 @@
 
 Fill in the functions and classes; their docstrings are the contract. You need numpy alone, and one collective:
 
-    all_reduce(array, comm, op="max")      replaces every rank's array by the largest of all ranks', element by element;
-                                           the array has at least one dimension
+    all_reduce(array, comm, op="max")      replaces each element of every rank's array by the largest that any rank has
+                                           there; the array has at least one dimension
 
-numpy has float16; it has neither bfloat16 nor float8, whose numbers you make from float32 yourself. `minidist.memory`
-and torch's conversions are what you are building: calling anything of `minidist.memory` or of torch scores nothing.
+numpy has float16. It has neither bfloat16 nor float8: you compute their numbers from float32 yourself. You are building
+what `minidist.memory` and torch's conversions do, so calling anything of `minidist.memory` or of torch scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 12             points, and what is still wrong
@@ -33,49 +33,67 @@ Array = np.ndarray[Any, Any]
 
 
 def to_bfloat16(x: Array) -> Array:
-    """Task 1: return the bits of the bfloat16 that is nearest to each float32 of `x`, as uint16.
+    """Task 1: round each element of `x` to the nearest bfloat16; return their bits.
 
-    bfloat16 is the upper half of a float32 (`x.view(np.uint32) >> 16`); rounding is what happens to the lower half.
+    The 16 bits of a bfloat16 are the upper half of the 32 bits of a float32: `x.view(np.uint32) >> 16` cuts the lower
+    half off. To round to the nearest, add the right number to the 32 bits before you cut.
 
-    - Of two that are equally near, take the one whose last bit is 0.
-    - Beyond the largest, nearest means infinite; infinite stays infinite; -0 stays -0.
-    - What is not a number stays so, even if only its lower bits say that it is none. Any such pattern will do.
+    Parameters
+    ----------
+    x : float32 array
+        Of any shape, with any values, infinities and NaNs among them.
+
+    Returns
+    -------
+    uint16 array of the shape of `x`
+        The 16 bits of the nearest bfloat16 of each element:
+
+        - Where two bfloat16 are equally near, take the one whose last bit is 0.
+        - A number that rounds up beyond the largest bfloat16 becomes infinity. Infinity stays infinity, -0 stays -0.
+        - NaN (not a number) stays NaN, even if only bits of its lower half make it NaN. Any bit pattern of a NaN will
+          do.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def round_at_random(x: Array, random: np.random.Generator) -> Array:
-    """Task 1, too: return the bits of one of the two bfloat16 around each float32 of `x`, as uint16.
+    """Task 1, second half: round each element of `x` at random to one of the two bfloat16 around it; return their bits.
 
-    The upper or the lower one is taken at random, so that the expected value of the result is `x` itself: a number a
-    quarter of the way up is rounded up one time in four. Numbers that are bfloat16 already stay as they are.
+    The probabilities are such that the expected value of the result is `x` itself: a number that lies a quarter of the
+    way from the lower neighbour to the upper one goes up with probability 1/4. A number that is a bfloat16 already
+    stays as it is.
 
     Parameters
     ----------
     x : float32 array
         Finite, and smaller than 1e38 in magnitude.
     random
-        What to draw from, as in `random.integers(...)`: an independent number for each element. Seed nothing: the next
-        call goes on drawing where this one ended.
+        The generator to draw from, as in `random.integers(...)`. Draw an independent number for each element. Do not
+        create or seed a generator: the next call goes on drawing where this one ended.
+
+    Returns
+    -------
+    uint16 array of the shape of `x`
+        The 16 bits of the chosen bfloat16 of each element.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 class LossScaler:
-    """Task 2: finds the largest loss scale that float16 gradients bear.
+    """Task 2: searches for the largest loss scale at which float16 gradients do not overflow.
 
     Parameters
     ----------
     comm : Communicator
         All ranks that train together.
     scale, growth, backoff, interval
-        `scale`, at least 1, is the first one. After `interval` good steps in a row since it last changed it is
-        multiplied by `growth`; after an overflow, by `backoff`.
+        `scale`, at least 1, is the first loss scale. After an overflow it is multiplied by `backoff`. After `interval`
+        steps in a row without overflow, counted from its last change, it is multiplied by `growth`.
 
     Attributes
     ----------
     scale : float
-        What the next loss is to be multiplied by.
+        The number by which the next loss is to be multiplied.
     """
 
     scale: float
@@ -91,19 +109,25 @@ class LossScaler:
         raise NotImplementedError("task 2 is not started")
 
     def overflowed(self, gradients: Sequence[Array]) -> bool:
-        """Tell whether on any rank any element of any of its `gradients` (float16) is infinite or not a number.
+        """Return True if any element of the `gradients` (float16) of any rank is infinite or NaN, else False.
 
-        The same answer on every rank, for one all-reduce of one number, however many gradients there are.
+        Every rank returns the same answer. The call costs one all-reduce of one number, however many gradients there
+        are.
         """
         raise NotImplementedError("task 2 is not started")
 
     def update(self, overflow: bool) -> None:
-        """Choose the scale of the next step. What would become smaller than 1 becomes 1.
+        """Set `self.scale` for the next step. A scale that would become smaller than 1 becomes 1.
+
+        Parameters
+        ----------
+        overflow : bool
+            What `overflowed` returned for the step that ends.
 
         Raises
         ------
         FloatingPointError
-            If there is an overflow although the scale is 1 already: then it is not the scale's fault.
+            If there is an overflow although the scale is 1 already: then the scale is not the cause.
         """
         raise NotImplementedError("task 2 is not started")
 
@@ -114,14 +138,14 @@ class MasterWeights:
     Parameters
     ----------
     weights : sequence of float16 arrays
-        What the model computes with. They stay the same objects, and are changed in place.
+        The arrays with which the model computes. They stay the same objects; change them in place.
     rate : float
         The learning rate.
 
     Attributes
     ----------
     masters : list of float32 arrays
-        At first the weights. After each step the weights are the masters, rounded to the nearest (`astype`).
+        At first copies of the weights. After each step the weights are the masters, rounded to the nearest (`astype`).
     """
 
     masters: list[Array]
@@ -130,16 +154,16 @@ class MasterWeights:
         raise NotImplementedError("task 3 is not started")
 
     def step(self, gradients: Sequence[Array], scale: float, limit: float) -> float:
-        """Update masters and weights; return the norm of the gradients, unscaled, before they were clipped.
+        """Update masters and weights; return the joint norm of the unscaled gradients before clipping.
 
         Parameters
         ----------
         gradients : sequence of float16 arrays
-            Of the loss times `scale`, one for each weight; all finite. They must stay as they are. Unscale in float32:
-            what is small once it is unscaled, float16 does not have.
+            The gradients of the loss times `scale`, one for each weight, all finite. Do not change them. Unscale in
+            float32: an unscaled gradient may be too small for float16.
         limit : float
-            If the joint norm of all unscaled gradients is larger, all are multiplied by limit / norm. Compute in
-            float32: a square of a float16 is easily more than 65504.
+            If the joint norm of all unscaled gradients is larger than `limit`, multiply all of them by limit / norm.
+            Compute in float32: the square of a float16 is easily larger than 65504.
         """
         raise NotImplementedError("task 3 is not started")
 
@@ -147,37 +171,37 @@ class MasterWeights:
 def scale_for(amax: float) -> float:
     """Task 4: return the largest power of two that, times `amax` > 0, is at most 448.
 
-    A power of two, since multiplying by it and dividing again rounds nothing.
+    The scale is a power of two because multiplying and dividing by a power of two rounds nothing.
     """
     raise NotImplementedError("task 4 is not started")
 
 
 def quantize(x: Array, scale: float) -> Array:
-    """Task 4, too: return the number of float8 E4M3 that is nearest to each element of `x * scale`, as float32.
+    """Task 4, second half: return, as float32, the E4M3 number that is nearest to each element of `x * scale`.
 
-    E4M3 has the numbers (1 + m/8) 2^e with m = 0 to 7 and e = -6 to 8, up to 448 = (1 + 6/8) 2^8; below 2^-6 it has
-    the multiples of 2^-9; and the negative of all these. There is no infinity.
+    E4M3 has the numbers (1 + m/8) 2^e with m = 0 to 7 and e = -6 to 8, up to 448 = (1 + 6/8) 2^8. Below 2^-6 it has the
+    multiples of 2^-9. It also has the negative of all these numbers. It has no infinity.
 
-    - Of two that are equally near, take the one with the even m (or the even multiple).
-    - Beyond 448, take 448.
+    - Where two are equally near, take the one with the even m (or the even multiple).
+    - For a magnitude beyond 448, take 448 (or -448).
 
     Parameters
     ----------
     x : float32 array
-        Finite, as its products with `scale` are.
+        Finite. `x * scale` is finite, too.
     """
     raise NotImplementedError("task 4 is not started")
 
 
 class DelayedScale:
-    """Task 5: the scale of one tensor, by the largest magnitudes (amax) that it had in the last steps.
+    """Task 5: the scale of one tensor, computed from its largest magnitudes (amax) in the last steps.
 
     Parameters
     ----------
     comm : Communicator
-        All ranks that hold parts of the tensor, or see their own rows of it.
+        All ranks that hold shards of the tensor or rows of it.
     history : int
-        How many steps the scale goes by.
+        How many of the last steps count for the scale.
     """
 
     def __init__(self, comm: Communicator, history: int) -> None:
@@ -186,17 +210,19 @@ class DelayedScale:
     def cast(self, x: Array) -> tuple[Array, float]:
         """Return `quantize(x, scale)` and the scale. No messages.
 
-        The scale is `scale_for` the largest amax of the last `history` steps, over all ranks. The present `x` has no
-        part in it, except before the first `update`, when there is no past: then it is this rank's own amax of this
-        `x`. No amax is 0.
-        The magnitudes of `x` are remembered for `update`; `cast` may be called several times in a step.
+        The scale is `scale_for(amax)`, where amax is the largest amax of the last `history` steps over all ranks. The
+        present `x` does not influence it, with one exception: before the first `update` there is no past, so amax is
+        then this rank's own amax of this `x`. No amax is 0.
+
+        Remember the amax of `x` for `update`. `cast` may be called several times in a step.
         """
         raise NotImplementedError("task 5 is not started")
 
     def update(self) -> None:
-        """End a step: its amax, the largest of all ranks and all casts, enters the history, and the oldest leaves.
+        """End a step: append its amax to the history, and drop the oldest one where there are more than `history`.
 
-        One all-reduce of one number.
+        The amax of a step is the largest over all ranks and all casts of this step. The call costs one all-reduce of
+        one number.
         """
         raise NotImplementedError("task 5 is not started")
 

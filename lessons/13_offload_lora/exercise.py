@@ -3,8 +3,8 @@
     x ─┬─▶ W, frozen (or four bits) ───────┬─ + ─▶ y        trained, reduced, optimized: A and B only
        └─▶ A [r, in] ─▶ B [out, r] · α/r ──┘
 
-Fill in the functions; their docstrings are the contract. You need torch, and `minidist.collectives.all_reduce`.
-`minidist.memory` and `minidist.parallel` are what you are building: calling them scores nothing.
+Fill in the functions; their docstrings are the contract. You need torch and `minidist.collectives.all_reduce`. You are
+building parts of `minidist.memory` and `minidist.parallel`, so calling anything in them scores nothing.
 
     mpirun -n 2 python exercise.py          try it on real processes
     python -m minidist grade 13             points, and what is still wrong
@@ -27,25 +27,27 @@ LEVELS = (
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-"""NF4: level i is what code i stands for. (Dettmers et al. 2023, QLoRA, appendix E.)"""
+"""NF4: code i stands for the value LEVELS[i]. (Dettmers et al. 2023, QLoRA, appendix E.)"""
 
 Packed: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
-"""Codes, scales, steps and mean of n weights; m = ⌈n/64⌉ blocks in g = ⌈m/256⌉ groups.
+"""n quantised weights, as (codes, scales, steps, mean); they form m = ⌈n/64⌉ blocks in g = ⌈m/256⌉ groups.
 
-codes   uint8 [⌈n/2⌉]   two codes in each, the earlier weight's in the high four bits; where n is odd, the last is 0
-scales  int8 [m]        of each block, how many steps its scale lies above the mean, or below
-steps   float32 [g]     of each group of 256 blocks
-mean    float32 [1]     the mean of all blocks' largest |weight|
+codes   uint8 [⌈n/2⌉]   two 4-bit codes in each byte, the earlier weight's code in the high four bits; if n is odd, the
+                        low four bits of the last byte are 0
+scales  int8 [m]        for each block: how many steps its scale lies above the mean (negative: below)
+steps   float32 [g]     for each group of 256 blocks: the size of one step
+mean    float32 [1]     the mean over all blocks of the largest |weight| of the block
 """
 
 
 class SlowMemory(Protocol):
-    """Where the optimizer's state lives: a CPU's memory, a disk. What is fetched is a copy, and takes up fast memory
-    until it is brought back."""
+    """Where the optimizer state is stored: a CPU's memory or a disk. `fetch` returns a copy. This copy takes up fast
+    memory until you give it back with `keep`."""
 
     def fetch(self, number: int) -> dict[str, Tensor]:
-        """Return the state of parameter `number`: "step" (how many there were, no dimension), "exp_avg" and
-        "exp_avg_sq", both of the parameter's shape. Before the first step all are zero."""
+        """Return the state of parameter `number`, its place in `parameters`: "step" (the number of steps so far, a
+        tensor without dimensions), "exp_avg" and "exp_avg_sq" (both of the parameter's shape). Before the first step
+        all are zero."""
         ...
 
     def keep(self, number: int, state: dict[str, Tensor]) -> None:
@@ -54,33 +56,35 @@ class SlowMemory(Protocol):
 
 
 def adapt(linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> nn.Module:
-    """Task 1a: return a module that computes `linear(x)` + alpha/rank · (x Aᵀ) Bᵀ, and trains A and B alone.
+    """Task 1a: return a module that computes `linear(x)` + alpha/rank · (x Aᵀ) Bᵀ, and trains only A and B.
 
-    Its attributes `A` [rank, in] and `B` [out, rank] are parameters of the weight's dtype. A is drawn from `generator`,
-    normal with deviation 1/√in; B is zero, so at the start the module computes what `linear` does. `linear` (its bias
-    too) is frozen. Forward makes no matrix of the weight's size: it multiplies by A, then by B.
+    The module has two parameters of the weight's dtype as attributes: `A` [rank, in] and `B` [out, rank]. Draw A from
+    `generator`, from a normal distribution with standard deviation 1/√in. B starts at zero, so at the start the module
+    computes what `linear` computes. Freeze the parameters of `linear`: its weight, and its bias if it has one. Forward
+    must not form the product B A, a matrix of the weight's size: multiply x by A first, then the result by B.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def merge(adapted: nn.Module) -> nn.Linear:
-    """Task 1b: return one plain `nn.Linear` that computes the same as what `adapt` returned.
+    """Task 1b: return one new plain `nn.Linear` that computes the same as `adapted`, a module that `adapt` returned.
 
-    Its weight is W + alpha/rank · B A. The layer that was adapted stays as it is, and so do A and B. The
-    new layer has numbers of its own: it shares neither weight nor bias with the old one.
+    The weight of the new layer is W + alpha/rank · B A; its bias is that of the adapted layer. Do not change the
+    adapted layer, A or B. The new layer has its own memory: it shares neither weight nor bias with the old layer.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def reduce_adapters(model: nn.Module, comm: Communicator) -> None:
-    """Task 2: after backward, replace each gradient of `model` by its sum over all ranks.
+    """Task 2: after backward, replace the gradient of each trained parameter of `model` by its sum over all ranks.
 
-    What is frozen has no gradient, on any rank; all else has one on every rank.
+    A frozen parameter has no gradient on any rank (`.grad` is None), and it stays so. Every other parameter has a
+    gradient on every rank.
 
     Messages
     --------
-    Those of a single `all_reduce(buffer, comm, algorithm="ring")`, of a buffer in which all gradients lie end to end,
-    in the order of `model.parameters()`. Nothing of the frozen parameters is sent.
+    Put all gradients end to end into one buffer, in the order of `model.parameters()`, and call
+    `all_reduce(buffer, comm, algorithm="ring")` once. Send nothing else, and nothing of the frozen parameters.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -88,25 +92,35 @@ def reduce_adapters(model: nn.Module, comm: Communicator) -> None:
 def quantize(weights: Tensor) -> Packed:
     """Task 3a: pack float32 weights of any shape into NF4, with double quantisation.
 
-    In blocks of 64 of the flattened weights, the last of which may be shorter:
+    Flatten the weights and cut them into blocks of 64; the last block may be shorter. Then:
 
-    1. The largest |weight| of each block; the mean of these.
-    2. In groups of 256 blocks: step = the largest |largest − mean| of the group / 127.
-    3. A block's scale code is (largest − mean) / step, rounded *up* to a whole number (so that no weight is larger than
-       its scale), from −127 to 127; 0 where the step is 0.
-    4. The scale, as it will be read, is scale code · step + mean. A weight's code is that of the level nearest to
-       weight / scale; 7 (zero) where the scale is 0.
+    1. For each block, find `largest`, its largest |weight|. `mean` is the mean of `largest` over all blocks.
+    2. Cut the blocks into groups of 256; the last group may be shorter. For each group, step = (the largest value of
+       |largest − mean| in the group) / 127.
+    3. The scale code of a block is (largest − mean) / step, rounded *up* to a whole number, so that no weight is larger
+       than its scale. It lies between −127 and 127. Where the step is 0, the scale code is 0.
+    4. The scale of a block is scale code · step + mean: this is the scale that `dequantize` will use. The code of a
+       weight is the number of the level nearest to weight / scale. Where the scale is 0, the code is 7 (level 0).
+
+    Returns
+    -------
+    Packed
+        (codes, scales, steps, mean), with the dtypes and shapes that `Packed` describes. `scales` are the scale codes.
     """
     raise NotImplementedError("task 3 is not started")
 
 
 def dequantize(packed: Packed, shape: Sequence[int]) -> Tensor:
-    """Task 3b: return the float32 weights that were packed, rounded: level · scale, in their shape."""
+    """Task 3b: return the weights that `packed` stands for, as float32 of this shape: each is level · scale.
+
+    The level is LEVELS[code of the weight]; the scale is scale code · step + mean, of the weight's block.
+    """
     raise NotImplementedError("task 3 is not started")
 
 
 def bits_per_weight(count: int) -> float:
-    """Task 3c: return how many bits one of `count` weights takes on the average, with all that belongs to them."""
+    """Task 3c: return how many bits a weight takes on average when `count` weights are packed: 8 times the bytes of
+    all four tensors of `Packed`, divided by `count`. It is a float; do not round it."""
     raise NotImplementedError("task 3 is not started")
 
 
@@ -118,9 +132,9 @@ def offloaded_step(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> None:
-    """Task 4: do a step of AdamW on the parameters that have a gradient, in place, with their state in slow memory.
+    """Task 4: take one step of AdamW on the parameters that have a gradient, in place, with their state in slow memory.
 
-    For a parameter w with gradient g, of which the state is (step, m, v):
+    A parameter w with gradient g has the state (step, m, v), which `slow` stores as "step", "exp_avg" and "exp_avg_sq":
 
         step + 1,   m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²
         w ← w − lr · weight_decay · w
@@ -128,19 +142,20 @@ def offloaded_step(
 
     Order
     -----
-    Parameters come in their order; those without gradient are left out, and nothing is fetched for them. Read ahead by
-    one: the next state is fetched *before* the update that it would otherwise wait for, and never are more than two
-    states in fast memory: fetch a, fetch b, keep a, fetch c, keep b, fetch d, keep c, keep d. (At full scale another
-    stream or thread fetches and keeps, while this one computes. Here one after the other will do.)
+    Update the parameters in their order. Leave out those without a gradient, and fetch nothing for them. Read ahead by
+    one: fetch the next state *before* you update the present parameter, and never have more than two states in fast
+    memory. For the parameters a, b, c, d the calls are: fetch a, fetch b, keep a, fetch c, keep b, fetch d, keep c,
+    keep d. (At full scale another stream or thread calls `fetch` and `keep` while this one computes. Here you call them
+    one after the other.)
 
-    Nothing of the state is remembered from one call to the next: between two steps somebody else may have written to
-    slow memory, a checkpoint that is loaded, for one.
+    Every call fetches each state again, and remembers nothing of it from the call before: between two steps, somebody
+    else may have written to slow memory, for example by loading a checkpoint.
     """
     raise NotImplementedError("task 4 is not started")
 
 
 class InMemory:
-    """A slow memory to try task 4 with."""
+    """A slow memory with which you can try task 4."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.states = [
@@ -150,12 +165,12 @@ class InMemory:
         self.log: list[str] = []
 
     def fetch(self, number: int) -> dict[str, Tensor]:
-        """Return a copy."""
+        """Return a copy of the state."""
         self.log.append(f"fetch {number}")
         return {name: value.detach().clone() for name, value in self.states[number].items()}
 
     def keep(self, number: int, state: dict[str, Tensor]) -> None:
-        """Take it back."""
+        """Take the state back."""
         self.log.append(f"keep {number}")
         self.states[number] = {name: value.detach().clone() for name, value in state.items()}
 

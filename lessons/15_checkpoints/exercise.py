@@ -1,9 +1,10 @@
-"""Lesson 15: checkpoints of many ranks, which a crash cannot ruin and another layout of ranks can read.
+"""Lesson 15: checkpoints of many ranks that a crash cannot break and that another layout of ranks can read.
 
     checkpoints/step-00000042/     rank-0000.safetensors   rank-0001.safetensors   index.json   state.json
 
-Fill in the functions; their docstrings are the contract. `minidist.trainer` is what you are building: calling it scores
-nothing. From the standard library you need `json`, `os` and `shutil`, and `save_file` of safetensors.
+Fill in the functions; their docstrings are the contract. You are building parts of `minidist.trainer`, so calling
+anything in it scores nothing. You need `json`, `os` and `shutil` from the standard library, and `save_file` of
+safetensors.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 15             points, and what is still wrong
@@ -34,13 +35,13 @@ class Held:
     """A parameter of the serial model, and how it is spread over a mesh of dp x tp."""
 
     shape: tuple[int, ...]
-    cut: bool  # tensor parallelism deals its rows out in tp equal blocks, first rows to rank 0; else each has them all
-    sliced: bool  # ZeRO deals the elements of that block out over dp, flattened; else all dp ranks have the block
+    cut: bool  # True: split by rows into tp equal blocks, tp rank 0 holds the first; False: each tp rank holds all rows
+    sliced: bool  # True: ZeRO splits that block, flattened, over the dp ranks; False: each dp rank holds all of it
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `start` to `start + len(values)` of a whole tensor of `shape`, flattened."""
+    """Elements `start` to `start + len(values)` (exclusive) of a whole tensor of `shape`, flattened."""
 
     shape: tuple[int, ...]
     start: int
@@ -51,14 +52,15 @@ class Piece:
 
 
 def pieces_to_write(tensors: Mapping[str, Held], dp: Communicator, tp: Communicator) -> dict[str, tuple[int, int]]:
-    """Task 1: return (start, stop) of the elements that this rank writes, of every tensor of which it writes some.
+    """Task 1: return, by name, (start, stop) of the elements of each tensor that this rank has to write.
 
-    Elements are numbered as in the whole tensor, flattened: a tensor of shape (4, 6) has 0 to 24, and its second row is
-    (6, 12). Of a block of n elements, ZeRO's slices have the lengths of `numpy.array_split`: n divided by dp, the first
-    ones longer by one if that leaves a remainder; a slice can be empty. Only `dp.rank`, `dp.size`, `tp.rank` and
-    `tp.size` are needed: nothing is sent.
+    All ranks together must write each element exactly once, and a rank can write only elements that it holds. Leave out
+    the tensors of which this rank writes nothing.
 
-    All ranks together must write each element exactly once, and a rank can write only what it holds.
+    Elements are numbered as in the whole tensor, flattened; `stop` is exclusive. A tensor of shape (4, 6) has the
+    elements (0, 24), and its second row is (6, 12). ZeRO cuts a block of n elements into slices with the lengths of
+    `numpy.array_split`: n divided by dp, and the first slices are longer by one if the division leaves a remainder. A
+    slice can be empty. You need only `dp.rank`, `dp.size`, `tp.rank` and `tp.size`: send nothing.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -67,12 +69,13 @@ def pieces_to_write(tensors: Mapping[str, Held], dp: Communicator, tp: Communica
 
 
 def save(folder: Path, step: int, pieces: Mapping[str, Piece], state: Mapping[str, Any], comm: Communicator) -> None:
-    """Task 2: write the checkpoint of a step into `folder/step-00000042` (eight digits). All ranks call this together.
+    """Task 2: write the checkpoint of a step into `folder/step-00000042` (eight digits). All ranks call `save`
+    together.
 
     Files
     -----
-    rank-0003.safetensors : from each rank that has pieces, written by itself: `values` by name.
-    index.json : of each tensor its dtype and shape, and which file has which of its elements, from all ranks:
+    rank-0003.safetensors : each rank that has pieces writes its own file: the `values` of its pieces, by name.
+    index.json : for each tensor its dtype and shape, and which file has which of its elements, from all ranks:
         {"tensors": {"weight": {"dtype": "float64", "shape": [4, 6], "dim": null, "pieces": [
             {"file": "rank-0000.safetensors", "block": [0, 0], "elements": [0, 12]},
             {"file": "rank-0001.safetensors", "block": [0, 0], "elements": [12, 24]}]}}}
@@ -82,25 +85,26 @@ def save(folder: Path, step: int, pieces: Mapping[str, Piece], state: Mapping[st
 
     Whatever happens
     ----------------
-    - A folder whose name begins with `step-` is complete, at every moment: the process may be killed at any of them.
-      So write to a folder of another name, `.unfinished-00000042`, and rename it when all ranks have written.
-    - Earlier checkpoints stay as they are. Nothing is ever overwritten.
-    - When the power fails, files that were renamed can still turn out empty: the system writes later than you do. So
-      every file has to be flushed with `os.fsync(descriptor)` after its last byte and before the rename. What is in
-      Python's buffer has not been written yet: close the file first, or call its `flush()`.
-    - What killed runs left in `folder`, all files and folders that begin with `.unfinished`, is gone afterwards, and
-      none of it gets into the new checkpoint.
-    - No rank returns before the checkpoint is there.
+    - The process may be killed at any moment. At every moment, each folder whose name begins with `step-` must be
+      complete. So write into a folder of another name, `.unfinished-00000042`, and rename it when all ranks have
+      written.
+    - Older checkpoints stay as they are. Never overwrite anything.
+    - After a power failure, a renamed file can be empty, because the system writes to the disk later than you call
+      `write`. So call `os.fsync(descriptor)` for every file after its last byte and before the rename. Bytes in
+      Python's buffer have not been written yet: close the file first, or call its `flush()`.
+    - Killed runs leave files and folders in `folder` whose names begin with `.unfinished`. When `save` returns, all of
+      them are gone, and none of their content is in the new checkpoint.
+    - No rank returns before the checkpoint is complete.
 
     Between ranks
     -------------
-    `comm.barrier()` returns once every rank has called it. `comm.roll_call(x)` returns the list of every rank's x, by
-    rank; x is small plain data such as names, shapes and numbers. Tensors are not sent.
+    `comm.barrier()` returns once every rank has called it. `comm.roll_call(x)` returns the list of every rank's x, in
+    the order of the ranks. x is small plain data such as names, shapes and numbers. Do not send tensors.
 
     Raises
     ------
     FileExistsError
-        On every rank, if there is a checkpoint of this step already. It stays as it is.
+        On every rank, if there is already a checkpoint of this step. That checkpoint stays as it is.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -113,27 +117,28 @@ def load(
     stored: Mapping[str, tuple[int, list[tuple[int, int, str]]]],
     read: Callable[[str, str, int, int], Tensor],
 ) -> dict[str, Tensor]:
-    """Task 3: return what this rank wants of every tensor, put together from what others have stored.
+    """Task 3: return by name the elements that this rank wants of each tensor, put together from the stored pieces.
 
     Parameters
     ----------
     wanted : mapping
-        By name: (start, stop), the elements that this rank needs. It can be none.
+        By name: (start, stop), the elements that this rank needs. The range can be empty.
     stored : mapping
         By name: how many elements the whole tensor has, and its pieces (start, stop, file), in any order.
     read : callable
-        `read(file, name, first, last)` reads elements `first` to `last` *of the piece that lies in this file*, as a
-        one-dimensional float64 tensor. The piece (6, 12) has the elements 0 to 6.
+        `read(file, name, first, last)` returns the elements `first` to `last` (exclusive) as a one-dimensional float64
+        tensor. Here elements are numbered *within the piece that lies in this file*: the piece (6, 12) has the elements
+        0 to 6.
 
     Cost
     ----
-    At most one read of each piece, and only of elements that are wanted.
+    Read each piece at most once, and read only elements that are wanted.
 
     Raises
     ------
     ValueError
-        If a wanted tensor is not stored, or its pieces do not have each of its elements, whether wanted or not,
-        exactly once. Before anything is read of any tensor.
+        If a wanted tensor is not stored, or if its pieces do not have each of its elements, wanted or not, exactly
+        once. Check this for all wanted tensors before you read anything.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -142,32 +147,36 @@ def load(
 
 
 class Run(Protocol):
-    """A training run: AdamW with dropout, over shuffled rows. What `take_step` does depends on these and on no more."""
+    """A training run: AdamW with dropout, over shuffled rows. Its next step depends on these attributes and nothing
+    else."""
 
     weights: dict[str, Array]
     mean: dict[str, Array]  # Adam's first moments, by the names of the weights
-    square: dict[str, Array]  # and second moments
-    step: int  # how many are taken: Adam corrects its moments by it
-    generator: np.random.Generator  # draws dropout, and the order of the next epoch
-    order: Array  # of this epoch's rows
-    position: int  # of the next batch in `order`
+    square: dict[str, Array]  # Adam's second moments, by the names of the weights
+    step: int  # how many steps have been taken: Adam corrects its moments by this number
+    generator: np.random.Generator  # draws the dropout masks, and the order of the next epoch
+    order: Array  # the order of this epoch's rows
+    position: int  # where the next batch begins in `order`
 
 
 def state_of(run: Run) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Task 4: return what has to be saved of a run: arrays by name, and the rest as plain data that JSON can hold.
+    """Task 4, first half: return what has to be saved of a run: (arrays, facts).
 
-    The arrays are written while training goes on, which changes all of the run's arrays in place, `order` too. So they
-    must not be the run's own.
-    `generator.bit_generator.state` is a dictionary of numbers and words that can be read and assigned.
+    `arrays` is a dictionary of arrays; you choose the names, and they must differ. `facts` is a dictionary of the rest,
+    as plain data that JSON can hold.
+
+    The arrays are written while training goes on, and training changes all arrays of the run in place, also `order`. So
+    return copies. `generator.bit_generator.state` is a dictionary of numbers and words; you can read it and assign it.
     """
     raise NotImplementedError("task 4 is not started")
 
 
 def restore(run: Run, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-    """Task 4: make a run, just built and with other numbers in it, go on as the saved one would have: to the last bit.
+    """Task 4, second half: change `run` so that it goes on exactly as the saved run would have, to the last bit.
 
-    `facts` has been written as JSON and read again; `arrays` are of the same shapes as were saved. What you assign has
-    to be the run's own: later steps change its arrays in place, and `arrays` must not change with it.
+    `run` has just been built and has other numbers in it. `arrays` and `facts` are what `state_of` returned for the
+    saved run; `facts` has been written as JSON and read again. Give `run` copies: its later steps change its arrays in
+    place, and `arrays` must not change with them.
     """
     raise NotImplementedError("task 4 is not started")
 
@@ -176,10 +185,11 @@ def restore(run: Run, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> 
 
 
 def interval(write_seconds: float, mtbf_seconds: float, ranks: int) -> float:
-    """Task 5: return Young's interval between checkpoints: the seconds of computing before each.
+    """Task 5, first half: return Young's interval τ = √(2 δ M): after how many seconds of computing to save.
 
-    `mtbf_seconds` is the mean time between failures of *one* rank. They fail independently, and any that fails stops
-    all of them.
+    δ is `write_seconds`. M is the mean time between failures of the *whole job*, in seconds; you compute it.
+    `mtbf_seconds` is the mean time between failures of *one* rank. The `ranks` ranks fail independently, and one rank
+    that fails stops the whole job. The value returned is a number of seconds, not rounded.
     """
     raise NotImplementedError("task 5 is not started")
 
@@ -187,11 +197,19 @@ def interval(write_seconds: float, mtbf_seconds: float, ranks: int) -> float:
 def shares(
     compute_seconds: float, write_seconds: float, mtbf_seconds: float, restart_seconds: float
 ) -> tuple[float, float, float]:
-    """Task 5: return which shares of a long run's time go into (training, writing, what failures cost).
+    """Task 5, second half: return the shares of a long run's time that go into (training, writing, failures).
 
-    The run computes for `compute_seconds` and then writes for `write_seconds`, again and again. `mtbf_seconds` M is
-    that of the whole job. By the lesson's formula an interval takes, with its failures, on average
-    M e^(R/M) (e^((compute + write)/M) - 1) seconds, where R is `restart_seconds`.
+    Again and again, the run computes for `compute_seconds` and then writes for `write_seconds`. Here M, `mtbf_seconds`,
+    is the mean time between failures of the *whole job*, and R is `restart_seconds`. With its failures, such an
+    interval takes on average
+
+        whole = M e^(R/M) (e^((compute_seconds + write_seconds)/M) - 1)  seconds.
+
+    Returns
+    -------
+    (training, writing, failures) : three floats that add up to 1
+        training = compute_seconds / whole, writing = write_seconds / whole. The third share is the rest of the time: it
+        goes into work that is lost and done again, and into restarts.
     """
     raise NotImplementedError("task 5 is not started")
 
@@ -211,7 +229,7 @@ def main() -> None:
             values = torch.full((2,), float(comm.rank), dtype=torch.float64)
             save(folder, 42, {"weight": Piece((comm.size, 2), 2 * comm.rank, values)}, {"loss": 1.5}, comm)
             names = sorted(path.name for path in folder.rglob("*"))
-            comm.barrier()  # until here nobody removes it
+            comm.barrier()  # no rank removes the folder before all ranks have looked into it
         return f"wrote {' '.join(names)}"
 
     def task_3() -> str:

@@ -1,14 +1,14 @@
 """Lesson 16: five tools that find the rank at fault.
 
-    1  odd_ranks            who is about to make another call than the others?     one digest from each to each
-    2  first_difference     who holds other weights, and in which parameter?       a digest; more only if it differs
-    3  waiting, straggler   who is slow?                                           the one for whom all others wait
-    4  out_of_memory        who runs out of memory, and with what?                 who exceeds the others, and in what
-    5  watch                who waits for whom, and can it still end well?         a chain, and how it ends
+    1  odd_ranks            which rank is about to make another call than the others?  compare one digest of each rank
+    2  first_difference     which rank holds other weights, in which parameter?        a digest; more only if it differs
+    3  waiting, straggler   which rank is slow?                                        it waits least for the others
+    4  out_of_memory        which rank runs out of memory, in which category?          compare it with the median rank
+    5  watch                which rank waits for which, and can they go on?            follow a chain to its end
 
 Fill in the functions; their docstrings are the contract. You need numpy, hashlib, `comm.rank`, `comm.size` and
-`comm.exchange(outgoing, to, incoming, source)` (or `isend` and `irecv`). The package's collectives, its roll call and
-MPI's own (`comm.native`) would do it in a line: calling them scores nothing.
+`comm.exchange(outgoing, to, incoming, source)` (or `isend` and `irecv`). The package's collectives, `comm.roll_call`
+and MPI itself (`comm.native`) would do the work in one line, so calling them scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 16             points, and what is still wrong
@@ -26,89 +26,100 @@ from minidist import Communicator
 from minidist.trace import Event
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Timeline: TypeAlias = list[tuple[float, dict[str, int]]]  # what a rank held from each moment on, by category
-State: TypeAlias = tuple[str, int, float]  # ("computes", -1, 0), ("finished", -1, 0) or ("waits", for whom, since when)
+Timeline: TypeAlias = list[tuple[float, dict[str, int]]]  # of one rank: (seconds, the bytes it holds by category)
+State: TypeAlias = tuple[str, int, float]  # ("computes", -1, 0), ("finished", -1, 0) or ("waits", for rank, since when)
 Look: TypeAlias = tuple[float, list[State]]  # the time now, and the state of every rank
 
 
 def odd_ranks(words: str, comm: Communicator) -> list[int]:
-    """Task 1: return, on every rank alike, the ranks whose `words` are not those that most ranks have, sorted.
+    """Task 1: return the odd ranks: a sorted list of the ranks whose `words` differ from those that most ranks have.
 
-    The words say which collective a rank is about to call: "all_reduce(float32, 1000, sum)". Of two texts that equally
-    many ranks have, the one of the lowest rank counts as right. The texts may be of any length, also different ones.
+    Each rank brings its own `words`. They say which collective the rank is about to call, for example
+    "all_reduce(float32, 1000, sum)". The words that most ranks have are right. If several texts are equally frequent,
+    the text of the lowest rank among them is right. Texts may have any length, and different lengths on different
+    ranks. Every rank must return the same list; it is empty if all texts are equal.
 
     Messages
     --------
-    P - 1 from every rank, of 8 bytes each: a digest, which is the same for the same words in every process. Any two
-    texts that differ must have different ones, as far as chance allows. To whom they go is up to you.
+    Every rank sends P - 1 messages of 8 bytes each. A message is a digest of words: the same words must give the same
+    digest in every process, and different words different digests, except by a rare chance. You choose to which ranks
+    the messages go.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def first_difference(arrays: dict[str, Array], comm: Communicator) -> tuple[str, list[int]] | None:
-    """Task 2: return the first array that is not the same on all ranks, and on which ranks it is odd; or None.
+    """Task 2: return the name of the first array that is not the same on all ranks, and its odd ranks; or None.
 
-    Called after every training step with the model's parameters, so it has to be cheap while all is well.
+    A training loop calls this after every step with the model's parameters, so it has to be cheap while all ranks have
+    the same arrays. "First" means first in the order of `arrays`.
 
     Parameters
     ----------
     arrays : dict of name to array
-        The same names, in the same order, of the same shapes and dtypes on every rank; perhaps not contiguous.
+        The names, their order, the shapes and the dtypes are the same on every rank. An array may be not contiguous,
+        and its numbers may lie in memory in another order than on other ranks.
 
     Returns
     -------
     (name, ranks) or None
-        The same on every rank. Arrays are the same if their *bits* are (not-a-number everywhere alike is the same, 0.0
-        and -0.0 are not). The odd ranks are those of task 1: not what most have, and if there is a tie, what the
-        lowest rank has is right.
+        Every rank returns the same. Two arrays are the same if all their *bits* are the same: NaN with the same bits on
+        every rank is the same, 0.0 and -0.0 are not. `ranks` is the sorted list of the odd ranks for this one array, as
+        in task 1: their array differs from the one that most ranks have; in a tie, the one of the lowest rank is right.
+        None: all arrays are the same on all ranks.
 
     Messages
     --------
-    P - 1 from every rank, of 8 bytes: a digest of everything. Only if these differ, P - 1 more from every rank, of 8
-    bytes for each array.
+    Every rank sends P - 1 messages of 8 bytes each: a digest of all its arrays together. Only if these digests are not
+    all equal, every rank sends P - 1 more messages; each has one digest of 8 bytes for each array.
     """
     raise NotImplementedError("task 2 is not started")
 
 
 def waiting(events: list[Event]) -> dict[int, float]:
-    """Task 3: return for each rank in how many seconds its main thread did nothing but communicate.
+    """Task 3, first half: return {rank: seconds}: how long the main track of each rank did nothing but communicate.
 
-    An event has `rank`, `kind`, `track`, `start`, `end` and `waited_from`. It counts if its kind is "send", "recv",
-    "exchange", "collective" or "wait", and its track is "main" (what other tracks do, lies beside computing). It counts
-    from `waited_from`, or if that is None, from `start`; and up to `end`.
+    An event has `rank`, `kind`, `track`, `start`, `end` and `waited_from`. An event counts if its kind is "send",
+    "recv", "exchange", "collective" or "wait", and its track is "main". (Events of other tracks run beside computing.)
+    It counts from `waited_from` to `end`; if `waited_from` is None, from `start` to `end`.
 
-    Events nest, a collective spans its messages, and messages overlap each other: no moment counts twice. Every rank
-    that has an event of any kind is in the answer.
+    Events of a rank may overlap: a collective spans its messages, and messages overlap each other. Count each moment
+    once. The dictionary has every rank that has any event, of whatever kind; a rank without communication has 0.
     """
     raise NotImplementedError("task 3 is not started")
 
 
 def straggler(events: list[Event]) -> int | None:
-    """Task 3, continued: return the slow rank: the one that waits least, the lowest of several; or None.
+    """Task 3, second half: return the slow rank, or None if no rank is slow.
 
-    Some rank always waits least. It is slow if it waits less than half as long as the median of all ranks
-    (`numpy.median`).
+    Take the seconds of `waiting`. The candidate is the rank that waits least; of several, the one with the lowest
+    number. It is slow only if it waits less than half of the median of all ranks' seconds (`numpy.median`).
     """
     raise NotImplementedError("task 3 is not started")
 
 
 def out_of_memory(timeline: Timeline, capacity: int, comm: Communicator) -> tuple[int, str] | None:
-    """Task 4: return, on every rank alike, which rank runs out of memory, and the category that is to blame; or None.
+    """Task 4: return (rank, category): which rank runs out of memory, and which category is to blame; or None.
 
     Parameters
     ----------
     timeline : list of (seconds, bytes by category)
-        This rank's samples, one at least. All have the same five categories, in the same order, on every rank.
+        This rank's samples, at least one. All samples of all ranks have the same five categories, in the same order.
     capacity : int
         The bytes that a rank may hold, the same for all.
 
-    A rank's *peak* is its first sample with the largest total. Of the ranks whose peak is above the capacity, the one
-    with the largest peak is returned, the lowest of several. To blame is the category in which it holds, at its peak,
-    most more than the median of all ranks at theirs (`numpy.median`; of several, the first).
+    Every rank must return the same:
+
+    1. The *peak* of a rank is its sample with the largest total over the five categories; of several, the first.
+    2. The rank to return is the one whose peak has the largest total; of several, the lowest rank. If this total is not
+       above `capacity`, return None.
+    3. For each category, take the bytes that each rank holds at its own peak, and their median over all ranks
+       (`numpy.median`). The category to blame is the one in which the returned rank is furthest above the median; of
+       several, the first.
 
     Messages
     --------
-    P - 1 from every rank, of 40 bytes each: five numbers of type int64.
+    Every rank sends P - 1 messages of 40 bytes each: five numbers of type int64.
     """
     raise NotImplementedError("task 4 is not started")
 
@@ -116,19 +127,28 @@ def out_of_memory(timeline: Timeline, capacity: int, comm: Communicator) -> tupl
 def watch(look: Callable[[], Look], pause: Callable[[], None], limit: float) -> tuple[str, list[int]] | None:
     """Task 5: look again and again at what the ranks do; return the first finding, or None when all have finished.
 
-    After a look, follow a chain from each rank that waits, lowest rank first: to the rank it waits for, from there to
-    the one that *that* waits for, and so on, up to a rank that does not wait, or one that was in the chain before.
+    `look()` returns (the time now, the states of all ranks). After each look, start a chain at each rank that waits,
+    lowest rank first. The chain goes from a rank to the rank that it waits for, and from there to the rank that this
+    one waits for. It ends at a rank that does not wait, or when it comes back to a rank that is already in the chain.
+    The end of a chain gives its finding:
 
-        it comes back to a rank     ("deadlock", the ranks of the cycle, the lowest one first)
-        it ends in "finished"       ("gone", the whole chain, the finished rank last)
-        it ends in "computes"       ("slow", the whole chain, the computing rank last): nothing wrong yet, unless the
-                                    rank where the chain begins has waited for more than `limit` seconds
+        comes back to a rank        ("deadlock", the ranks of the cycle in the chain's order, the lowest one first)
+        ends at "finished"          ("gone", the whole chain, the finished rank last)
+        ends at "computes"          ("slow", the whole chain, the computing rank last)
 
-    Ranks are asked one after the other, so a message that is on its way may look like a wait that never ends. So
-    "deadlock" (of the ranks in the cycle) and "gone" (of the ranks in the chain that wait) count only if each of these
-    has exactly the same state at this look and at the one before.
+    Not every finding counts:
 
-    The first chain that counts is returned. If none does, call `pause()` and look again.
+    - "slow" counts only if the rank where the chain begins has waited for more than `limit` seconds.
+    - "deadlock" counts only if every rank of the cycle has exactly the same state (all three values) at this look and
+      at the look before. Ranks that lead to the cycle do not matter.
+    - "gone" counts only if every waiting rank of the chain has exactly the same state at this look and at the look
+      before. The finished rank does not matter.
+
+    The last two rules are needed because `look` asks the ranks one after the other: a message on its way may look like
+    a wait that never ends.
+
+    Return the finding of the first chain that counts. If no chain counts, and not all ranks have finished, call
+    `pause()` and look again.
     """
     raise NotImplementedError("task 5 is not started")
 
