@@ -207,7 +207,7 @@ def with_copies(comm, layout):
     mesh = Mesh(comm, layout)
     parallel = spread(mesh)
     take_step(parallel)
-    squares = sum(parameter.grad.square().sum() for parameter in parallel.trained).reshape(1)
+    squares = sum(parameter.grad.square().sum() for parameter in parallel.replica.trained).reshape(1)
     all_reduce(squares, comm)
     return squares.sqrt().item(), parallel.clip(0).item()
 
