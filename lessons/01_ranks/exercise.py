@@ -5,15 +5,16 @@
 Fill in the five functions; their docstrings are the contract. You need numpy and
 
     comm.rank, comm.size                                  who am I, and how many are there
-    comm.send(buffer, to, tag=0)                          may wait for its receive: count on it that it does
+    comm.send(buffer, to, tag=0)                          may wait until the other rank receives: expect that it does
     comm.recv(buffer, source, tag=0)                      fills a buffer of exactly the message's size
     comm.exchange(outgoing, to, incoming, source, tag=0)  a send and a receive, both posted before either is waited for
     comm.isend(...), comm.irecv(...)                      return a request at once; each ends with request.wait()
 
-What you send, and what you receive into, must be contiguous: of a one-dimensional array `a`, a[2:5] is, a[::2] is not.
-All arrays that you are given are, and so is what `work` returns. They are of any dtype, unless a docstring says which.
-Nobody sends to himself. Messages of one tag from one rank to another arrive in the order they were sent. The grader
-compares every message with what the docstring says, so no collective will do, and no barrier.
+Arrays that you send or receive into must be contiguous: of a one-dimensional array `a`, a[2:5] is contiguous, a[::2] is
+not. All arrays that you are given are contiguous, and so is the array that `work` returns. They may have any dtype,
+unless a docstring says which. No rank sends to itself. Messages with one tag from one rank to another arrive in the
+order in which they were sent. The grader compares every message with the docstring, so use no collective and no
+barrier.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 01             points, and what is still wrong
@@ -42,17 +43,17 @@ def pass_token(own: Array, comm: Communicator) -> Array:
     Parameters
     ----------
     own : one-dimensional array
-        As long on every rank, and of one dtype. It must stay as it is.
+        It has the same length and the same dtype on every rank. Do not change it.
 
     Returns
     -------
     array
-        On rank r > 0 the token as it left this rank: own of rank 0 + ... + own of rank r. On rank 0 the token as it
-        came home: the sum of all. With one rank, a copy of `own`.
+        On rank r > 0, the token as this rank sent it on: own of rank 0 + ... + own of rank r. On rank 0, the token as
+        it came back: the sum over all ranks. With one rank, a copy of `own`.
 
     Messages
     --------
-    One from every rank, of the token's size, to its right neighbour. With one rank none.
+    Every rank sends one message, of the token's size, to its right neighbour. With one rank, none.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -66,40 +67,42 @@ def halo(piece: Array, width: int, comm: Communicator) -> Array:
     Parameters
     ----------
     piece : one-dimensional array
-        Of at least `width` elements; every rank's may have another length. All are of one dtype, and so is what is
-        returned. It must stay as it is.
+        It has at least `width` elements; its length may differ from rank to rank. All pieces have one dtype, and the
+        array that you return has the same. Do not change `piece`.
     width : int
         At least 1, the same on all ranks.
 
     Messages
     --------
-    Two from every rank, of `width` elements each: its last elements to the right neighbour, its first ones to the left
-    neighbour. With two ranks those are one and the same rank, and still two messages. With one rank none: a piece is
-    then its own neighbour on both sides.
+    Every rank sends two, of `width` elements each: its last elements to the right neighbour, its first elements to the
+    left neighbour. With two ranks both neighbours are the same rank, and there are still two messages. With one rank
+    there are none: the piece is then its own neighbour on both sides.
     """
     raise NotImplementedError("task 2 is not started")
 
 
 def chain_broadcast(buffer: Array, root: int, pieces: int, comm: Communicator) -> None:
-    """Task 3: copy the root's buffer into everybody's, in place, along the chain root, root + 1, ..., root - 1.
+    """Task 3: copy the root's buffer into every rank's `buffer`, along the chain root, root + 1, ..., root - 1 (modulo
+    P).
 
-    Cut the buffer as `numpy.array_split(buffer, pieces)` does, and send piece after piece. A rank passes a piece on
-    before it waits for the next one; so a long chain works on several pieces at once. (A loop of `recv` and `send` does
-    that. To post the receives ahead is faster, and not asked for.) When this returns, nothing is under way any more.
+    Cut the buffer as `numpy.array_split(buffer, pieces)` does, and send one piece after the other. A rank passes a
+    piece on before it waits for the next one, so a long chain works on several pieces at once. (A loop of `recv` and
+    `send` does that. It would be faster to post the receives ahead; the task does not ask for this.) When the function
+    returns, no message is under way.
 
     Parameters
     ----------
     buffer : one-dimensional array
-        As long on every rank; only the root's holds data.
+        It has the same length on every rank; only the root's holds data. Write into it; return nothing.
     root : int
-        Any rank, the same on all.
+        The number of the root, the same on all ranks.
     pieces : int
         At least 1, at most the buffer's length.
 
     Messages
     --------
-    From every rank, except the last of the chain: one for each piece, in order, to the right neighbour. The last of the
-    chain is the root's left neighbour and sends nothing.
+    Every rank except the last of the chain sends one message for each piece, in order, to its right neighbour. The last
+    rank of the chain, the root's left neighbour, sends nothing.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -107,48 +110,47 @@ def chain_broadcast(buffer: Array, root: int, pieces: int, comm: Communicator) -
 def farm(
     rows: Array | None, shape: tuple[int, int], work: Callable[[Array], Array], comm: Communicator
 ) -> Array | None:
-    """Task 4: rank 0, the master, deals out rows; the other ranks, the workers, return `work(row)` of each.
+    """Task 4: rank 0, the master, sends each row to a worker; the other ranks, the workers, send back `work(row)`.
 
-    With P > 1 ranks, row i goes to worker 1 + i % (P - 1); a rank alone does all rows itself. The master gives every
-    worker its first row (as far as there are rows) before it waits for any result: otherwise only one worker works at a
-    time.
+    With P > 1 ranks, row i goes to rank 1 + i % (P - 1). With one rank, rank 0 does all rows itself. The master sends
+    every worker its first row (as far as there are rows) before it waits for any result. Otherwise only one worker
+    works at a time.
 
     Parameters
     ----------
     rows : array of `shape`, float64, or None
         The rows on rank 0, None elsewhere.
     shape : (int, int)
-        How many rows there are (perhaps 0, perhaps fewer than workers), and their width: all ranks are told.
+        The number of rows (perhaps 0, perhaps fewer than there are workers), and their width; the same on all ranks.
     work : function
-        Takes a row, returns one of the same width, float64. Called by workers, once for each row; the master calls it
-        only if there is no other rank, once for each row as well.
+        It takes a row and returns a row of the same width, float64. The workers call it, once for each row. The master
+        calls it only if it is the only rank, also once for each row.
 
     Returns
     -------
     array of `shape`, or None
-        On rank 0 the results, result i in row i, also if there are none. None elsewhere.
+        On rank 0 the results, result i in row i; an empty array of `shape` if there are no rows. On other ranks None.
 
     Messages
     --------
-    One from rank 0 for each row, one back for each result, each of one row. Nothing else: both ends know from `shape`
-    how many will come.
+    Rank 0 sends one message for each row, and the worker sends one back for its result; each holds one row. Nothing
+    else is sent: both sides know from `shape` how many messages will come.
     """
     raise NotImplementedError("task 4 is not started")
 
 
 def who_never_finishes(plans: list[Plan]) -> list[int]:
-    """Task 5: return the ranks that never come to the end of their plan, in order, without running it.
+    """Task 5: return a sorted list of the ranks that never reach the end of their plan; do not run the plans.
 
-    A plan lists what a rank does: `("send", to)` or `("recv", source)`, one after the other. Each of them blocks until
-    the other end is there: a send is complete when `to` has come to the receive that belongs to it, and the other way
-    round. So a message needs its sender at `("send", r)` and rank r at `("recv", sender)` at the same time; then both
-    go on to their next line.
+    A plan lists the calls of a rank, one after the other: `("send", to)` or `("recv", source)`. Each call blocks until
+    the other rank has reached the call that matches it. So a message is transferred when its sender is at `("send", r)`
+    and rank r is at `("recv", sender)` at the same time. Then both ranks go on to their next call.
 
     Parameters
     ----------
     plans : list
-        `plans[r]` is the plan of rank r, possibly empty. It names other ranks of `plans` only. Plans need not fit each
-        other: a line may have no counterpart, and is then never complete. You may change the lists.
+        `plans[r]` is the plan of rank r, possibly empty. It names only other ranks of `plans`. The plans need not match
+        each other: a call may have no counterpart, and then it never ends. You may change the lists.
 
     Examples
     --------

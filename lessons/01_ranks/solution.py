@@ -21,7 +21,7 @@ def pass_token(own: Array, comm: Communicator) -> Array:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     if comm.size == 1:
         return token
-    if comm.rank == 0:  # the one rank that sends first: without it all would wait for their left neighbour
+    if comm.rank == 0:  # the only rank that sends first: otherwise all would wait for their left neighbour
         comm.send(token, right)
         comm.recv(token, left)
     else:
@@ -34,7 +34,7 @@ def pass_token(own: Array, comm: Communicator) -> Array:
 def halo(piece: Array, width: int, comm: Communicator) -> Array:
     """Return this rank's piece with `width` elements of its neighbours at both ends."""
     first, last = piece[:width], piece[len(piece) - width :]
-    from_left, from_right = last.copy(), first.copy()  # what a single rank finds on its left and on its right
+    from_left, from_right = last.copy(), first.copy()  # right for a single rank, which is its own neighbour
     if comm.size > 1:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         comm.exchange(last, right, from_left, left)

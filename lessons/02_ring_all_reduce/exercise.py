@@ -2,11 +2,11 @@
 
     rank 0 ──▶ rank 1 ──▶ rank 2 ──▶ rank 3 ──▶ rank 0
 
-Every rank sends only to its right neighbour and receives only from its left one. Fill in the four functions; their
-docstrings are the contract. You need numpy, `comm.rank`, `comm.size` and `comm.exchange(...)` (or `isend` and `irecv`,
-whose requests you wait for). Chunks and buffers are of any dtype, the same on all ranks: sums and messages are of that
-dtype, too. The messages keep the ranks in step, so no barrier is needed. The package's collectives and MPI's own
-(`comm.native`) are what you are building: calling them scores nothing.
+Every rank sends only to its right neighbour and receives only from its left neighbour. Fill in the four functions;
+their docstrings are the contract. You need numpy, `comm.rank`, `comm.size` and `comm.exchange(...)` (or `isend` and
+`irecv`; wait for their requests). Chunks and buffers may have any dtype, the same on all ranks. Sums and messages have
+this dtype, too. The messages keep the ranks in step, so you need no barrier. You are building what the package's
+collectives and MPI's own (`comm.native`) do, so calling them scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 02             points, and what is still wrong
@@ -25,37 +25,37 @@ Array = np.ndarray[Any, Any]
 
 
 def ring_reduce_scatter(chunks: list[Array], comm: Communicator) -> Array:
-    """Task 1: return the sum, over all ranks, of chunk number `comm.rank`, in an array of its own.
+    """Task 1: return the sum, over all ranks, of chunk number `comm.rank`, as a new array.
 
     Parameters
     ----------
     chunks : list of one-dimensional arrays
-        One chunk per rank, `comm.size` in all. Chunk i is as long on every rank; lengths of different chunks may
-        differ, and some may be 0. The list and its arrays must stay as they are. (What is returned is none of them,
-        with P = 1 either.)
+        One chunk for each rank, `comm.size` in all. Chunk i has the same length on every rank. Different chunks may
+        have different lengths, and some may have length 0. Do not change the list or its arrays, and return none of
+        them (also not with P = 1).
 
     Messages
     --------
-    P - 1 from every rank, all to the right neighbour, one chunk each. The chunk that a rank ends up with is the only
-    one that it never sends. (A message of length 0 may be left out.) With P = 1 nothing is sent.
+    Every rank sends P - 1 messages, all to its right neighbour, one chunk each. It sends every chunk except the one
+    whose sum it returns. (You may leave out messages of length 0.) With P = 1 nothing is sent.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def ring_all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Task 2: fill in every chunk from the rank that owns it.
+    """Task 2: on every rank, fill in every chunk i with the data of rank i, its owner. Return nothing.
 
     Parameters
     ----------
     chunks : list of one-dimensional arrays
-        One per rank, of the same lengths on all ranks. When called, only chunk number `comm.rank` holds data; when this
-        returns, all do, on every rank. Write into these arrays; the list keeps its entries.
+        One chunk for each rank, of the same lengths on all ranks. At the call, only chunk number `comm.rank` holds
+        data. At the return, all chunks do, on every rank. Write into these arrays; the list keeps its entries.
 
     Messages
     --------
-    P - 1 from every rank, all to the right neighbour, one chunk each: first its own, then always what came last. The
-    only chunk that a rank never sends is its right neighbour's own, which comes to it last. (A message of length 0 may
-    be left out.)
+    Every rank sends P - 1 messages, all to its right neighbour, one chunk each: first its own chunk, then always the
+    chunk that it received last. The only chunk that a rank never sends is its right neighbour's own; it receives this
+    one last. (You may leave out messages of length 0.)
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -66,12 +66,12 @@ def ring_all_reduce(buffer: Array, comm: Communicator) -> None:
     Parameters
     ----------
     buffer : one-dimensional array
-        As long on every rank. Cut it as `numpy.array_split(buffer, comm.size)` does: its length need not be a multiple
-        of the rank count, and may be smaller than it, or 0.
+        It has the same length on every rank. Cut it as `numpy.array_split(buffer, comm.size)` does: the length need not
+        be a multiple of the number of ranks, and it may be smaller than that number, or 0.
 
     Messages
     --------
-    2(P - 1) from every rank, all to the right neighbour, one chunk each. (A message of length 0 may be left out.)
+    Every rank sends 2(P - 1), all to its right neighbour, one chunk each. (You may leave out messages of length 0.)
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -84,8 +84,8 @@ def all_reduce_cost(elements: int, itemsize: int, ranks: int, rank: int) -> tupl
     elements, itemsize : int
         The length of the buffer, and the bytes of one element.
     ranks, rank : int
-        How many ranks there are, and which one is asked about. Here messages of length 0 count as messages, although
-        tasks 1 to 3 may leave them out.
+        The number of ranks, and the rank whose messages are counted. Messages of length 0 count here, although you may
+        leave them out in tasks 1 to 3.
     """
     raise NotImplementedError("task 4 is not started")
 

@@ -31,6 +31,7 @@ def ring_all_reduce(buffer: Array, comm: Communicator) -> None:
 
 
 def all_reduce_cost(elements: int, itemsize: int, ranks: int, rank: int) -> tuple[int, int]:
-    """Every chunk leaves a rank twice, except once its own (reduce-scatter) and its right neighbour's (all-gather)."""
+    """A rank sends every chunk twice, but not its own in the reduce-scatter, nor its right neighbour's in the
+    all-gather."""
     counts = cut(elements, ranks)
     return 2 * (ranks - 1), (2 * elements - counts[rank] - counts[(rank + 1) % ranks]) * itemsize
