@@ -59,6 +59,7 @@ def two_level_cost(
 
 
 def broadcast_crossover(ranks: int, latency: float, bandwidth: float) -> float:
-    """Return where the ring's P - 1 latencies are made up for by fewer bytes; the scatter has the tree's own."""
+    """Return the size where fewer bytes save what the ring's P - 1 latencies cost; the scatter has the tree's
+    latencies."""
     fewer = math.log2(ranks) - 2 * (ranks - 1) / ranks  # buffers that leave the root, and then each rank
     return (ranks - 1) * latency * bandwidth / fewer if fewer > 0 else math.inf

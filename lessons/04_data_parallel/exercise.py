@@ -1,19 +1,19 @@
-"""Lesson 04: data parallelism, from a fair share of the batch to buckets that travel while backward still runs.
+"""Lesson 04: data parallelism, from equal shares of the batch to buckets that are reduced while backward still runs.
 
     backward   ...layer 4....layer 3....layer 2....layer 1...│ finish
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘
 
-Fill in what raises, and `BucketedGradients.__init__`; the docstrings are the contract. You need torch, and of the
-package only two collectives:
+Fill in every function that raises `NotImplementedError`, and `BucketedGradients.__init__`; the docstrings are the
+contract. You need torch, and only two collectives of the package:
 
     all_reduce(tensor, comm, algorithm="ring")      every rank's tensor becomes the sum over all ranks, in place
     broadcast(tensor, comm, algorithm="tree")       every rank's tensor becomes rank 0's, in place
 
-Both want contiguous tensors, as the gradients here are, and the same sizes, in the same order, on every rank. Hand them
-`parameter.detach()`, which shares the parameter's memory, or `parameter.grad`. Models are of float64 or float32, and so
-is what travels. (Without `algorithm` the package chooses one, perhaps without any
-message; the grader counts messages.) `minidist.parallel` is what you are building: calling it scores nothing, and
-neither does torch's DistributedDataParallel.
+Both need contiguous tensors (all gradients here are contiguous). Every rank must call them with the same sizes in the
+same order. Give them `parameter.detach()`, which shares the parameter's memory, or `parameter.grad`. Models have the
+dtype float64 or float32, and messages have the same. (Without `algorithm` the package chooses one, and this one may
+send no message; the grader counts messages.) You are building what `minidist.parallel` does, so calling it scores
+nothing, and neither does torch's DistributedDataParallel.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 04             points, and what is still wrong
@@ -32,7 +32,7 @@ from minidist.collectives import all_reduce, broadcast  # noqa: F401
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:
-    """Task 1: return this rank's part of the loss of a batch; the parts of all ranks add up to the loss.
+    """Task 1: return this rank's part of the loss of a batch; the parts of all ranks add up to the loss of the batch.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communic
         The whole batch, the same on every rank: [B, D] and [B, O]. The loss is the squared error, summed over the O
         outputs and averaged over the B rows.
 
-    This rank's rows are those that `torch.tensor_split(..., comm.size)` gives it: shares differ by a row where P does
-    not divide B, and are empty where B < P. What is returned is a scalar from which `backward()` works, with no rows
-    too: it then leaves gradients of zero. Nothing is sent.
+    This rank's rows are its part of `torch.tensor_split(..., comm.size)`. The parts differ by one row where P does not
+    divide B, and some are empty where B < P. Return a scalar tensor on which `backward()` works, also if this rank has
+    no rows: the gradients are then zero. Send nothing.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -52,8 +52,8 @@ def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communic
 def start_equal(model: nn.Module, comm: Communicator) -> None:
     """Task 2, first half: give every rank the parameters of rank 0.
 
-    One `broadcast(..., algorithm="tree")` for each parameter, in the order of `model.parameters()`, also for those that
-    need no gradient. Buffers are no parameters: every rank keeps its own.
+    Call `broadcast(..., algorithm="tree")` once for each parameter, in the order of `model.parameters()`, also for
+    parameters that need no gradient. Buffers are not parameters: every rank keeps its own.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -61,58 +61,62 @@ def start_equal(model: nn.Module, comm: Communicator) -> None:
 def sum_gradients(model: nn.Module, comm: Communicator) -> None:
     """Task 2, second half: after backward, replace every gradient by the sum of all ranks' gradients.
 
-    One `all_reduce(..., algorithm="ring")` for each parameter, in the order of `model.parameters()`. Every parameter
-    has a gradient; one that is 0 is summed like any other, or the other ranks would wait. As local losses add up to the
-    loss, the sum of their gradients is its gradient: nothing is divided.
+    Call `all_reduce(..., algorithm="ring")` once for each parameter, in the order of `model.parameters()`. Every
+    parameter has a gradient. Reduce a gradient of zeros like any other, or the other ranks would wait. The local losses
+    add up to the loss of the batch, so the sum of their gradients is the gradient of the batch: divide by nothing.
     """
     raise NotImplementedError("task 2 is not started")
 
 
 def assign_buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
-    """Task 3, first half: deal parameters into buckets, last parameter first.
+    """Task 3, first half: return the buckets, lists of parameters; the last parameter comes first.
 
-    Backward reaches the last layer first, so the list is walked from its end to its beginning. A parameter goes into
-    the bucket that is open. A bucket is closed once it holds `limit` bytes or more, so it may hold more than `limit`,
-    but not without its last parameter. (`parameter.nbytes` are its bytes.) No bucket is empty.
+    Backward reaches the last layer first, so go through `parameters` from the end to the beginning. Put each parameter
+    into the open bucket. Close the bucket once it holds `limit` bytes or more. So a bucket may hold more than `limit`,
+    but without its last parameter it holds less. `parameter.nbytes` is the number of bytes. No bucket is empty.
     """
     raise NotImplementedError("task 3 is not started")
 
 
 class BucketedGradients:
-    """Task 3, second half: sums gradients bucket by bucket, while backward still runs.
+    """Task 3, second half: sum gradients over the ranks bucket by bucket, while backward still runs.
 
     Parameters
     ----------
     model
-        Its parameters are equal on all ranks already. Every backward gives each of them a gradient, once.
+        Its parameters are already equal on all ranks. Every backward gives each parameter a gradient once.
     comm, stream
-        The ranks, and what `comm.stream()` returned. `handle = stream.launch(work, *arguments)` returns at once and has
-        `work(*arguments)` run beside this thread, one launch after the other; `handle.wait()` waits until it has run.
-        (Arguments by name are not passed on: write `functools.partial(all_reduce, algorithm="ring")`, or a function of
-        your own.) A communicator serves one thread: work on the stream uses `stream.comm`, never `comm`.
+        The ranks, and the stream that `comm.stream()` returned. `handle = stream.launch(work, *arguments)` returns at
+        once; the stream then calls `work(*arguments)` in a thread of its own, one launch after the other.
+        `handle.wait()` waits until this call has ended. (Arguments by name are not passed on: write
+        `functools.partial(all_reduce, algorithm="ring")`, or a function of your own.) A communicator belongs to one
+        thread: work on the stream uses `stream.comm`, never `comm`.
     limit : int
-        Of the buckets of task 3, first half, over all parameters of the model.
+        The `limit` for `assign_buckets`. The buckets are those of all parameters of the model.
 
     Attributes
     ----------
     synchronising : bool
-        True to begin with. While it is False, gradients are added up on this rank and nothing is launched.
+        True at the beginning. While it is False, gradients are added up on this rank and no bucket is launched.
 
-    `parameter.register_post_accumulate_grad_hook(function)` has autograd call `function(parameter)` whenever it has put
-    or added a gradient into `parameter.grad`. Launch a bucket from within the hook that completes it, flattened into
-    one tensor (all parameters have one dtype), by one `all_reduce(flat, stream.comm, algorithm="ring")` on the stream.
-    The ranks may finish their parameters in different orders, and must still reduce the same bucket at the same time:
-    bucket k is launched only when buckets 0 to k - 1 are, and then at once if it is complete. Wait for nothing before
-    backward has ended, and then once for each bucket.
+    After `parameter.register_post_accumulate_grad_hook(function)`, autograd calls `function(parameter)` whenever it has
+    put or added a gradient into `parameter.grad`. Launch a bucket from within the hook that completes it: flatten its
+    gradients into one tensor (all parameters have one dtype), and launch one
+    `all_reduce(flat, stream.comm, algorithm="ring")` on the stream.
+
+    The ranks may finish their parameters in different orders, and must still reduce the same bucket at the same time.
+    So launch bucket k only after buckets 0 to k - 1 have been launched, and then at once if it is complete. Wait for
+    nothing before backward has ended; then wait once for each bucket.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, stream: Any, limit: int) -> None:
         self.synchronising = True  # and here the hooks are to be registered
 
     def finish(self) -> None:
-        """Wait for all buckets and copy each sum back into `parameter.grad`; then be ready for the next backward.
+        """Wait for all buckets, and copy the sums back into each `parameter.grad`; then be ready for the next backward.
 
-        Called once after each backward in which `synchronising` was True, so all buckets have been launched by then.
+        The caller calls this once after each backward in which `synchronising` was True. All buckets have then been
+        launched.
         """
         raise NotImplementedError("task 3 is not started")
 
@@ -125,24 +129,24 @@ def accumulate(
     microbatches: int,
     comm: Communicator,
 ) -> None:
-    """Task 4: find the gradient of the loss of a batch in several backwards, communicating in the last one only.
+    """Task 4: compute the gradient of the loss of a batch in several backwards, and communicate only in the last one.
 
     Parameters
     ----------
     model, inputs, targets, comm
-        As in task 1, with the same loss of the same batch. All gradients are None when this is called. (`local_loss`
-        itself is of no use here: given a part, it would cut its rows again and divide by their number.)
+        As in task 1, with the same loss of the same batch. All gradients are None at the call. (You cannot use
+        `local_loss` here: it would split the rows of a microbatch over the ranks again, and divide by their number.)
     gradients
-        What task 3 builds. Whenever autograd reaches a parameter while `gradients.synchronising` is True, the gradient
-        that it has by then is summed over the ranks.
+        A `BucketedGradients` as in task 3. While `gradients.synchronising` is True, every backward sums over the ranks
+        the gradients that have been added up in `parameter.grad` by then.
     microbatches : int
-        Into so many parts this rank's rows are cut, by `torch.tensor_split` again. A part with no rows is run like any
-        other. Run backward of a part before forward of the next: only one part's activations are held at a time. Keep
-        no list of what the model returned, either.
+        Cut this rank's rows into this number of microbatches, again with `torch.tensor_split`. Run a microbatch without
+        rows like any other. Run backward of a microbatch before forward of the next one, so that the activations of
+        only one microbatch are held at a time. Keep no list of what the model returned, either.
 
-    In the end, if there was no error, call `gradients.finish()`, once. After an error do not call it: the other ranks
-    may never launch what it would wait for. `gradients.synchronising` is True when this returns, and also when it is
-    left by an error.
+    At the end, if there was no error, call `gradients.finish()` once. After an error do not call it: the other ranks
+    may never launch the buckets that it would wait for. Set `gradients.synchronising` to True before the function
+    returns, and also before an error leaves it.
     """
     raise NotImplementedError("task 4 is not started")
 

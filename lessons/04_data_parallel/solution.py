@@ -16,7 +16,7 @@ from minidist.parallel.data.sampler import share
 
 
 def local_loss(model: nn.Module, inputs: Tensor, targets: Tensor, comm: Communicator) -> Tensor:
-    """Return the sum over this rank's rows, divided by everybody's."""
+    """Return the sum over this rank's rows, divided by the number of rows of all ranks."""
     mine = share(len(inputs), comm.size, comm.rank)
     return (model(inputs[mine]) - targets[mine]).square().sum() / len(inputs)
 
@@ -28,7 +28,7 @@ def start_equal(model: nn.Module, comm: Communicator) -> None:
 
 
 def sum_gradients(model: nn.Module, comm: Communicator) -> None:
-    """Reduce every gradient, one in a bucket."""
+    """Reduce every gradient in a bucket of its own."""
     reduce_gradients([[parameter] for parameter in model.parameters()], comm, algorithm="ring")
 
 
@@ -38,7 +38,7 @@ def assign_buckets(parameters: list[nn.Parameter], limit: int) -> list[list[nn.P
 
 
 class BucketedGradients(DDP):
-    """The package's DDP on a stream that is given, with rings. It waits at the end of backward by itself."""
+    """The package's DDP, with rings on the given stream. It waits at the end of backward by itself."""
 
     def __init__(self, model: nn.Module, comm: Communicator, stream: Any, limit: int) -> None:
         super().__init__(model, comm, bucket_bytes=limit, first_bucket_bytes=limit)
@@ -49,7 +49,7 @@ class BucketedGradients(DDP):
         return self.stream.launch(all_reduce, bucket.flat, self.stream.comm, self.op, "ring")
 
     def finish(self) -> None:
-        """Reduce what no backward has reduced."""
+        """Reduce the buckets that no backward has reduced."""
         self.synchronize()
 
 
@@ -61,7 +61,7 @@ def accumulate(
     microbatches: int,
     comm: Communicator,
 ) -> None:
-    """Run all microbatches, of which the last one synchronises."""
+    """Run all microbatches; only the last one synchronises."""
     mine = share(len(inputs), comm.size, comm.rank)
     parts = zip(inputs[mine].tensor_split(microbatches), targets[mine].tensor_split(microbatches), strict=True)
     try:

@@ -1,18 +1,19 @@
-"""Lesson 05: ZeRO 1 and 2: every rank computes with all parameters, and keeps the rest for a part of them only.
+"""Lesson 05: ZeRO 1 and 2. Every rank has all parameters, but optimizer state and gradients of only one slice of them.
 
     data parallelism   all-reduce gradients                                ─▶ every rank updates all parameters
     ZeRO               reduce-scatter gradients ─▶ rank r updates slice r  ─▶ all-gather parameters
 
-Fill in what raises; the docstrings are the contract. You need torch, and of the package three collectives:
+Fill in everything that raises `NotImplementedError`; the docstrings are the contract. You need torch and three
+collectives of the package:
 
-    reduce_scatter(flat, comm)           returns this rank's slice of the sum of all ranks' `flat`, which stays as it is
+    reduce_scatter(flat, comm)           returns this rank's slice of the sum of all ranks' `flat`; `flat` is unchanged
     all_gather(mine, comm, out=flat)     fills `flat`, on every rank, with all ranks' slices one after the other
     all_reduce(tensor, comm)             every rank's tensor becomes the sum over all ranks, in place
 
-`flat` is one-dimensional; `mine` may be the very part of it that it fills. Slices are those of
-`torch.tensor_split(flat, comm.size)`: they differ by one element where P does not divide, and may be empty; so nothing
-needs to be padded. `parameter.detach().view(-1)` is a parameter's own memory, flat. `minidist.parallel` and
-`minidist.memory` are what you are building: calling them scores nothing, and neither does torch's
+`flat` is one-dimensional. `mine` may be a view of its own place in `flat`. Slices are those of
+`torch.tensor_split(flat, comm.size)`: their lengths differ by one where P does not divide, and a slice may be empty, so
+you need no padding. `parameter.detach().view(-1)` is a parameter's own memory, as a flat tensor. You are building parts
+of `minidist.parallel` and `minidist.memory`, so calling them scores nothing, and neither does torch's
 ZeroRedundancyOptimizer.
 
     mpirun -n 4 python exercise.py          try it on real processes
@@ -30,58 +31,59 @@ from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa:
 
 
 def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
-    """Task 1, first half: return how many parameters fit, at most, into `memory` bytes on each of the ranks.
+    """Task 1, first half: return the largest number of parameters that fits into `memory` bytes on each of the ranks.
 
     Parameters
     ----------
     memory, ranks : int
-        Bytes of one rank, and how many ranks there are. Only what the text's table is about counts: no activations.
+        The bytes of one rank, and the number of ranks. Count parameters, gradients and optimizer state, as the lesson's
+        table does; count no activations.
     stage : int
-        0 is plain data parallelism. Stage 1 cuts the optimizer's part into one slice for each rank (a master copy is a
-        part of it), stage 2 the gradients as well, and stage 3 the parameters as well.
+        0 is plain data parallelism. Stage 1 cuts the optimizer state (a master copy is part of it) into one slice for
+        each rank. Stage 2 cuts the gradients as well, and stage 3 the parameters as well.
     recipe : str
-        - `"mixed"`: the text's. Parameters and gradients in 16 bits, in 32 bits a master copy and Adam's two moments.
+        - `"mixed"`: as in the lesson. Parameters and gradients in 16 bits; a master copy and Adam's two moments in 32.
         - `"float32"`: all in 32 bits: parameters, gradients and the two moments. There is no master copy.
         - `"8-bit moments"`: as `"mixed"`, but each of the two moments takes one byte.
 
-    What is cut need not divide: a rank holds the mean over the ranks, a fraction perhaps. The answer is a whole number:
-    one parameter more would not fit.
+    Bytes that are cut need not be divisible by the number of ranks: count 1/ranks of them for each rank, even if this
+    is a fraction. Return a whole number, the largest that fits: with one more parameter it would not.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int | None:
-    """Task 1, second half: return on how many ranks, at least, so many parameters fit; None if on no number of them.
+    """Task 1, second half: return the smallest number of ranks on which `parameters` parameters fit; None if none does.
 
-    The arguments are those of the first half.
+    The other arguments are those of the first half.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 class ZeRO1:
-    """Task 2: AdamW whose state is spread over the ranks.
+    """Task 2: AdamW with its state sharded over the ranks.
 
         zero.zero_grad() ─▶ forward, backward ─▶ zero.reduce() ─▶ zero.step()
 
     Parameters
     ----------
     model
-        Its parameters are equal on all ranks. Its gradients are this rank's own, and have to be summed.
+        Its parameters are equal on all ranks. Its gradients differ from rank to rank, and have to be summed.
     comm, lr
         The ranks, and the learning rate; AdamW's other options are torch's defaults.
 
     Attributes
     ----------
     slices : list[nn.Parameter]
-        For each parameter of the model, in its order, this rank's slice of it: flat, and perhaps empty. It may be a
-        view of the parameter's own memory, which costs nothing, or a copy of these elements alone.
+        This rank's slice of each parameter of the model, in the order of the parameters: flat, and perhaps empty. A
+        slice may be a view of the parameter's own memory, which costs nothing, or a copy of only these elements.
     adamw : torch.optim.AdamW
-        Over the slices, and nothing else: this is what makes its state P times smaller.
+        The optimizer of the slices, and of nothing else. This makes its state P times smaller.
 
-    Every parameter gets a gradient in every backward. Besides the model and its gradients, a rank keeps the slices,
-    their gradients and AdamW's state, each of them P times smaller, and nothing else: no copy of the model, no other
-    whole gradient. (A view keeps the whole of what it is a view of: a slice of a copy of a parameter keeps that copy.)
-    In a step all ranks together send 2 (P - 1) times the bytes of the model: as an all-reduce of the gradients would.
+    Every parameter gets a gradient in every backward. Besides the model and its gradients, a rank holds only the
+    slices, their gradients and AdamW's state, each P times smaller than whole: no copy of the model, and no other whole
+    gradient. (A view keeps its whole base tensor alive: a slice of a copy of a parameter keeps the whole copy.) In a
+    step all ranks together send 2 (P - 1) times the bytes of the model, as an all-reduce of the gradients would.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
@@ -93,7 +95,7 @@ class ZeRO1:
         raise NotImplementedError("task 2 is not started")
 
     def reduce(self) -> None:
-        """Give each slice its gradient: the sum over the ranks, by one reduce-scatter for each parameter."""
+        """Set the gradient of each slice to the sum over the ranks, with one reduce-scatter for each parameter."""
         raise NotImplementedError("task 2 is not started")
 
     def step(self) -> None:
@@ -102,16 +104,16 @@ class ZeRO1:
 
 
 class ZeRO2:
-    """Task 3: as task 2, but no rank holds all gradients at any time.
+    """Task 3: as in task 2, but at no time does a rank hold all gradients.
 
     Arguments, attributes and methods are those of `ZeRO1`; you may build on your class.
 
-    `parameter.register_post_accumulate_grad_hook(function)` has autograd call `function(parameter)`, which returns
-    nothing, when it has put a gradient into `parameter.grad`: in the midst of backward, and for the models of this
-    exercise in the same order on all ranks. Reduce-scatter this one gradient then and there, *add* what comes to the
-    slice's gradient, and free the whole one: set `parameter.grad` to None, and keep no other reference to it and no
-    copy. When the next gradient comes it has to be gone. Adding matters where several backwards run between `zero_grad`
-    and `step`.
+    After `parameter.register_post_accumulate_grad_hook(function)`, autograd calls `function(parameter)` when it has put
+    a gradient into `parameter.grad`: during backward, and for the models of this exercise in the same order on all
+    ranks. The function must return None. In it, reduce-scatter this one gradient, *add* the result to the slice's
+    gradient, and free the whole gradient: set `parameter.grad` to None, and keep no other reference to it and no copy.
+    It must be free when the next gradient arrives. You have to add because several backwards may run between
+    `zero_grad` and `step`.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
@@ -123,7 +125,7 @@ class ZeRO2:
         raise NotImplementedError("task 3 is not started")
 
     def reduce(self) -> None:
-        """Wait for what is under way. (After reduce-scatters that wait by themselves nothing is: then do nothing.)"""
+        """Wait for the reduce-scatters that are still under way. (If they have all ended in the hooks, do nothing.)"""
         raise NotImplementedError("task 3 is not started")
 
     def step(self) -> None:
@@ -137,14 +139,14 @@ def clip(slices: list[nn.Parameter], limit: float, comm: Communicator) -> Tensor
     Parameters
     ----------
     slices
-        This rank's, each with a gradient in `slice.grad`, which is to be scaled in place: the same tensor, with other
-        values. Some slices may be empty, or all of a rank, who takes part all the same.
+        This rank's slices, each with a gradient in `slice.grad`. Scale the gradients in place. Some or all slices of a
+        rank may be empty; such a rank takes part like any other.
     limit : float
-        Gradients are multiplied by min(1, limit / (norm + 1e-6)): the same factor on every rank.
+        Multiply all gradients by min(1, limit / (norm + 1e-6)): the same factor on every rank.
 
-    Returns the norm before, a tensor without dims, the same on every rank: the root of the sum of all squares, over all
-    slices of all ranks. If it is infinite or not a number, no gradient is changed, on any rank. One all-reduce of one
-    number is all that is sent, however many slices there are.
+    Return the norm before scaling, as a tensor without dimensions, the same on every rank: the square root of the sum
+    of the squares of all gradient elements, over all slices of all ranks. If the norm is infinite or NaN, change no
+    gradient on any rank. Send only one all-reduce of one number, however many slices there are.
     """
     raise NotImplementedError("task 4 is not started")
 

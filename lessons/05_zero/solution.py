@@ -25,7 +25,7 @@ def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
 
 
 def fewest_ranks(parameters: int, memory: int, stage: int, recipe: str) -> int | None:
-    """Return how many ranks leave enough room: two of them halve what is cut, and so tell how much that is."""
+    """Return how many ranks are enough: two ranks halve the bytes that are cut, which tells how many these are."""
     one, two = (equation.model_states(parameters, ranks, stage, EACH[recipe]).total for ranks in (1, 2))
     cut = 2 * (one - two)
     left = memory - (one - cut)
@@ -68,7 +68,7 @@ class ZeRO2(zero.ZeRO2):
         self.adamw = self.optimizer(torch.optim.AdamW, lr=lr)
 
     def reduce(self) -> None:
-        """Reduce what no backward has reduced."""
+        """Reduce the gradients that no backward has reduced."""
         self.synchronize()
 
     def step(self) -> None:

@@ -1,18 +1,18 @@
-"""Lesson 06: fully sharded data parallelism. A rank keeps 1/P of every parameter, and borrows the rest.
+"""Lesson 06: fully sharded data parallelism. A rank keeps 1/P of every parameter, and gathers the rest when needed.
 
     forward     gather 1, use 1, free 1     gather 2, use 2, free 2     ...
     backward    gather 2, use 2, free 2, reduce-scatter its gradients   gather 1, ...
 
 Fill in the functions and classes; their docstrings are the contract. You need torch, `comm.rank`, `comm.size`,
-`comm.split`, and three collectives of earlier lessons, which all ranks call in the same order:
+`comm.split`, and three collectives of earlier lessons. All ranks must call them in the same order:
 
     all_gather(shard, comm, counts=[...])   returns every rank's shard, one after the other, in a new tensor; counts
-                                            says how many elements each rank brings
+                                            says how many elements the shard of each rank has
     reduce_scatter(full, comm)              returns part comm.rank of the sum over all ranks, cut as
                                             torch.tensor_split(full, comm.size) does
     all_reduce(tensor, comm)                replaces it by the sum over all ranks, in place
 
-`minidist.parallel`, which has all of this, is what you are building: calling it scores nothing.
+You are building what `minidist.parallel` does, so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 06             points, and what is still wrong
@@ -31,73 +31,75 @@ from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa:
 
 
 def cut(parameters: Sequence[Tensor], comm: Communicator) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Task 1: return this rank's part of `parameters`, and what of each parameter it holds. No messages.
+    """Task 1, first half: return (shard, held): this rank's part of `parameters`, and where it lies. Send nothing.
 
     Parameters
     ----------
     parameters : sequence of tensors
-        One at least, of one dtype and any shapes. Flattened and laid end to end they are cut as `torch.tensor_split`
-        cuts for `comm.size` ranks: as evenly as can be, longer parts first.
+        At least one, all of one dtype, of any shapes. Flatten them, lay them end to end, and cut the result as
+        `torch.tensor_split` does for `comm.size` ranks: as evenly as possible, longer parts first.
 
     Returns
     -------
     shard : Tensor
-        One-dimensional, with memory of its own: a view would keep all of the parameters alive. No gradient.
+        One-dimensional, with its own memory: a view would keep all of the parameters alive. It requires no gradient.
     held : list of (first, last)
-        For each parameter: elements first <= i < last of it, flattened, are in the shard. Where there are none,
+        For each parameter: the shard has the elements first <= i < last of this parameter, flattened. If it has none,
         first == last.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def views_into(whole: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Task 1, too: return for each parameter a tensor of its shape that lies in the memory of `whole`.
+    """Task 1, second half: return, for each parameter, a view of `whole` that has the shape of the parameter.
 
     Parameters
     ----------
     whole : Tensor
-        One-dimensional, as long as all parameters together. What is written into it later, the views show.
+        One-dimensional, as long as all parameters together, in their order. The views share its memory: they show
+        values that are written into it later.
     parameters : sequence of tensors
-        Only their shapes count.
+        Use only their shapes.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 class ShardedUnit:
-    """Task 2: a module of which a rank keeps a part, and which is whole from `gather` to `release`.
+    """Task 2: a module of which each rank keeps a part; the module is whole from `gather` to `release`.
 
     Parameters
     ----------
     module : nn.Module
-        The same on every rank. It has a parameter at least; all are of one dtype, and all get a gradient. They stay
-        the same `nn.Parameter` objects with the same shapes for ever; assign to `parameter.data` to change where they
-        lie.
+        The same on every rank. It has at least one parameter; all have one dtype, and all get a gradient. They must
+        stay the same `nn.Parameter` objects with the same shapes; assign to `parameter.data` to change their memory.
 
     Attributes
     ----------
     module : nn.Module
     shard : Tensor
-        This rank's part, as `cut` returns it. Who trains changes it in place; the next `gather` brings the new values.
+        This rank's part, as `cut` returns it. The caller changes it in place to train; the next `gather` must bring the
+        new values.
 
-    Outside of `gather` ... `release`, also when the constructor has returned, nothing but the shard has memory. (While
-    `gather` runs, what was gathered may be there twice for a moment.)
+    Before `gather` and after `release`, also when the constructor has returned, only the shard has memory. (While
+    `gather` runs, the gathered values may exist twice for a moment.)
     """
 
     def __init__(self, module: nn.Module, comm: Communicator) -> None:
         raise NotImplementedError("task 2 is not started")
 
     def gather(self) -> None:
-        """Have all parameters whole: one all-gather, (P - 1)/P of their bytes sent.
+        """Make all parameters whole, with one all-gather that sends (P - 1)/P of their bytes.
 
-        What autograd saved of the parameters before a `release` must be valid again: for this the new values have to
-        be in the memory where the old ones were. Keep one tensor for the whole, of which the parameters are views, and
-        give its memory back with `tensor.untyped_storage().resize_(tensor.nbytes)`. Copy what was gathered into it. (Do
-        not pass it to a collective: numpy would look at its memory, and then torch no longer resizes that.)
+        Tensors that autograd saved before a `release` must become valid again. So the new values have to be in the same
+        storage as the old ones. Keep one tensor for the whole unit, and let the parameters be views of it. Allocate its
+        memory again with `tensor.untyped_storage().resize_(tensor.nbytes)`, and copy the gathered values into it. (Do
+        not pass this tensor to a collective: numpy would take a view of its memory, and then torch can no longer resize
+        it.)
         """
         raise NotImplementedError("task 2 is not started")
 
     def release(self) -> None:
-        """Free all parameters but the shard, also those that autograd has saved: `untyped_storage().resize_(0)`."""
+        """Free all parameters except the shard, also those that autograd has saved: `untyped_storage().resize_(0)`."""
         raise NotImplementedError("task 2 is not started")
 
 
@@ -107,16 +109,16 @@ class ShardedModel:
     Parameters
     ----------
     modules : sequence of nn.Module
-        Each takes the output of the one before: floating point, as `x` is. The same on every rank.
+        Each takes the output of the one before. `x` and all outputs are floating point. The same on every rank.
     comm : Communicator
-        Of the ranks that share the parameters out among them.
+        The ranks over which the parameters are sharded.
 
     Attributes
     ----------
     shards : list of tensors
-        This rank's part of each module's parameters, as `ShardedUnit.shard`.
+        This rank's part of each module's parameters, as in `ShardedUnit.shard`.
 
-    Not more than two units may be whole at any time, and none when a method has returned.
+    At most two units may be whole at any time, and none when a method has returned.
     """
 
     shards: list[Tensor]
@@ -125,9 +127,9 @@ class ShardedModel:
         raise NotImplementedError("task 3 is not started")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the modules make of this rank's `x`. Every unit is gathered once.
+        """Return the output of the last module for this rank's `x`. Gather every unit once.
 
-        What is returned may be detached: nobody but your `backward` goes back from it.
+        The output may be detached: only your own `backward` goes back from it.
         """
         raise NotImplementedError("task 3 is not started")
 
@@ -137,17 +139,17 @@ class ShardedModel:
         Parameters
         ----------
         gradient : Tensor
-            Of the output that the last `forward` returned, on this rank: `output.backward(gradient)` is what you would
-            call on a single rank.
+            The gradient of the output that the last `forward` returned on this rank. On a single rank without sharding
+            you would call `output.backward(gradient)`.
 
-        Every unit is gathered once more, before its turn comes. After its turn its gradients are reduce-scattered, and
-        the whole gradients are dropped: set `parameter.grad` to None. When this returns, no parameter has a `.grad`. At
-        any time before, the parameters of at most two modules have one.
+        Gather every unit once more before its backward. After its backward, reduce-scatter its gradients and drop the
+        whole gradients: set `parameter.grad` to None. When this method returns, no parameter has a `.grad`. At any time
+        before, the parameters of at most two modules have one.
 
-        A way without hooks: let `forward` cut the graph at each module, which it calls with
-        `x.detach().requires_grad_()`, and keep what goes in and what comes out. Then each module's output has a
-        `backward` of its own, and the gradient of its input is that of the output before. One call of `forward`
-        precedes each call of this.
+        A way without hooks: `forward` cuts the graph at each module. It calls each module with
+        `x.detach().requires_grad_()`, and keeps the input and the output. Then you can call `backward` on each module's
+        output separately; the gradient of its input is the gradient of the output of the module before. The caller
+        calls `forward` once before each call of `backward`.
         """
         raise NotImplementedError("task 3 is not started")
 
@@ -160,14 +162,15 @@ class HybridModel(ShardedModel):
     modules, comm
         As for `ShardedModel`.
     shard_ranks : int
-        The size of a group, such as the ranks of a node; it divides `comm.size`. Group g has ranks g * shard_ranks and
-        following. Parameters are cut for the ranks of one group, so the first rank of each group holds the same.
+        The number of ranks of a group, for example those of a node; it divides `comm.size`. Group g begins with rank
+        g * shard_ranks. The parameters are sharded over the ranks of one group, so the first ranks of all groups hold
+        the same shard, and so on.
 
-    `forward` and `backward` do what they did, but parameters are gathered inside the group only, and the gradients are
-    summed over *all* ranks. Between groups, ranks that hold the same shard send each other nothing but that shard of
-    the gradients: one all-reduce for each unit, so that the first ones are under way while backward goes on.
-    `comm.split(color)` returns the communicator of all ranks that give the
-    same color, ordered by rank.
+    `forward` and `backward` return the same as in task 3, with gradients summed over *all* ranks. But parameters are
+    gathered only inside the group. Between groups, only ranks that hold the same shard exchange messages: one
+    all-reduce of this shard of the gradients for each unit. (One for each unit, so that the first ones could run while
+    backward goes on.) `comm.split(color)` returns the communicator of all ranks that give the same color, ordered by
+    rank.
     """
 
     def __init__(self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int) -> None:

@@ -38,7 +38,7 @@ class ShardedUnit:
         self.release()
 
     def gather(self) -> None:
-        """Have all parameters whole."""
+        """Make all parameters whole."""
         self.unit.unshard()
 
     def release(self) -> None:
@@ -87,5 +87,5 @@ class HybridModel:
 
 
 def in_plain_memory(count: int, dtype: torch.dtype) -> Tensor:
-    """Return memory that is not registered: what is gathered from it travels in messages, which can be counted."""
+    """Return memory that is not registered: an all-gather then sends messages, which can be counted."""
     return torch.zeros(count, dtype=dtype)
