@@ -1,17 +1,17 @@
-"""Lesson 07: a model whose matrices are cut over the ranks, and whose numbers are those of the whole model.
+"""Lesson 07: cut the matrices of a model over the ranks, and compute the same numbers as the whole model.
 
     x on every rank ──f──▶ column-parallel ──▶ gelu ──▶ row-parallel ──g──▶ z on every rank
 
-All ranks are given the same input; each holds and multiplies its own piece of every matrix. Fill in the functions;
-their docstrings are the contract. What you need of the package:
+All ranks get the same input; each rank holds its own piece of every matrix and multiplies with it. Fill in the
+functions; their docstrings are the contract. You need from the package:
 
     comm.rank, comm.size
     all_reduce(tensor, comm)              replaces a contiguous tensor, in place, by the sum over all ranks (lesson 02)
     all_reduce(tensor, comm, op="max")    or by the largest
-    part(size, rank, ranks)               which of `size` rows, heads or words a rank holds: given below
+    part(size, rank, ranks)               which of `size` channels, heads or words a rank holds: given below
 
-Send by these collectives only. `minidist.parallel` is what you are building: calling it scores nothing. Where it says
-"on every rank", all ranks call the function together.
+Send only with these collectives. You are building what `minidist.parallel` does, so calling it scores nothing. Where a
+docstring says "on every rank", all ranks call the function together.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 07             points, and what is still wrong
@@ -35,7 +35,7 @@ from minidist.model.gpt import causal_attention  # task 3 says what it does
 
 
 def part(size: int, rank: int, ranks: int) -> range:
-    """Return which of `size` a rank holds, as `numpy.array_split` cuts: 10 over 4 ranks are 3, 3, 2 and 2."""
+    """Return which of `size` indices a rank holds, cut as by `numpy.array_split`: 10 over 4 ranks are 3, 3, 2 and 2."""
     counts = cut(size, ranks)
     start = sum(counts[:rank])
     return range(start, start + counts[rank])
@@ -45,7 +45,7 @@ def part(size: int, rank: int, ranks: int) -> range:
 
 
 def copy_to(x: Tensor, comm: Communicator) -> Tensor:
-    """Task 1, f: enter a region in which every rank computes something else with its copy of `x`.
+    """Task 1, f: enter a region in which every rank computes something different with its copy of `x`.
 
     Parameters
     ----------
@@ -55,29 +55,29 @@ def copy_to(x: Tensor, comm: Communicator) -> Tensor:
     Returns
     -------
     Tensor
-        The values of `x`, for autograd to go through: write a `torch.autograd.Function` whose forward is the identity
-        (return `x.view_as(x)`), and whose backward returns the sum of all ranks' gradients.
+        The values of `x`, as the output of a `torch.autograd.Function` that you write. Its forward is the identity
+        (return `x.view_as(x)`), and its backward returns the sum of all ranks' gradients.
 
     Messages: none in forward. One all-reduce, of the gradient's size, in backward. (On one rank `all_reduce` sends
-    nothing, so that is no special case.)
+    nothing, so you need no special case.)
 
-    A Function is a class with two static methods: `forward(ctx, x, comm)`, in which `ctx.comm = comm` keeps what
-    backward needs, and `backward(ctx, gradient)`, which returns one value for each argument of forward after ctx: the
-    gradient of x, and None for comm. `Enter.apply(x, comm)` calls it.
+    A Function is a class with two static methods. `forward(ctx, x, comm)` stores what backward needs:
+    `ctx.comm = comm`. `backward(ctx, gradient)` returns one value for each argument of forward after ctx: the gradient
+    of x, and None for comm. `Enter.apply(x, comm)` calls forward.
 
-    The gradient that backward is given must stay as it is, and need not be contiguous, whereas `all_reduce` works in
-    place on what is: reduce a `gradient.clone(memory_format=torch.contiguous_format)`.
+    Do not change the gradient that backward gets. It may be not contiguous, but `all_reduce` works in place and needs a
+    contiguous tensor: reduce a copy, `gradient.clone(memory_format=torch.contiguous_format)`.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def reduce_from(x: Tensor, comm: Communicator) -> Tensor:
-    """Task 1, g: leave the region. Return the sum of all ranks' `x`; backward hands each rank the gradient as it is.
+    """Task 1, g: leave the region. Return the sum of all ranks' `x`; backward gives each rank the gradient unchanged.
 
     Parameters
     ----------
     x : Tensor
-        One term of the sum on each rank. It must stay as it is, and need not be contiguous: clone it as in f.
+        One term of the sum on each rank. Do not change it. It may be not contiguous: clone it as in f.
 
     Messages: one all-reduce of the size of `x` in forward, none in backward. On one rank none at all.
     """
@@ -88,7 +88,7 @@ def reduce_from(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
-    """Task 2: return what `rank` of `ranks` holds of the MLP  down(gelu(up(x))).
+    """Task 2, first half: return the slices of the MLP down(gelu(up(x))) that `rank` of `ranks` holds.
 
     Parameters
     ----------
@@ -99,26 +99,26 @@ def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, 
     Returns
     -------
     dict
-        Tensors of the same names. Channels C are cut as `part(C, rank, ranks)` says, so C need not be a multiple of the
-        ranks; `down.bias` stays whole. Each has memory of its own (`.clone()`): a view would keep the whole matrix
-        alive, and nothing would be saved. Whoever calls makes parameters of them.
+        Tensors of the same names. Cut the C channels as `part(C, rank, ranks)` says; C need not be a multiple of the
+        number of ranks. `down.bias` stays whole. Each tensor has its own memory (`.clone()`): a view would keep the
+        whole matrix alive, and would save nothing. The caller makes parameters of them.
 
-    Nothing is sent.
+    Send nothing.
     """
     raise NotImplementedError("task 2 is not started")
 
 
 def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Task 2: return, on every rank, the whole down(gelu(up(x))): forward and gradients as without ranks.
+    """Task 2, second half: return, on every rank, the whole down(gelu(up(x))), with the gradients of the whole MLP.
 
     Parameters
     ----------
     x : Tensor
         [B, T, D], the same on every rank.
     mine
-        What `mlp_slices` returned, each of which requires a gradient by now.
+        The tensors that `mlp_slices` returned; each of them now requires a gradient.
 
-    After backward the gradients of `x` and of `down.bias` are whole on every rank, the others are this rank's slices.
+    After backward, the gradients of `x` and `down.bias` are whole on every rank; the others are this rank's slices.
     Use torch's exact gelu, `F.gelu(...)`, and `copy_to` and `reduce_from` of task 1.
 
     Messages: one all-reduce of B T D numbers in forward, one in backward.
@@ -130,44 +130,46 @@ def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> T
 
 
 def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: int) -> dict[str, Tensor]:
-    """Task 3: return what `rank` of `ranks` holds of an attention layer: some heads, none of them cut.
+    """Task 3, first half: return the slices of an attention layer that `rank` of `ranks` holds: some whole heads.
 
     Parameters
     ----------
     whole
-        `query`, `key`, `value` [H d, D] and `output` [D, H d], weights as of task 2. Channels h d to (h + 1) d are head
-        h's.
+        `query`, `key`, `value` [H d, D] and `output` [D, H d], weights stored as in task 2. Channels h d to (h + 1) d
+        belong to head h.
     heads : int
         H.
 
     Returns
     -------
     dict
-        Tensors of the same names, with memory of their own: of neighbouring heads, `part(H, rank, ranks)`.
+        Tensors of the same names, with their own memory, for the heads `part(H, rank, ranks)`.
 
     Raises
     ------
     ValueError
-        If H is no multiple of the ranks: then the largest rank would make all others wait.
+        If H is not a multiple of `ranks`: all others would wait for the rank with the most heads.
     """
     raise NotImplementedError("task 3 is not started")
 
 
 def parallel_attention(x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator) -> Tensor:
-    """Task 3: return, on every rank, the whole causal attention of x [B, T, D]: forward and gradients as without ranks.
+    """Task 3, second half: return, on every rank, the whole causal attention of x [B, T, D], with its gradients.
 
     Parameters
     ----------
     mine
-        What `attention_slices` returned, each of which requires a gradient by now.
+        The tensors that `attention_slices` returned; each of them now requires a gradient.
     head_dim : int
-        d. How many heads are here shows in the shapes.
+        d. The shapes of `mine` tell how many heads this rank has.
 
-    Without ranks it is: query, key, value = x Wᵀ, each cut into heads [B, H, T, d]; `causal_attention(query, key,
-    value)` [B, H, T, d], which divides by the root of d and masks what comes later; the heads side by side again [B, T,
-    H d]; times `output`.
+    Without ranks, the layer computes:
 
-    Messages: one all-reduce of B T D numbers in forward, one in backward (one, although three matrices read `x`).
+    1. query, key, value = x Wᵀ, each cut into heads [B, H, T, d];
+    2. `causal_attention(query, key, value)` [B, H, T, d], which divides by the root of d and masks later tokens;
+    3. the heads side by side again [B, T, H d], times `output`.
+
+    Messages: one all-reduce of B T D numbers in forward, one in backward (only one, although three matrices read `x`).
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -185,9 +187,9 @@ def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Comm
     mine : Tensor
         The rows of the words `part(V, comm.rank, comm.size)`: [V/P, D], a parameter.
     vocabulary : int
-        V, at least P: every rank has a word.
+        V, at least P: every rank has at least one word.
 
-    Backward leaves in `mine.grad` the gradients of this rank's words.
+    After backward, `mine.grad` has the gradients of this rank's words.
 
     Messages: one all-reduce of B T D numbers in forward, none in backward.
     """
@@ -204,16 +206,16 @@ def parallel_cross_entropy(logits: Tensor, targets: Tensor, vocabulary: int, com
     targets : Tensor
         int64 [N], the same on every rank, each from 0 to V - 1.
     vocabulary : int
-        V, at least P: every rank has a word.
+        V, at least P: every rank has at least one word.
 
-    The loss of a token is log Σ exp(logit), over all words, minus its target's logit, which one rank has. Logits may be
-    as large as 1000, and exp(1000) is infinite: so subtract from all logits of a token the largest that any rank has of
-    it, as a constant (`detach`). No f is needed here: what follows the sum over all ranks is the same on all of them,
-    and its gradient goes to each rank's own term as it is. Backward leaves this rank's columns of
-    (softmax - one-hot)/N in `logits.grad`.
+    The loss of a token is log Σ exp(logit), over all words, minus the logit of its target, which one rank has. Logits
+    may be as large as 1000, and exp(1000) is infinite. So, for each token, find the largest logit over all ranks, and
+    subtract it from all logits of the token, as a constant (`detach`). You need no f here: after the sum over the
+    ranks, all ranks compute the same, and the gradient goes to each rank's own term unchanged. After backward,
+    `logits.grad` has this rank's columns of (softmax - one-hot)/N.
 
-    Messages: all-reduces of at most 3 N numbers together in forward, none in backward. Nothing as large as the logits
-    is ever sent.
+    Messages: all-reduces of at most 3 N numbers together in forward, none in backward. Never send anything as large as
+    the logits.
     """
     raise NotImplementedError("task 5 is not started")
 

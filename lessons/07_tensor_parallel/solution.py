@@ -18,7 +18,7 @@ from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entrop
 
 
 def mlp_slices(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
-    """Cut outputs of `up`, inputs of `down`."""
+    """Cut the outputs of `up` and the inputs of `down`."""
     counts = cut(len(whole["up.bias"]), ranks)
     return {
         "up.weight": whole["up.weight"].split(counts)[rank].clone(),
@@ -35,7 +35,7 @@ def parallel_mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> T
 
 
 def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: int) -> dict[str, Tensor]:
-    """Deal out heads."""
+    """Give each rank its heads."""
     if heads % ranks:
         raise ValueError(f"{heads} heads cannot be dealt out evenly to {ranks} ranks")
     slices = {name: whole[name].chunk(ranks)[rank].clone() for name in ("query", "key", "value")}
@@ -43,14 +43,14 @@ def attention_slices(whole: Mapping[str, Tensor], heads: int, rank: int, ranks: 
 
 
 def parallel_embedding(tokens: Tensor, mine: Tensor, vocabulary: int, comm: Communicator) -> Tensor:
-    """Look up one's own words, and sum."""
+    """Look up this rank's words, and sum over the ranks."""
     table: Any = SimpleNamespace(weight=mine, num_embeddings=vocabulary)
     vectors: Tensor = VocabularyParallelEmbedding(table, Boundary(comm))(tokens)
     return vectors
 
 
 def parallel_cross_entropy(logits: Tensor, targets: Tensor, vocabulary: int, comm: Communicator) -> Tensor:
-    """Three numbers a token are reduced."""
+    """Reduce three numbers for each token."""
     return vocabulary_parallel_cross_entropy_sum(logits, targets, comm, vocabulary) / len(targets)
 
 

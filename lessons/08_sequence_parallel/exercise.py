@@ -1,20 +1,21 @@
-"""Lesson 08: the tokens of a sequence are spread over the ranks.
+"""Lesson 08: split the tokens of a sequence over the ranks.
 
     x [B, T/P, D] ─ norm ─▶ all-gather ─▶ column-parallel, gelu, row-parallel ─▶ reduce-scatter ─▶ + ─▶ [B, T/P, D]
 
-Rank r has tokens r T/P to (r + 1) T/P; P always divides T. Fill in the functions; their docstrings are the contract.
-What you need of the package, all of it along the *first* axis and for contiguous tensors:
+Rank r has the tokens r T/P to (r + 1) T/P; P always divides T. Fill in the functions; their docstrings are the
+contract. You need the following from the package. All collectives work along the *first* axis, on contiguous tensors:
 
     comm.rank, comm.size
     all_reduce(tensor, comm)                      the sum over all ranks, in place
-    all_gather(shard, comm, counts=[n] * P)       returns all ranks' shards of n rows, one after the other
+    all_gather(shard, comm, counts=[n] * P)       returns the shards of all ranks, n rows each, one after the other
     reduce_scatter(full, comm)                    returns this rank's rows of the sum over all ranks
     all_to_all(full, comm)                        cuts the rows into P chunks, sends chunk j to rank j, and returns the
-                                                  chunks that came, by sender
+                                                  chunks that arrived, in the order of the senders
     comm.exchange(outgoing, to, incoming, source) sends one tensor and receives another (task 5)
 
-For another axis use `x.movedim(dim, 0).contiguous()`, and back. On one rank these collectives send nothing, so one rank
-is no special case. `minidist.parallel` is what you are building: calling it scores nothing.
+For another axis, move this axis to the front with `x.movedim(dim, 0).contiguous()`, and back afterwards. On one rank
+the collectives send nothing, so you need no special case. You are building what `minidist.parallel` does, so calling it
+scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 08             points, and what is still wrong
@@ -45,10 +46,11 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
-    """Task 1: return all ranks' tokens [B, T, D]; of them this rank brings `x` [B, T/P, D].
+    """Task 1: return the tokens of all ranks [B, T, D]; `x` [B, T/P, D] are this rank's tokens.
 
-    Every rank goes on to compute something else with them. So backward is given one term of their gradient [B, T, D],
-    and returns this rank's tokens [B, T/P, D] of the sum of all terms. Write a `torch.autograd.Function`.
+    After this, every rank computes something different with all tokens. So on each rank, backward gets one term of
+    their gradient [B, T, D], and returns this rank's tokens [B, T/P, D] of the sum of all terms. Write a
+    `torch.autograd.Function`.
 
     Messages: one all-gather in forward, one reduce-scatter in backward.
     """
@@ -58,7 +60,7 @@ def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
 def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
     """Task 1: return this rank's tokens [B, T/P, D] of the sum of all ranks' `x` [B, T, D].
 
-    Backward is given the gradient of these tokens, and returns that of all tokens [B, T, D].
+    Backward gets the gradient of these tokens, and returns the gradient of all tokens [B, T, D].
 
     Messages: one reduce-scatter in forward, one all-gather in backward.
     """
@@ -69,22 +71,23 @@ def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Task 2: return this rank's tokens of  x + down(gelu(up(norm(x)))), where gelu is torch's: `F.gelu(...)`, exact.
+    """Task 2: return this rank's tokens of x + down(gelu(up(norm(x)))), with torch's exact gelu, `F.gelu(...)`.
 
     Parameters
     ----------
     x : Tensor
         [B, T/P, D]: this rank's tokens.
     mine
-        `norm.weight` [D] and `down.bias` [D], whole; of C channels this rank's: `up.weight` [C/P, D], `up.bias` [C/P],
-        `down.weight` [D, C/P].
+        `norm.weight` [D] and `down.bias` [D], whole; and this rank's slices of the C channels: `up.weight` [C/P, D],
+        `up.bias` [C/P], `down.weight` [D, C/P].
 
-    Norm by `rms_norm`. After backward, the gradients of `norm.weight` and `down.bias` are the terms of this rank's
-    tokens, not yet sums: that is task 3.
+    Use `rms_norm`. After backward, the gradients of `norm.weight` and `down.bias` have only the terms of this rank's
+    tokens; task 3 sums them.
 
     Messages: one all-gather and one reduce-scatter of B T D numbers in forward, and the same in backward.
 
-    Held for backward: of what is as wide as D, all T tokens once (the gathered input of `up`), the rest for T/P tokens.
+    Held for backward: one tensor [B, T, D] with all tokens, the gathered input of `up`. All other tensors of width D
+    that autograd keeps have T/P tokens.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -93,16 +96,17 @@ def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) ->
 
 
 def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -> None:
-    """Task 3: after backward of task 2, replace gradients of which every rank has some terms by their sums, in place.
+    """Task 3: after backward of task 2, replace each incomplete gradient by its sum over the ranks, in place.
 
     Parameters
     ----------
     gradients
-        Of all parameters of task 2, by their names. Which of them are sums over tokens of which this rank has seen only
-        its own? The others are complete, and stay as they are.
+        The gradients of all parameters of task 2, by their names. A gradient is incomplete if it is a sum over tokens
+        and this rank has added only its own tokens. You have to find out which ones are. The others are complete: do
+        not change them.
 
-    Messages: one all-reduce, for all of them together (`torch.cat`). Change the tensors (`gradient.copy_(...)`): a new
-    tensor in the dictionary is no parameter's gradient.
+    Messages: one all-reduce for all incomplete gradients together (`torch.cat`). Write the sums into the tensors
+    (`gradient.copy_(...)`): a new tensor in the dictionary would not be the gradient of any parameter. Return nothing.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -111,46 +115,50 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -
 
 
 def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Task 4: return this rank's tokens of causal attention over all tokens; each of them may look back to any rank.
+    """Task 4: return this rank's tokens of causal attention over all tokens: a token attends to tokens of earlier
+    ranks.
 
     Parameters
     ----------
     query, key, value : Tensor
-        [B, H, T/P, d]: this rank's tokens, of all heads.
+        [B, H, T/P, d]: this rank's tokens, for all heads.
 
     Returns
     -------
     Tensor
-        [B, H, T/P, d]. Gradients flow back: the adjoint of an all-to-all is the all-to-all that brings everything home.
+        [B, H, T/P, d]. Gradients must flow back through it: the backward of an all-to-all is the all-to-all that sends
+        every chunk back.
 
-    First trade: this rank gives away its tokens of all heads but H/P, and gets all tokens of those. Attend with
-    `causal_attention` (tensors [B, heads, T, d]), which knows nothing of ranks. Then trade back.
+    First exchange: this rank keeps H/P heads, sends its tokens of the other heads to the other ranks, and receives all
+    tokens of its H/P heads. Then compute `causal_attention` (tensors [B, heads, T, d]) as on one rank. Then exchange
+    the results back.
 
     Raises
     ------
     ValueError
-        If P does not divide H; before anything is sent.
+        If P does not divide H. Raise it before you send anything.
 
-    Messages: all-to-alls, of 4 B H T/P d numbers together in forward (query, key and value, then the result), and as
-    many in backward.
+    Messages: only all-to-alls, of 4 B H T/P d numbers together in forward (query, key and value, then the result), and
+    as many in backward.
     """
     raise NotImplementedError("task 4 is not started")
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Task 5: the same as task 4, forward only (without gradients), by passing keys and values around a ring.
+    """Task 5: return the same as task 4, forward only (without gradients), by passing keys and values around a ring.
 
-    In step s = 0, 1, ..., P - 1 this rank has the keys and values of rank (r - s) mod P. Those of later ranks are in
-    the future, and count nothing; its own are causal; all of earlier ranks count. The keys of all ranks are never here
-    together, nor are the scores to all of them, so the softmax has to grow block by block. For each query keep the
-    largest score m so far, the sum z of exp(score - m), and the sum o of exp(score - m) value. Both are sums in units
-    of exp(m): correct them when a block brings a larger score. The result is o / z. Scores are query·key/√d.
+    In step s = 0, 1, ..., P - 1, rank r has the keys and values of rank (r - s) mod P, a *block*. Tokens of later ranks
+    are in the future: skip their block. For the rank's own block use the causal mask. For a block of an earlier rank
+    use all keys. A rank never has the keys of all ranks together, nor the scores of all keys, so it has to compute the
+    softmax block by block. For each query keep the largest score m so far, the sum z of exp(score - m), and the sum o
+    of exp(score - m) value. When a block brings a larger score, correct z and o for the new m. The result is o / z.
+    Scores are query·key/√d.
 
-    Messages: P - 1 steps, in each of which keys and values go to the right neighbour, (r + 1) mod P: `comm.exchange`,
-    with two messages a step or one. No collectives.
+    Messages: P - 1 steps. In each step, keys and values go to the right neighbour, (r + 1) mod P, with
+    `comm.exchange`: one or two messages a step. No collectives.
 
-    Memory: at no time more than six blocks, besides the arguments, however many ranks there are. A block is as large as
-    this rank's keys and values together. (The check has d = 16 and two tokens a rank, so scores are small.)
+    Memory: besides the arguments, never more than the size of six blocks, however many ranks there are. A block is as
+    large as this rank's keys and values together. (The check has d = 16 and two tokens a rank, so scores are small.)
     """
     raise NotImplementedError("task 5 is not started")
 

@@ -20,12 +20,12 @@ def gather_tokens(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def scatter_tokens(x: Tensor, comm: Communicator) -> Tensor:
-    """Leave it."""
+    """Leave a region."""
     return SequenceBoundary(comm).leave(x)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """As the exercise gives it."""
+    """The norm that the exercise gives."""
     return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5))
 
 
@@ -37,7 +37,7 @@ def sequence_block(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) ->
 
 
 def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -> None:
-    """Sum what is whole on every rank and has been used on a slice of the tokens."""
+    """Sum the gradients of parameters that are whole on every rank and were used on a slice of the tokens."""
     partial = [gradients["norm.weight"], gradients["down.bias"]]
     sums = adjoint.reduce_from(torch.cat(partial), comm)
     for gradient, total in zip(partial, sums.split([len(gradient) for gradient in partial]), strict=True):
@@ -45,7 +45,7 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -
 
 
 def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Trade tokens for heads, attend, trade back."""
+    """Exchange tokens for heads, compute attention, exchange back."""
     if query.shape[1] % comm.size:
         raise ValueError(f"{query.shape[1]} heads cannot be dealt out to {comm.size} ranks")
 
@@ -58,7 +58,7 @@ def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communica
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Grow the softmax by one block of keys a step."""
+    """Extend the softmax by one block of keys in each step."""
     right, left, time = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, query.shape[2]
     largest = query.new_full((*query.shape[:3], 1), -torch.inf)
     normalizer, total = torch.zeros_like(largest), torch.zeros_like(query)
