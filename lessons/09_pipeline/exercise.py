@@ -1,10 +1,10 @@
-"""Lesson 09: a pipeline: cut a model into stages, plan who does what when, and carry the plan out.
+"""Lesson 09: a pipeline: cut a model into stages, write a schedule for the ranks, and run the schedule.
 
-    rank 0   F0 F1 F2 F3 ... B0 B1 B2 B3        rank r has stage r; F2 is the forward of microbatch 2 through it,
-    rank 1   .. F0 F1 ...                       B2 its backward
+    rank 0   F0 F1 F2 F3 ... B0 B1 B2 B3        rank r has stage r; F2 is the forward of microbatch 2 through this
+    rank 1   .. F0 F1 ...                       stage, B2 the backward
 
-A schedule is a list of such words for every rank. Fill in the five functions; their docstrings are the contract. The
-package's own pipeline (`minidist.parallel`) is what you are building: calling it scores nothing.
+A schedule is a list of such words for every rank. Fill in the five functions; their docstrings are the contract. You
+are building the package's own pipeline (`minidist.parallel`), so calling it scores nothing.
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 09             points, and what is still wrong
@@ -24,44 +24,45 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cut_layers(costs: Sequence[float], stages: int) -> list[range]:
-    """Task 1: return which layers each stage gets, so that the most expensive stage is as cheap as it can be.
+    """Task 1: return which layers each stage gets, such that the most expensive stage is as cheap as possible.
 
     Parameters
     ----------
     costs : sequence of float
-        Of each layer; up to 60 layers. The cost of a stage is the sum over its layers.
+        The cost of each layer; up to 60 layers. The cost of a stage is the sum over its layers.
     stages : int
-        How many; at most as many as there are layers.
+        The number of stages; at most the number of layers.
 
     Returns
     -------
     list of range
-        One for each stage, in order: neighbouring layers, at least one, each layer in exactly one stage. Of several
-        cuts that are equally good, any. To try all cuts takes years: from the best cuts of the first k layers into
-        s stages follow those into s + 1. (The last stage begins at some layer j: try every j, and keep what you found.)
+        One range for each stage, in order: neighbouring layers, at least one for each stage, and each layer in exactly
+        one stage. If several cuts are equally good, return any of them. To try all cuts would take years. Instead,
+        compute the best cuts of the first k layers into s + 1 stages from the best cuts into s stages: the last stage
+        begins at some layer j, so try every j. Store the results that you need again.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def step_length(rows: Sequence[Sequence[str]], forward: float, backward: float) -> float:
-    """Task 2: return how long a schedule takes, from 0 until every rank is done.
+    """Task 2: return how long a schedule takes: the time at which the last rank has finished, if all start at 0.
 
     Parameters
     ----------
     rows : sequence of sequences of str
-        The words of each rank, in the order in which it does them. Rank r has stage r.
+        The words of each rank, in the order in which the rank does them. Rank r has stage r.
     forward, backward : float
-        How long every F, and every B, takes. Messages take no time.
+        The time of every F, and of every B. Messages take no time.
 
-    A rank begins an action when it has ended the one before, and what the action needs has ended: F of a microbatch
-    needs the same F of rank r - 1; B needs the rank's own F of that microbatch, and the same B of rank r + 1. The first
-    rank has no r - 1, the last no r + 1.
+    A rank begins a word as soon as it has ended the word before, and all words that this word needs have ended. F of a
+    microbatch needs the same F of rank r - 1. B of a microbatch needs the rank's own F of this microbatch, and the same
+    B of rank r + 1. The first rank has no rank r - 1, the last has no rank r + 1.
 
     Raises
     ------
     ValueError
-        If the ranks get stuck: nobody can begin the next action, and some rank is not done. It may wait in a circle of
-        ranks, or for a word that is in nobody's row.
+        If the ranks get stuck: some rank has not finished, and no rank can begin its next word. The ranks may wait for
+        each other in a cycle, or for a word that is in no row.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -74,9 +75,10 @@ def gpipe(rank: int, ranks: int, microbatches: int) -> list[str]:
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[str]:
     """Task 4: return the words of `rank` under 1F1B: after a warm-up, one forward and one backward in turn.
 
-    Every microbatch once forward and once backward, both in order. The step is as long as with GPipe, whatever forward
-    and backward cost; but at no time does rank r hold more than `ranks - r` microbatches whose forward it has done and
-    whose backward it has not. `microbatches` may be smaller than `ranks`.
+    Every microbatch has one forward and one backward; the forwards are in order, and so are the backwards. The step
+    takes as long as with GPipe, whatever forward and backward cost. But rank r never holds more than `ranks - r`
+    microbatches: those whose forward it has done and whose backward it has not. `microbatches` may be smaller than
+    `ranks`.
     """
     raise NotImplementedError("task 4 is not started")
 
@@ -89,23 +91,23 @@ def run_step(
     targets: Sequence[Tensor],
     comm: Communicator,
 ) -> float:
-    """Task 5: carry out this rank's words; afterwards, every parameter of `stage` has its gradient in `.grad`.
+    """Task 5: run this rank's words, such that every parameter of `stage` has its gradient in `.grad`; return the loss.
 
     Parameters
     ----------
     words : sequence of str
-        This rank's, from any schedule that can be run: each rank may take the microbatches in an order of its own. Do
-        them in this order: one call of `stage`, one backward each.
+        This rank's words, from any schedule that can run; each rank may have another order of the microbatches. Do the
+        words in the given order: one call of `stage` for each F, one backward for each B.
     stage : nn.Module
-        This rank's part of the model. What goes in and what comes out have the shape and dtype of `inputs[m]`.
+        This rank's part of the model. Its input and its output have the shape and dtype of `inputs[m]`.
     loss : callable
-        `loss(output, target)`, a scalar, for the last rank. The gradients are those of the mean of all microbatches'
-        losses.
+        `loss(output, target)` returns a scalar; only the last rank calls it. The gradients must be those of the mean of
+        the losses of all microbatches.
     inputs, targets : sequences of Tensor
-        One of each microbatch. Only the first rank's inputs and the last rank's targets hold data, the others NaN: use
-        their shape and dtype.
+        One for each microbatch. Only the first rank's inputs and the last rank's targets hold data. All others hold
+        NaN: use only their shape and dtype.
     comm : Communicator
-        Rank r has stage r; there may be one rank only.
+        Rank r has stage r. There may be only one rank.
 
     Returns
     -------
@@ -114,21 +116,20 @@ def run_step(
 
     Messages
     --------
-    For every microbatch one message to rank + 1 (the output) and one to rank - 1 (the gradient of the input), none
-    else. `comm.send(tensor, to, tag)` waits until it is received, and so may never return if the other rank waits for
-    you: `request = comm.isend(tensor, to, tag)` does not wait; leave the tensor as it is until `request.wait()` has
-    returned. `comm.recv(tensor, source, tag)` fills a tensor of the right shape. With `tag=m` no two are mixed up:
-    outputs and gradients travel in opposite directions. Do not wait for one send before you begin the next: the other
-    rank may want them in another order. Return when every request has been waited for.
+    For every microbatch, send one message to rank + 1 (the output) and one to rank - 1 (the gradient of the input), and
+    nothing else. `comm.send(tensor, to, tag)` waits until the other rank receives, so it may never return if the other
+    rank waits for you. `request = comm.isend(tensor, to, tag)` does not wait; do not change the tensor until
+    `request.wait()` has returned. `comm.recv(tensor, source, tag)` fills a tensor of the right shape. Use `tag=m`, and
+    no two messages are confused: outputs and gradients go in opposite directions. Do not wait for one send before you
+    begin the next: the other rank may receive them in another order. Wait for every request before you return.
 
     Memory
     ------
-    When B of a microbatch is done, its input and output are free: this rank keeps neither in a list, and autograd
-    nothing of them. (By then the output has been received, for its gradient has come back: `wait` returns at once.)
-    Gradients that are on their way to the rank before may stay until the end. (Every `.grad` is None when this is
-    called.)
+    When B of a microbatch is done, its input and output must be free: you keep neither of them in a list, and autograd
+    keeps nothing of them. (By then the output has been received, because its gradient has come back: `wait` returns at
+    once.) You may keep gradients that you are sending until the end. (Every `.grad` is None at the call.)
 
-    You need `tensor.detach()`, `tensor.requires_grad_()` and `output.backward(gradient)`; when that has returned, the
+    You need `tensor.detach()`, `tensor.requires_grad_()` and `output.backward(gradient)`. After this backward, the
     gradient of an input that requires one is in `input.grad`.
     """
     raise NotImplementedError("task 5 is not started")

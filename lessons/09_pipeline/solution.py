@@ -43,7 +43,7 @@ def run_step(
     targets: Sequence[Tensor],
     comm: Communicator,
 ) -> float:
-    """Carry out this rank's words."""
+    """Run this rank's words."""
     schedule = with_communication(read_plan(text_of(comm.roll_call(list(words)))))
     pipeline = Pipeline(
         {comm.rank: stage},

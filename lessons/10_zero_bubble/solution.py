@@ -40,7 +40,7 @@ def backward_for_inputs(
 
 
 def backward_for_weights(pairs: Pairs) -> list[Tensor]:
-    """Compute the products that were put off."""
+    """Compute the products that were delayed."""
     return [Product(nn.Parameter(x.new_empty(0)), x, gradient).compute() for x, gradient in pairs]
 
 

@@ -1,14 +1,14 @@
 """Lesson 14: a mesh of ranks, what travels along each axis, and how to choose its shape.
 
-    sizes = {"dp": 2, "pp": 2, "tp": 2}       outermost axis first: the last one, tp, has neighbouring ranks
+    sizes = {"dp": 2, "pp": 2, "tp": 2}       outermost axis first; groups along the last, tp, have neighbouring ranks
 
               pp 0     pp 1
     dp 0     [0 1]    [2 3]                   a bracket is a tensor parallel group
     dp 1     [4 5]    [6 7]
 
-Fill in the functions; their docstrings are the contract. `minidist.mesh` and what the package makes of it
-(`minidist.parallel.parallelize`, DDP, tensor plans, clipping) are what you are building: calling them scores nothing.
-What earlier lessons built is there: `all_reduce` (02), `copy_to` and `reduce_from` (tensor parallelism).
+Fill in the functions; their docstrings are the contract. You are building what `minidist.mesh` does and the parts of
+the package that use it (`minidist.parallel.parallelize`, DDP, tensor plans, clipping), so calling these scores nothing.
+You may use functions of earlier lessons: `all_reduce` (lesson 02), `copy_to` and `reduce_from` (lesson 07).
 
     mpirun -n 4 python exercise.py          try it on real processes
     python -m minidist grade 14             points, and what is still wrong
@@ -27,10 +27,10 @@ from torch import Tensor
 import minidist
 from minidist import Cluster, Communicator
 
-# What an answer needs of earlier lessons:
+# The functions of earlier lessons that an answer needs:
 #   all_reduce(x, comm)        replaces every rank's contiguous x by the sum, in place
-#   copy_to(x, comm)           forward: x itself; backward: all-reduces the gradient. Enters a tensor parallel region
-#   reduce_from(x, comm)       forward: all-reduces; backward: the gradient itself. Leaves the region
+#   copy_to(x, comm)           enters a tensor-parallel region. Forward: x itself; backward: all-reduces the gradient
+#   reduce_from(x, comm)       leaves the region. Forward: all-reduces x; backward: the gradient itself
 from minidist.collectives import all_reduce  # noqa: F401
 from minidist.parallel.adjoint import copy_to, reduce_from  # noqa: F401
 
@@ -41,34 +41,34 @@ Sizes = Mapping[str, int]
 
 @dataclass
 class Gradient:
-    """A gradient of a rank, complete over the data axis, and who else has the same one."""
+    """A gradient of a rank, already summed over the data axis, and which other ranks have the same one."""
 
     values: Array
-    cut: bool  # the parameter is cut along tp: each tp rank has other elements. Else all tp ranks have the same
-    tied: bool  # every stage of the pipeline has the same gradient. Else this stage alone has it
+    cut: bool  # True: cut along tp, so each tp rank has other elements. False: all tp ranks have the same gradient
+    tied: bool  # True: every stage of the pipeline has the same gradient. False: only this stage has it
 
 
 # ---------------------------------------------------------------- task 1: coordinates and groups
 
 
 def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
-    """Task 1: return where `rank` lies on every axis, such as {"dp": 1, "pp": 0, "tp": 1} for rank 5 above.
+    """Task 1: return the coordinate of `rank` on every axis: {"dp": 1, "pp": 0, "tp": 1} for rank 5 above.
 
-    Ranks count up along the last axis first, as the digits of a number do.
+    The coordinate on the last axis changes fastest from rank to rank, like the last digit of a number.
     """
     raise NotImplementedError("task 1 is not started")
 
 
 def group(axis: str, rank: int, sizes: Sizes) -> list[int]:
-    """Task 1: return the ranks that differ from `rank` along this axis only, itself included, in ascending order."""
+    """Task 1: return `rank` and the ranks that differ from it on this axis only, in ascending order."""
     raise NotImplementedError("task 1 is not started")
 
 
 def communicator(axis: str, comm: Communicator, sizes: Sizes) -> Communicator:
-    """Task 1: return the communicator of this rank's group along an axis. All ranks of `comm` call it together.
+    """Task 1: return the communicator of this rank's group along an axis. All ranks of `comm` call this together.
 
-    `comm.split(color)` divides the ranks of `comm` into one communicator for each color (a whole number), each with
-    the ranks that passed it, in order. Call it once; nothing else may be sent.
+    `comm.split(color)` divides the ranks of `comm` by color (a whole number). It returns the communicator of the ranks
+    that passed the same color, in order. Call it once, and send nothing else.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -87,35 +87,37 @@ def bytes_per_step(
     microbatches: int,
     itemsize: int,
 ) -> dict[str, int]:
-    """Task 2: return what one rank sends along each axis, {"dp": ..., "pp": ..., "tp": ...}, in one training step.
+    """Task 2: return the bytes that one rank sends in a training step, {"dp": ..., "pp": ..., "tp": ...}.
 
-    Only the layers count: the embedding, the head and the loss are left out.
+    Count only the layers; leave out the embedding, the head and the loss.
 
     Parameters
     ----------
     sizes : mapping
-        Of dp, pp and tp. They divide whatever they cut: pp the layers, tp hidden and intermediate, and so on.
+        The sizes of dp, pp and tp. They divide what they cut: pp divides the number of layers, tp divides hidden and
+        intermediate.
     stage : int
-        Of the pipeline, that the rank is in; 0 is the first.
+        The pipeline stage of the rank; 0 is the first.
     layers, hidden, intermediate : int
-        Of the whole model: L layers, of channels D, with F channels inside the MLP. A layer has attention (four
-        matrices of D x D), an MLP (three matrices of D x F) and two norms of D weights each. tp cuts all the matrices;
-        every tp rank has the norms whole. There are no biases.
+        Of the whole model: L layers with D channels, and F channels inside the MLP. A layer has attention (four
+        matrices of D x D), an MLP (three matrices of D x F) and two norms of D weights each. tp cuts all matrices;
+        every tp rank has the whole norms. There are no biases.
     tokens : int
-        In one microbatch of one data parallel rank, so an activation has tokens x D elements.
+        The tokens of one microbatch on one data rank, so an activation has tokens x D elements.
     microbatches : int
-        In one step.
+        The number of microbatches in a step, on one data rank.
     itemsize : int
-        Bytes of an element: of activations and gradients alike.
+        The bytes of one element, of activations and of gradients.
 
     What is sent
     ------------
-    tp : for each layer and microbatch an all-reduce of one activation at four places: attention and MLP, in forward and
-         in backward.
+    tp : for each layer and microbatch four all-reduces of one activation: for attention and for the MLP, each in
+    forward
+         and in backward.
     pp : for each microbatch one activation to the next stage, if there is one, and one gradient of an activation to the
          stage before, if there is one.
-    dp : one all-reduce, in each step, of the gradients of all parameters that this rank holds.
-    All all-reduces are rings: among P ranks, 2 (P - 1)/P times the bytes of the buffer. The result is a whole number.
+    dp : one all-reduce in each step, of the gradients of all parameters that this rank holds. All all-reduces are
+    rings: with P ranks, each rank sends 2 (P - 1)/P times the bytes of the buffer. The three numbers are whole numbers.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -134,12 +136,12 @@ def train_step(
     Parameters
     ----------
     blocks : sequence of (up [D, F/tp], down [F/tp, D])
-        This rank's columns of each `up` and its rows of each `down`. Replace the values (`up -= ...` inside
-        `torch.no_grad()`, say) by those after the step, in which `rate` times the gradient is subtracted. They do not
-        require gradients when you get them, and must not when you return.
+        This rank's columns of each `up` and its rows of each `down`. Subtract `rate` times the gradient from them, in
+        place (for example `up -= ...` inside `torch.no_grad()`). They do not require gradients at the call, and must
+        not require them when you return.
     x, targets : Tensor [rows, D]
-        Of this rank's place on the data axis: the same on all ranks of `tp`, others on the ranks of `dp`. Every rank
-        of `dp` has as many rows.
+        This rank's part of the batch: the same on all ranks of `tp`, different on the ranks of `dp`. Every rank has the
+        same number of rows.
     dp, tp : Communicator
         This rank's groups along the two axes.
 
@@ -149,9 +151,9 @@ def train_step(
 
     Messages
     --------
-    Along tp, for each block: one all-reduce of [rows, D] in forward and one in backward, but in backward none for the
-    first block, whose input needs no gradient. Along dp: the gradients of this rank's own blocks once, and one number
-    for the loss. No more bytes than that on either axis (all-reduces as those of `all_reduce`), and none elsewhere.
+    Along tp, for each block: one all-reduce of [rows, D] in forward and one in backward. The first block has none in
+    backward, because its input needs no gradient. Along dp: all-reduces of the gradients of this rank's own blocks,
+    once, and of one number for the loss. Send no more bytes than `all_reduce` sends for these, and nothing elsewhere.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -160,18 +162,19 @@ def train_step(
 
 
 def clip(gradients: Sequence[Gradient], limit: float, tp: Communicator, pp: Communicator) -> float:
-    """Task 4: scale all gradients, in place, to a joint norm of at most `limit`; return the norm that they had before.
+    """Task 4: scale all gradients in place to a joint norm of at most `limit`; return the norm before scaling.
 
-    The norm is that of the serial model's gradient: the square root of the sum of squares of all its elements, each
-    counted once, whoever holds it and however many do.
+    The norm is that of the serial model's gradient: the square root of the sum of the squares of all its elements.
+    Count each element once, however many ranks hold it.
 
     Parameters
     ----------
     gradients
-        This rank's. Those of the data axis are the same already, so nothing needs to be sent there. A gradient that
-        is not `cut` is the same on all ranks of `tp`; one that is `tied` is the same on all of `pp`; both can be.
+        This rank's gradients. They are already the same along the data axis, so send nothing there. A gradient that is
+        not `cut` is the same on all ranks of `tp`. A gradient that is `tied` is the same on all ranks of `pp`. Both can
+        be true of one gradient.
     limit : float
-        If the norm is larger, every gradient is multiplied by limit / (norm + 1e-6), as torch does.
+        If the norm is larger, multiply every gradient by limit / (norm + 1e-6), as torch does.
     tp, pp : Communicator
         This rank's groups along the other two axes.
 
