@@ -201,25 +201,25 @@ def layouts_that_fit(
     memory: float,
     flops: float,
 ) -> dict[tuple[int, int, int], float]:
-    """Task 5: return the seconds of a step for every layout (dp, pp, tp) of so many ranks that fits.
+    """Task 5: return {(dp, pp, tp): seconds of a step} for every layout of `ranks` ranks that is possible and fits.
 
     A layout (dp outermost, tp innermost) is possible if dp * pp * tp = ranks, pp divides the layers, tp divides the
-    heads, and dp divides the sequences of a batch. (What tp divides the heads of, it divides `intermediate` of, too.)
-    Microbatches have one sequence: there are m = sequences / dp of them.
+    heads, and dp divides the sequences of a batch. (If tp divides the heads, it divides `intermediate`, too.)
+    A microbatch has one sequence, so there are m = sequences / dp of them.
 
-    Bytes that a GPU of the first stage holds, which must be at most `memory`:
+    A layout fits if a GPU of the first stage holds at most `memory` bytes. It holds the sum of
         16 N / (pp tp)                              of the layers' matrices, N = layers (4 D^2 + 3 D F): parameters,
                                                     gradients and AdamW's state in mixed precision
         min(pp, m) (layers / pp) 34 sequence D / tp activations of the microbatches under way (1F1B)
 
     Seconds of a step:
-        (compute + tp) (m + pp - 1) / m + pp + dp   the bubble stretches what each microbatch does
+        (compute + tp) (m + pp - 1) / m + pp + dp   the bubble makes compute and tp longer
         compute                                     6 N sequence sequences / (ranks flops)
         tp, pp, dp                                  bytes along that axis / bandwidth of its link
 
-    Bytes are those of task 2 with itemsize 2, of the stage that sends most. The link of an axis is `cluster.inside` if
-    each group along it lies within one node, else `cluster.across`, since a ring is as slow as its slowest link. Use
-    `cluster.node_of(rank)` and `link.bandwidth` (bytes per second); latency is left out.
+    The bytes are those of task 2 with itemsize 2, for the stage that sends most. The link of an axis is
+    `cluster.inside` if each group along this axis lies within one node, else `cluster.across`: a ring is as slow as its
+    slowest link. Use `cluster.node_of(rank)` and `link.bandwidth` (bytes per second); leave out the latency.
     """
     raise NotImplementedError("task 5 is not started")
 
