@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · Ranks and messages
 #
-# Four ranks, one token: it starts on rank 0 and goes round the ring, and every rank adds its own number. A colour is
-# whose contribution the token holds. Step through it with the arrow keys (click into the player first).
+# Four ranks pass one token around a ring. The token starts on rank 0, and every rank adds its own number to it. A
+# colour shows whose contribution the token holds. Step through it with the arrow keys (click into the player first).
 
 # %%
 import sys
@@ -33,11 +33,12 @@ show(record(token_round, ranks=4))
 
 # %% [markdown]
 # Every row is a *rank*: a copy of the same program with memory of its own. All four run the function above; only
-# `comm.rank` differs. Nobody sees another one's token: what travels, travels as a message.
+# `comm.rank` differs. No rank can read the token of another rank: it gets the token in a message.
 #
 # ## Whose variable is it?
 #
-# **Predict:** every rank has an array with its own rank in it. Rank 0 sends to rank 2. What do the four hold then?
+# **Predict:** every rank has an array with its own rank in it. Rank 0 sends to rank 2. What do the four arrays hold
+# then?
 
 
 # %%
@@ -55,14 +56,14 @@ print(minidist.run(one_message, ranks=4))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A copy of rank 0's number is in rank 2's array. Ranks 1 and 3 ran past both branches and never knew.
+# A copy of rank 0's number is in rank 2's array. Ranks 1 and 3 took neither branch, so they sent and received nothing.
 #
 # </details>
 #
 # ## Who is first?
 #
-# **Predict:** rank 0 sleeps, rank 1 does not; each notes when it comes to a line and when it goes on. In which order
-# are the notes? And with a barrier in that line?
+# **Predict:** rank 0 sleeps, rank 1 does not. Each rank notes when it comes to a line and when it goes on. In which
+# order are the notes? And in which order if there is a barrier in that line?
 
 
 # %%
@@ -84,7 +85,7 @@ print(without, behind[:2], sorted(behind[2:]), sep="\n")
 # <details><summary>The answer</summary>
 #
 # Without a message between them, two ranks have no order: the sleep decides, or whatever else the machine is doing.
-# With the barrier nobody goes on before both have come. Who goes on first is open: the last line is sorted here.
+# With the barrier, no rank goes on before both have come. Either rank may go on first, so the last line is sorted here.
 #
 # </details>
 #
@@ -110,7 +111,7 @@ except RuntimeError as error:
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A message has no shape; both ends have to know it. MPI would fill three elements and say nothing.
+# A message does not carry its shape; both ranks have to know it. MPI would fill three elements without an error.
 #
 # </details>
 #
@@ -134,8 +135,8 @@ print(minidist.run(by_tag, ranks=2)[1])
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Tags pick messages; among messages of one tag the order of sending holds. Had rank 0 used `send` instead of `isend`,
-# it would wait for somebody to take tag 7, and rank 1 for tag 8: a deadlock.
+# A receive takes the message with its tag; messages with one tag arrive in the order of sending. If rank 0 used `send`
+# instead of `isend`, it would wait until tag 7 is received, while rank 1 waits for tag 8: a deadlock.
 #
 # </details>
 #
@@ -160,11 +161,11 @@ show(broken, frames=2)
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A circle: everybody waits for the next.
+# A deadlock: every rank waits for the next one in the ring.
 #
 # </details>
 #
-# Now let small messages be put aside, as MPI and networks do.
+# Now let small messages be buffered, as MPI and networks do.
 #
 # **Predict:** sends of up to 64 bytes do not wait. Does the same program run with 1 number? With 100?
 
@@ -187,11 +188,11 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# This is how such a mistake survives its tests.
+# With small test data the program runs, so tests do not find such a mistake.
 #
 # </details>
 #
-# Mend it: post the send and the receive at once.
+# The repair: post the send and the receive at the same time.
 
 
 # %%
@@ -206,9 +207,9 @@ show(record(exchange, ranks=4), frames=2)
 # %% [markdown]
 # ## How long does a chain take?
 #
-# **Predict:** rank 0's megabyte has to get to 8 ranks along a chain, on a cluster with 1 GB/s and 10 µs per message.
-# Whole, that is 7 hops of about 1 ms. And in pieces, each passed on before the next one comes? Once with `recv` and
-# `send` in turn, once with all receives posted ahead.
+# **Predict:** rank 0's megabyte has to get to 8 ranks along a chain, on a cluster with 1 GB/s and 10 µs per message. As
+# one message, that takes 7 hops of about 1 ms. How long does it take in pieces, if each rank passes a piece on before
+# the next one comes? Compare `recv` and `send` in turn with all receives posted ahead.
 
 
 # %%
@@ -238,9 +239,10 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Pieces keep all links busy at once, as in a pipeline. Posted ahead, a piece can come while the one before it leaves:
-# (P − 1) · latency + (P + k − 2) · n/(k · bandwidth). In turn, a rank does one or the other, and a piece that finds no
-# receive waits at its door: then each piece costs a latency as well, and too many of them are worse than few.
+# With pieces, all links work at the same time, as in a pipeline. If the receives are posted ahead, a piece can arrive
+# while the piece before it is sent on: (P − 1) · latency + (P + k − 2) · n/(k · bandwidth). With `recv` and `send` in
+# turn, a rank does only one of the two at a time, and a piece that finds no receive has to wait. Then each piece also
+# costs a latency, and too many pieces are slower than few.
 #
 # </details>
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 · Ring all-reduce
 #
-# Four ranks each hold a buffer; all of them need the sum. Here is the whole algorithm, as it ran: a colour is whose
+# Four ranks each hold a buffer; all of them need the sum. Here is the whole algorithm, as it ran. A colour shows whose
 # contribution a cell holds. Step through it with the arrow keys (click into the player first).
 
 # %%
@@ -26,12 +26,13 @@ show(record(ring, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 3/
 
 # %% [markdown]
 # Each row is a rank. In the first half (*reduce-scatter*) a chunk gathers one colour more with each hop; then rank r
-# holds the complete chunk r. In the second half (*all-gather*) complete chunks travel round until all have all.
+# holds the complete chunk r. In the second half (*all-gather*) the complete chunks go around the ring until every rank
+# has all of them.
 #
 # ## What does a rank send?
 #
-# **Predict:** a buffer of n = 800 bytes on 4 ranks. How many messages does each rank send, and how many bytes? And
-# when a central rank collects and returns everything?
+# **Predict:** a buffer of n = 800 bytes on 4 ranks. How many messages does each rank send, and how many bytes? And how
+# many if a central rank collects and returns everything?
 
 
 # %%
@@ -46,8 +47,8 @@ for algorithm in ("ring", "central"):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Nobody sends more than 2 (P − 1)/P · n in a ring. The central rank sends (P − 1) n, and everybody waits for its
-# wire.
+# In a ring, each rank sends 2 (P − 1)/P · n bytes. The central rank sends (P − 1) n bytes, and all other ranks wait for
+# its wire.
 #
 # </details>
 #
@@ -73,7 +74,7 @@ for ranks in (2, 4, 8):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The ring's time tends to 2 n / bandwidth. The centre's grows with every rank.
+# The time of the ring tends to 2 n / bandwidth. The time of the central rank grows with every rank.
 #
 # </details>
 #
@@ -97,7 +98,8 @@ show(broken, frames=2)
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Everybody waits for somebody who waits. `comm.exchange` posts both sides at once, and this is what the ring uses.
+# Every rank waits for another rank that waits: a deadlock. `comm.exchange` posts the send and the receive at the same
+# time; the ring uses it.
 #
 # </details>
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 · Trees and meshes
 #
-# Rank 0 has something that all eight ranks need. In each round everybody who has it passes it on: one, two, four,
-# eight. Step through it with the arrow keys (click into the player first).
+# Rank 0 has data that all eight ranks need. In each round, every rank that has the data sends them to one more rank:
+# one, two, four, eight ranks have them. Step through it with the arrow keys (click into the player first).
 
 # %%
 import math
@@ -28,8 +28,8 @@ show(record(tree, ranks=8, cluster=Cluster.uniform(latency=0, bandwidth=8)))
 # %% [markdown]
 # ## How many rounds?
 #
-# **Predict:** a rank needs one second to send a message. When does the last of P ranks have it, for P = 2, 4, 5, 8, 9
-# and 64? And if the root sends to everybody itself?
+# **Predict:** a rank needs one second to send a message. When does the last of P ranks have the data, for P = 2, 4, 5,
+# 8, 9 and 64? And when, if the root sends to every rank itself?
 
 
 # %%
@@ -51,7 +51,7 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# ceil(log2 P) rounds against P - 1: in each round everybody who has it sends.
+# ceil(log2 P) rounds instead of P - 1, because in each round every rank that has the data sends.
 #
 # </details>
 #
@@ -72,14 +72,15 @@ show(record(halving, ranks=4, formulas={"bytes sent": "2 (P − 1)/P · n = 2 ·
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# As many bytes as the ring, in 2 log2 P = 4 messages instead of 2 (P − 1) = 6. With 64 ranks it is 12 instead of 126.
+# It sends as many bytes as the ring, in 2 log2 P = 4 messages instead of 2 (P − 1) = 6. With 64 ranks these are 12
+# messages instead of 126.
 #
 # </details>
 #
-# ## Which when?
+# ## Which algorithm for which size?
 #
-# **Predict:** 16 ranks, 10 µs, 1 GB/s. Below which size is doubling (whole buffers, log2 P rounds) fastest? What is the
-# tree's chance? Lines are the formulas, points are what the package's algorithms take on the virtual clock.
+# **Predict:** 16 ranks, 10 µs, 1 GB/s. Below which size is doubling (whole buffers, log2 P rounds) fastest? Is the tree
+# ever the fastest? Lines are the formulas; points are the times of the package's algorithms on the virtual clock.
 
 # %%
 RANKS, LATENCY, BANDWIDTH = 16, 10e-6, 1e9
@@ -147,14 +148,15 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The 17th rank hands in its whole buffer and gets the whole result back: twice n/bandwidth more.
+# The 17th rank sends its whole buffer to another rank and gets the whole result back. This takes 2 n/bandwidth more.
 #
 # </details>
 #
 # ## All-to-all: the order counts
 #
 # **Predict:** eight ranks, 100 kB from each to each. Everybody sends to rank 0 first, then to rank 1, and so on; or in
-# step s to the rank s places on. Same messages, same bytes.
+# step s to the rank s places on. Both orders have the same messages and the same bytes. Which one is faster, and by how
+# much?
 
 
 # %%
@@ -182,14 +184,14 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# In the first order all queue at one port while the other ports are idle, and the last rank's turn comes last.
+# In the first order all ranks queue at one port while the other ports are idle.
 #
 # </details>
 #
 # ## Two levels
 #
 # **Predict:** 1 GiB on 4 nodes of 8 GPUs (450 GB/s inside, 50 GB/s across, for each GPU). How many GiB cross between
-# nodes, over all ranks, with a ring and with two levels? Which is faster, and by what?
+# nodes, over all ranks, with a ring and with two levels? Which is faster, and by how much?
 
 
 # %%
@@ -210,15 +212,16 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# A flat ring crosses between nodes at four places: four ports carry all of it, and 28 are idle. Halving-doubling begins
-# with the farthest partner, so its largest messages cross. On two levels the least crosses, on all 32 ports at once.
+# A flat ring crosses between nodes at four places: four ports carry all the bytes, and 28 ports are idle.
+# Halving-doubling begins with the farthest partner, so its largest messages cross between nodes. With two levels the
+# fewest bytes cross, and all 32 ports work at the same time.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** doubling on three ranks, `partner = rank ^ distance`, by somebody who thought of two and four. And a
-# broadcast from rank 2, by somebody who counts from rank 0?
+# **Predict:** what happens with doubling on three ranks if `partner = rank ^ distance`, which is right for two and four
+# ranks? And with a broadcast from rank 2 if the tree counts from rank 0?
 
 
 # %%
@@ -245,8 +248,8 @@ print("from rank 2 comes 102.0, but all have", minidist.run(lambda comm: counts_
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The first mistake stops at once. The second one gives a wrong number on every rank, the same on all: no comparison of
-# ranks finds it.
+# The first mistake raises an error at once. The second one gives a wrong number on every rank, the same on all ranks.
+# So no comparison of the ranks finds it.
 #
 # </details>
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 · Data parallelism
 #
-# Backward of eight layers on four modelled GPUs, and the all-reduces of its gradients, drawn by the clock. Above,
-# nobody sends before backward is over; below, the same package code sends buckets while backward still runs.
+# Backward of eight layers on four modelled GPUs, and the all-reduces of its gradients, drawn by the clock. Above, no
+# rank sends before backward is over. Below, the same package code sends buckets while backward still runs.
 
 # %%
 from contextlib import nullcontext
@@ -75,12 +75,12 @@ picture(
 )
 
 # %% [markdown]
-# What is left over at the end is the last bucket: it is complete when backward is over.
+# Only the last bucket is left at the end, because it is complete only when backward is over.
 #
 # ## A part of the batch
 #
-# **Predict:** ten rows on four ranks. Which rows has each? And if each rank averages its own rows' losses, and the four
-# means are averaged: is that the mean of all?
+# **Predict:** ten rows on four ranks. Which rows has each? Each rank averages the losses of its own rows, and then the
+# four means are averaged: is the result the mean of all rows?
 
 # %%
 losses = np.arange(10.0)
@@ -93,7 +93,8 @@ print("the sum of sums / 10 ", f"{sum(rows.sum() / 10 for rows in shares):.6f}")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Divide by everybody's rows, then *sum*: right for every cut.
+# No. Divide by the number of rows of all ranks, and then *sum* over the ranks: this is right for equal and unequal
+# shares.
 #
 # </details>
 #
@@ -160,12 +161,12 @@ print("largest difference to the serial run:", f"{float((found[0] - serial).abs(
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Nobody notices. The ranks agree with each other, the loss falls (Adam even hides the factor of about four), and it is
-# another training.
+# There is no error. The ranks agree with each other, and the loss falls (Adam even hides the factor of about four). But
+# the result is not that of the serial run.
 #
 # </details>
 #
-# What does get noticed is a model that leaves out a parameter on one rank:
+# The package does notice a model that leaves out a parameter on one rank:
 
 
 # %%
@@ -183,8 +184,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ## How large a bucket?
 #
-# **Predict:** the messages of one backward of 200 small layers, with one all-reduce a parameter, and with buckets. And
-# the time, as buckets grow from 64 KiB to everything?
+# **Predict:** how many messages does one backward of 200 small layers have, with one all-reduce for each parameter, and
+# with buckets? And how does the time change as buckets grow from 64 KiB to one bucket for everything?
 
 # %%
 small = {"layers": 200, "width": 256, "seconds": 3e-5}
@@ -269,9 +270,9 @@ for rate, batch in ((0.02, 8), (0.02 * 16, 128), (0.02, 128), (0.2, 8), (0.2 * 1
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The rule carries 0.02 over, and is needed: at the old rate a sixteenth of the steps do not get far. It cannot carry
-# 0.2 over: 3.2 is too long a step for this curvature. A warm-up is for trainings that are this
-# steep at the beginning only.
+# The rule works for 0.02, and it is needed: with the old rate, a sixteenth of the steps does not get far. It does not
+# work for 0.2: a step of 3.2 is too long for this curvature. A warm-up helps if the loss is this steep only at the
+# beginning of training.
 #
 # </details>
 #

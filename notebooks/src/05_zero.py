@@ -90,7 +90,7 @@ picture(
 # %% [markdown]
 # In the first step the optimizer has no state yet: it is made when it first steps. DDP's buckets keep their memory from
 # step to step. ZeRO-1 has all that and its own slice of the sum, but a quarter of the state. ZeRO-2 frees each bucket
-# as soon as it is reduced. (Each peak includes one gradient that has just come, and lies in no bucket yet.)
+# as soon as it is reduced. (Each peak includes one gradient that has just been computed and is not yet in a bucket.)
 #
 # **Predict:** the model has 512 MiB of parameters. How much does each of the three send in a step?
 
@@ -102,14 +102,14 @@ for name, (timeline, sent, _) in runs.items():
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 2 · 3/4 of 512 (and biases), all three: an all-reduce is a reduce-scatter and an all-gather.
+# All three send 2 · 3/4 of 512 MiB (and the biases): an all-reduce is a reduce-scatter and an all-gather.
 #
 # </details>
 #
 # ## Between the two halves of an all-reduce
 #
 # A reduce-scatter leaves rank r with the sum of slice r; it updates slice r of the parameters; an all-gather returns
-# them to all. Colours are whose gradients a cell holds.
+# them to all. A colour shows whose gradients a cell holds.
 #
 # **Predict:** at which moment does no rank know the whole new model?
 
@@ -169,8 +169,8 @@ picture(draw_stages, "GB a rank for 7.5 billion parameters against the number of
 #
 # ## The same training
 #
-# **Predict:** three ranks, a model of 68 numbers. How many numbers of AdamW's state has each, and how far is the result
-# from a serial run?
+# **Predict:** three ranks, a model of 68 numbers. How many numbers of AdamW's state does each rank hold, and how far is
+# the result from a serial run?
 
 
 # %%
@@ -232,11 +232,11 @@ print("root of the sum of squares:", f"{sum(local**2 for local, _ in found) ** 0
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Three ranks, three factors: no rank raises an error, and the model is another one.
+# Three ranks use three factors. No rank raises an error, but the model is not the one of the serial run.
 #
 # </details>
 #
-# The other classic, an optimizer over the whole parameters, is refused by name:
+# Another common mistake is an optimizer over the whole parameters. The package refuses it with an error:
 
 
 # %%

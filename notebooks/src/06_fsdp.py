@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 06 · Fully sharded data parallelism
 #
-# A rank owns a quarter of every unit's parameters and borrows the rest while it computes with them. Here is the life of
-# one unit: gathered, freed, and its gradients summed for the owners of the shards. A colour is whose numbers a cell
-# holds.
+# A rank owns a quarter of the parameters of every unit, and gathers the rest while it computes with them. Here is the
+# life of one unit: the ranks gather it, free it, and sum its gradients for the owners of the shards. A colour shows
+# whose numbers a cell holds.
 
 # %%
 import sys
@@ -33,8 +33,8 @@ def one_unit(comm):
 show(record(one_unit, ranks=4), frames=4)
 
 # %% [markdown]
-# After the first half every rank has all four parts of the parameters. Then these are gone again, each rank has
-# gradients of its own rows, and at the end the sum of one part of them.
+# After the first half every rank has all four parts of the parameters. Then the parameters are freed, and each rank has
+# the gradients of its own rows. At the end each rank has the sum of one part of the gradients.
 #
 # ## What is sent?
 #
@@ -94,14 +94,14 @@ for number in range(5):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Two: one in use, one on its way. Nothing else is held of the model but shards.
+# Two units: one in use, and one that is being gathered. Of all other units a rank holds only its shards.
 #
 # </details>
 #
 # ## Is the gathering hidden?
 #
 # A modelled cluster: four ranks, 50 GB/s each, four units of two matrices of 64 MiB. Computing takes the time that we
-# say; the real FSDP runs on tensors that are not there.
+# choose; the package's FSDP runs on tensors without data.
 #
 # **Predict:** to gather 128 MiB takes 2 ms. Is a forward of 1 ms a unit enough to hide it? Of 4 ms?
 
@@ -190,9 +190,9 @@ picture(
 )
 
 # %% [markdown]
-# Above, computing waits for each gathering. Below, all of them are hidden but those that have nothing to hide behind:
-# the first of forward, the last unit's in backward (this code frees it as it frees all; PyTorch keeps it), and the last
-# reduce-scatter.
+# Above, computing waits for each all-gather. Below, computing hides all communication except three parts, during which
+# there is nothing to compute: the first all-gather of forward, the all-gather of the last unit in backward (this code
+# frees the last unit like all others; PyTorch keeps it), and the last reduce-scatter.
 #
 # ## What crosses from node to node?
 #
@@ -221,14 +221,15 @@ for wrap, options in ((FSDP, {}), (FSDP, {"shard_ranks": 2}), (ZeROPlusPlus, {"n
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Hybrid sharding sends only sums of gradients across, for twice the memory here. ZeRO++ sends fewer bits.
+# With hybrid sharding only sums of gradients cross between nodes, but here it takes twice the memory. ZeRO++ sends
+# fewer bits.
 #
 # </details>
 #
 # ## Break it
 #
-# **Predict:** we free the weights by pointing the parameter elsewhere. How many bytes of weights are alive after
-# forward? And what does backward say if we free their storage and leave it so?
+# **Predict:** we try to free the weights by assigning a new `parameter.data`. How many bytes of weights are alive after
+# forward? And what happens in backward if we free their storage and do not gather again?
 
 # %%
 import weakref
@@ -262,8 +263,9 @@ print("resized:", alive(resize))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Autograd keeps what it has saved: letting go frees nothing. Freeing the storage does, and then backward finds no
-# numbers there. So FSDP gathers into *the same* storage before backward comes to it.
+# Autograd keeps the weights that it has saved, so a new `parameter.data` frees nothing. Freeing the storage does free
+# the memory, but then backward finds no numbers there. So FSDP gathers into *the same* storage before backward needs
+# it.
 #
 # </details>
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 07 · Tensor parallelism
 #
-# Every matrix of a layer is cut over the ranks: the first by columns, the second by rows. Then what a rank computes
-# with the first is just what it needs for the second, and only the last sum needs messages.
+# Every matrix of a layer is cut over the ranks: the first by columns, the second by rows. Then the result that a rank
+# computes with the first matrix is exactly what it needs for the second, and only the last sum needs messages.
 
 # %%
 import sys
@@ -68,7 +68,7 @@ picture(
 # %% [markdown]
 # ## Who holds what
 #
-# **Predict:** 4 ranks, X [6, 8], A [8, 32], B [32, 8]. What are the shapes of what rank 1 holds? And is its product
+# **Predict:** 4 ranks, X [6, 8], A [8, 32], B [32, 8]. Which shapes do the tensors of rank 1 have? And is its product
 # Y₁ B₁ a part of Z, or something else?
 
 # %%
@@ -92,11 +92,11 @@ print(f"Z of one rank             : {Z[0, 0]:10.6f}")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Each has *all* of Z's shape, and one term of every number.
+# The product on each rank has the *whole* shape of Z, and holds one term of every number.
 #
 # </details>
 #
-# What brings the terms together is g, an all-reduce. Here it is with three ranks: a colour is whose term a cell holds.
+# g, an all-reduce, adds the terms of all ranks. Here it is with three ranks; a colour shows whose term a cell holds.
 
 
 # %%
@@ -108,7 +108,7 @@ def g(comm):
 show(record(g, ranks=3, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 2/3 · 48 = 64"}), frames=3)
 
 # %% [markdown]
-# ## How often is something sent?
+# ## How many all-reduces are there?
 #
 # **Predict:** a GPT of 2 layers on 4 ranks, with embedding and head cut by words. How many all-reduces in forward, how
 # many in backward? (Attention and MLP are two regions a layer. The embedding ends in a sum; the head begins with f; the
@@ -223,8 +223,8 @@ picture(draw_times, "Milliseconds for a layer on 2, 4, 8, 16 and 32 ranks, in co
 #
 # ## Break it
 #
-# **Predict:** somebody forgets f. The forward pass is right. Two such MLPs follow each other, x + MLP(x): which
-# gradients are wrong, those of the first MLP or of the second?
+# **Predict:** we leave out f. The forward pass is still right. Two such MLPs follow each other, x + MLP(x). Which
+# gradients are wrong, those of the first MLP or those of the second?
 
 
 # %%
@@ -248,12 +248,12 @@ for name, one, other in zip(
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The second's are right: the mistake shows only *below* the layer that makes it. Nothing fails; the model learns,
-# worse.
+# Those of the first. The gradients of the second MLP are right: the mistake shows only *below* the layer that makes it.
+# There is no error, and the model learns, but worse.
 #
 # </details>
 #
-# **Predict:** 4 heads on 3 ranks?
+# **Predict:** what happens with 4 heads on 3 ranks?
 
 # %%
 try:

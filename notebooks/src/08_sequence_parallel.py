@@ -32,8 +32,8 @@ def between_regions(comm):
 show(record(between_regions, ranks=3, formulas={"bytes sent": "2 (P − 1)/P · n = 2 · 2/3 · 24 = 32"}))
 
 # %% [markdown]
-# Three ranks, three tokens. After the first half rank r holds the complete sum of token r, and of no other: norm,
-# dropout and residual need no more.
+# Three ranks, three tokens. After the first half, rank r holds the complete sum of token r, and of no other token.
+# Norm, dropout and residual need only this.
 #
 # ## What does it cost?
 #
@@ -72,7 +72,8 @@ for sequence in (False, True):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The same bytes forward. The 5120 more in backward are the norms'; we come to them.
+# In forward, a rank sends the same number of bytes. The 5120 additional bytes in backward are for the norms; a section
+# below explains them.
 #
 # </details>
 #
@@ -140,17 +141,18 @@ print("serial ", *(f"{number:11.6f}" for number in minidist.run(norm_gradient, r
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Its own tokens' terms: no simple part. They have to be added, one small all-reduce for each norm.
+# It has the terms of the rank's own tokens, which is no simple fraction of the serial gradient. The ranks have to add
+# these terms: one small all-reduce for each norm.
 #
 # </details>
 #
 # ## Attention over split tokens
 #
-# Rank r has a stretch of T/P tokens. *Ulysses* trades tokens for heads by all-to-alls and back; in *ring attention*
-# keys and values travel around a ring.
+# Rank r has T/P neighbouring tokens. *Ulysses* exchanges tokens for heads with all-to-alls, and back. In *ring
+# attention* keys and values go around a ring.
 #
-# **Predict:** T = 64 tokens, 8 heads of 16 channels, float64. How many bytes does a rank send with twice as many ranks:
-# half, as many, twice?
+# **Predict:** T = 64 tokens, 8 heads of 16 channels, float64. With twice as many ranks, does a rank send half as many
+# bytes, as many, or twice as many?
 
 # %%
 from minidist.collectives import all_to_all
@@ -227,7 +229,8 @@ picture(draw_mask, "Two causal masks of queries against keys, coloured by the ra
 # With a stretch each, rank 0 has one block of four and rank 3 has four. In zigzag, each rank has one short and one long
 # row of eight: nine blocks each.
 #
-# All wait for the slowest in every step. Production gives each rank a stretch from the beginning and one from the end.
+# All ranks wait for the slowest in every step. So production code gives each rank two pieces of the sequence, one from
+# the beginning and one from the end.
 #
 # </details>
 #
@@ -260,7 +263,7 @@ print("serial:    ", minidist.run(lambda comm: train(comm, True), ranks=1))
 #
 # </details>
 #
-# **Predict:** 66 tokens on 4 ranks?
+# **Predict:** what happens with 66 tokens on 4 ranks?
 
 # %%
 longer = GPTConfig(vocabulary=64, layers=1, hidden=64, heads=8, intermediate=64, sequence=66)

@@ -36,8 +36,8 @@ print(draw_text(simulate(plan("gpipe", 4, 4))))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The costs cancel out: the last rank waits p − 1 forwards, works m (F + B), and then p − 1 backwards are still on their
-# way.
+# The costs cancel. The last rank waits p − 1 forwards and works m (F + B). Then the last gradient still has to pass
+# through p − 1 backwards.
 #
 # </details>
 #
@@ -54,7 +54,8 @@ for name, schedule in plans.items():
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Not at all. What differs is what a rank holds: every microbatch whose forward is done and whose backward is not.
+# It is not shorter at all. Only the memory differs: a rank holds every microbatch whose forward is done and whose
+# backward is not, and with 1F1B these are fewer.
 #
 # </details>
 
@@ -145,8 +146,8 @@ show(record(lambda comm: one_f_one_b(comm, wait=False), ranks=3), frames=4)
 #
 # ## Break it
 #
-# **Predict:** the same schedule, which has no circle in it. But now each send waits until it is received. Who waits for
-# whom?
+# **Predict:** this is the same schedule, and its words do not depend on each other in a cycle. But now each send waits
+# until it is received. Which rank waits for which?
 
 # %%
 broken = record(lambda comm: one_f_one_b(comm, wait=True), ranks=3)
@@ -161,7 +162,7 @@ show(broken, frames=2)
 #
 # </details>
 #
-# And a schedule that is wrong by itself is refused before anything is sent:
+# The package refuses a schedule that contains a cycle before anything is sent:
 
 # %%
 try:
@@ -203,4 +204,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/09_pipeline`, where you write the schedules, and what carries them out.
+# Next: `lessons/09_pipeline`, where you write the schedules, and the code that runs them.

@@ -28,8 +28,8 @@ for name, chunks in (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)):
 #
 # ## What does interleaving cost?
 #
-# **Predict:** four ranks, eight microbatches. With 1, 2, 4 stages a rank: what becomes of the bubble, of the messages,
-# and of what rank 0 holds?
+# **Predict:** take four ranks and eight microbatches. With 1, 2 and 4 stages on each rank, how do the bubble, the
+# number of messages, and the memory of rank 0 change?
 
 # %%
 for chunks in (1, 2, 4):
@@ -90,14 +90,14 @@ print(
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Two products that need nothing of each other, so W can wait.
+# Yes. They are two products that do not depend on each other, so W can wait.
 #
 # </details>
 #
 # ## Where does W go?
 #
-# **Predict:** under 1F1B every rank idles (p − 1)(F + B) = 9 for four ranks, F = 1 and B = 2. If W can go where a rank
-# would idle, how much is left? And what does a rank hold for it?
+# **Predict:** under 1F1B every rank idles (p − 1)(F + B) = 9 for four ranks, F = 1 and B = 2. If a rank computes W
+# where it would idle, how much idle time is left? And what does the rank have to hold for this?
 
 # %%
 for name in ("1f1b", "zb-h1"):
@@ -143,12 +143,12 @@ picture(
 )
 
 # %% [markdown]
-# The last rank holds the fewest activations, and owes the most W. Together it is p everywhere.
+# The last rank holds the fewest activations and delays the most W. Both together are p microbatches on every rank.
 #
 # ## Two stages in a V
 #
-# **Predict:** stages 0 to 7 go down ranks 0 to 3 and up again, so rank 0 has stages 0 and 7. Which rank's gradient of
-# the loss is there first, and where does anybody wait?
+# **Predict:** stages 0 to 7 go down ranks 0 to 3 and up again, so rank 0 has stages 0 and 7. Which rank gets the
+# gradient of the loss first, and which ranks have to wait?
 
 # %%
 schedule = plan("zb-v", 4, 8)
@@ -158,7 +158,7 @@ print("stages held:", peak_activations(schedule), "each half of a rank's layers"
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Nobody waits between its first and its last action.
+# Rank 0 gets it first: it has the last stage. No rank waits between its first and its last action.
 #
 # </details>
 #
@@ -177,7 +177,7 @@ except ValueError as error:
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Rank 0 waits for rank 1, which waits for rank 0: found in the plan, before anything is sent.
+# Rank 0 waits for rank 1, and rank 1 waits for rank 0. The package finds this in the plan, before anything is sent.
 #
 # </details>
 #

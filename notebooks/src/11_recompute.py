@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 11 · Recomputation
 #
-# Backward needs what forward computed. It can be kept, or computed again. Here is what one training step of a GPT with
-# 9 blocks holds, event by event: stored (orange), in three segments (blue), and each block by itself (green).
+# Backward needs what forward computed. These activations can be kept, or computed again. The picture shows the bytes
+# that one training step of a GPT with 9 blocks holds, event by event: all blocks stored (orange), three segments
+# (blue), and each block as a segment (green).
 
 # %%
 import sys
@@ -68,7 +69,8 @@ picture(
 )
 
 # %% [markdown]
-# The teeth are segments that come back, one at a time: as high as what the blocks of one segment save.
+# Each tooth is a segment that is computed again in backward. It is as high as the bytes that the blocks of one segment
+# save.
 #
 # ## How long should a segment be?
 #
@@ -148,7 +150,7 @@ loss.backward()
 # Blocks that save much and compute little alternate with blocks that do the reverse. Each dot is a plan that no other
 # plan beats in both bytes and seconds.
 #
-# **Predict:** all stored takes the most bytes. Half of them: how much slower is the step?
+# **Predict:** a step that stores all blocks takes the most bytes. How much slower is a step with half of these bytes?
 
 # %%
 heavy, light = Stage(forward=1, backward=2, output=1, saved=20), Stage(forward=4, backward=8, output=1, saved=4)
@@ -182,7 +184,7 @@ picture(draw_budgets, "Seconds of a step against the budget of bytes, and the ti
 # The curve is a staircase: from 94 s at 24 bytes, steep at first, to 60 at 106. Recomputing everything once takes 80,
 # which a budget of 26 bytes beats.
 #
-# The heavy blocks are cheap to run again, and they are where the bytes are: a good plan recomputes these, not all.
+# The blocks that save the most bytes are cheap to run again. So a good plan recomputes these blocks, and not all.
 #
 # </details>
 #
@@ -190,8 +192,8 @@ picture(draw_budgets, "Seconds of a step against the budget of bytes, and the ti
 #
 # A tensor-parallel block ends its region by an all-reduce, and goes on with the sum.
 #
-# **Predict:** forward has one all-reduce, backward another. How many are there if the block is recomputed? And if only
-# what lies between the two borders is?
+# **Predict:** forward has one all-reduce, backward another. How many are there if the block is recomputed? And how
+# many, if only the part between the two borders is recomputed?
 
 
 # %%
@@ -222,13 +224,14 @@ for policy in ("store", "recompute the block", "recompute inside"):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Half as many again, with the same gradient: nothing fails, it is only slower. So cut segments at messages.
+# There are 1.5 times as many, with the same gradient: nothing fails, but the step is slower. So cut segments at
+# messages.
 #
 # </details>
 #
 # ## Break it: other random numbers
 #
-# **Predict:** this dropout draws from a generator of its own, which nobody sets back. What is the gradient worth?
+# **Predict:** this dropout draws from its own generator, and nothing sets the generator back. Is the gradient right?
 
 
 # %%
@@ -253,8 +256,9 @@ for recomputed in (False, True):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# An element that forward kept has the gradient 8. The recomputed run lost some of these: backward met another mask.
-# Silent, and wrong. What can be noticed is noticed: a second run that saves other tensors than the first.
+# An element that forward kept has the gradient 8. The recomputed run lost some of these: backward met another mask. The
+# gradient is wrong, and there is no error. The package can notice only a second run that saves other tensors than the
+# first.
 #
 # </details>
 

@@ -66,8 +66,8 @@ picture(
 )
 
 # %% [markdown]
-# bfloat16 has float32's range and eight bits of precision. float16 has eleven, between 2^-14 and 2^16. The eight-bit
-# formats share out what is left in two ways.
+# bfloat16 has float32's range and eight bits of precision. float16 has eleven, between 2^-14 and 2^16. The two
+# eight-bit formats divide their few bits between range and precision in two ways.
 #
 # ## What is rounded away?
 #
@@ -152,8 +152,9 @@ picture(curves, "A weight over 400 steps of small updates, rounded in three ways
 # Rounded to the nearest the weight stays at 1. With a float32 master it falls straight to 0.6; rounded at random it
 # falls beside that line, with small deviations.
 #
-# To the nearest, an update of less than half a step never arrives. The master collects them until a step has come
-# together. At random, each update arrives now and then, which is right on average.
+# With rounding to the nearest, an update of less than half a step is always lost. The master weight adds up such
+# updates until they make a whole step. With rounding at random, an update changes the weight only sometimes, but the
+# result is right on average.
 #
 # </details>
 #
@@ -207,7 +208,7 @@ for name, scale in (("none", torch.tensor(1.0)), ("its own", scale_for(x.abs().m
 # %% [markdown]
 # ## Delayed scaling
 #
-# The scale goes by the largest amax of the last three steps, so that it is known before the tensor is.
+# The scale is computed from the largest amax of the last three steps, so it is known before the tensor.
 #
 # **Predict:** the tensor triples in each of steps 10 to 13, and has an outlier in step 25. When does it saturate? For
 # how long does the outlier cost precision?
@@ -256,8 +257,8 @@ picture(delay, "The largest number that the scale leaves room for, and the tenso
 # While the tensor grows, four steps saturate until the scale has followed. The outlier in step 25 saturates, too, and
 # then the scale leaves too much room for three steps.
 #
-# A step that grows beyond the past is cut off at 448 once; then the history knows. An outlier makes the three steps
-# after it coarse, and is forgotten.
+# If a tensor is larger than in all steps of the history, its largest values become 448 for this step; then the history
+# has the new amax. An outlier makes the next three steps less precise; then it leaves the history.
 #
 # </details>
 #
@@ -277,8 +278,8 @@ for rank, (seen, weight) in enumerate(minidist.run(lambda comm: training(comm, a
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Nothing crashes. Rank 2 has another weight and another scale, and from here on trains another model; in an all-reduce,
-# the others would add up gradients of different scales.
+# Nothing crashes. Rank 2 has another weight and another scale, and from here on it trains another model. An all-reduce
+# would add gradients of different scales.
 #
 # </details>
 #

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 13 · Offload, LoRA, QLoRA
 #
-# What one training step of a small GPT leaves in memory, by the account: all of it trained, with the optimizer's state
-# elsewhere, with adapters, and with adapters beside weights of four bits. Grey is held, but not in fast memory.
+# The account shows the memory that one training step of a small GPT takes, in four cases: the whole model is trained;
+# the same with the optimizer state elsewhere; with adapters; and with adapters beside weights of four bits. Grey bytes
+# are held, but not in fast memory.
 
 # %%
 import sys
@@ -104,7 +105,8 @@ for step in (1, 2, 3):
 #
 # ## What do the ranks send?
 #
-# **Predict:** of 6.5 MB of gradients, four ranks send 3/2 each. And with adapters of rank 4?
+# **Predict:** for 6.5 MB of gradients, each of four ranks sends 3/2 of these bytes. How much does it send with adapters
+# of rank 4?
 
 
 # %%
@@ -124,7 +126,8 @@ for rank in (0, 1, 4, 16):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Proportional to the rank, and nobody told DDP: it reduces what is not frozen.
+# The bytes are proportional to the rank of the adapters. DDP needs no setting for this: it reduces only the gradients
+# of parameters that are not frozen.
 #
 # </details>
 #
@@ -166,8 +169,8 @@ picture(draw_levels, "A histogram of weights, each divided by the largest of its
 #
 # </details>
 #
-# **Predict:** one weight in a thousand is made 20 times as large. What becomes of the error of the *others*, if a scale
-# is shared by 64 weights? By all?
+# **Predict:** one weight in a thousand is made 20 times as large. How does the error of the *others* change if 64
+# weights share a scale? And if all weights share one?
 
 
 # %%
@@ -206,8 +209,8 @@ print(f"{8 * packed.nbytes / len(WEIGHTS):.6f} bits for a weight")
 #
 # The optimizer's state lives elsewhere and comes a piece at a time.
 #
-# **Predict:** in which order are four pieces fetched and kept, if one is to travel while another is updated, and no
-# more than two are ever here?
+# **Predict:** one piece is transferred while another is updated, and at most two pieces are in fast memory. In which
+# order are four pieces fetched and kept?
 
 
 # %%
@@ -281,7 +284,7 @@ for name, order in ("one by one", ONE_BY_ONE), ("read ahead by one", log):
 #
 # ## Break it: adapters after DDP
 #
-# **Predict:** DDP was told which parameters there are. Then come adapters. Who reduces their gradients?
+# **Predict:** DDP wraps the model, and only then we add the adapters. Who reduces the gradients of the adapters?
 
 
 # %%
@@ -300,7 +303,8 @@ print(minidist.run(too_late, ranks=2)[0])
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Nobody would have, and the ranks would drift apart without a word. So: adapters, then DDP, then the optimizer.
+# Without this error nobody would, and the ranks would drift apart silently. So add the adapters first, then wrap the
+# model in DDP, then make the optimizer.
 #
 # </details>
 #

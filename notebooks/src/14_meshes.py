@@ -94,8 +94,8 @@ picture(
 )
 
 # %% [markdown]
-# Every rank talks to three others, one along each axis: no other cell has any colour. A mesh is an array of ranks, and
-# its groups are slices.
+# Every rank exchanges messages with three others, one along each axis: no other cell has a colour. A mesh is an array
+# of ranks, and its groups are slices.
 #
 # ## Where is a rank?
 #
@@ -198,8 +198,8 @@ print("\n".join(lines))
 # %% [markdown]
 # ## Break it: count copies
 #
-# The norms of a layer are not cut: all tensor parallel ranks hold them. **Predict:** somebody adds up the squares of
-# all ranks. How does the norm change with tp?
+# The norms of a layer are not cut: all tensor parallel ranks hold them. **Predict:** we add up the squares of all
+# ranks, copies included. How does the norm change with tp?
 
 
 # %%
@@ -221,15 +221,15 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# No error, no crash: only a run that is clipped a little harder on a larger mesh. Such a bug is found by comparing with
-# the serial run, or never.
+# There is no error: the run is only clipped a little more on a larger mesh. You find such a bug only if you compare
+# with the serial run.
 #
 # </details>
 #
 # ## Break it: groups made in two orders
 #
-# **Predict:** odd ranks make their communicator along tp first, even ranks that along dp. `split` is collective. What
-# are the groups, and what do ranks see that add up ones along each axis?
+# **Predict:** odd ranks make their communicator along tp first, even ranks that along dp. `split` is collective. Which
+# groups result? If all ranks add up ones along each axis, which sums do they see?
 
 
 # %%
@@ -248,8 +248,8 @@ print("\n".join(f"rank {rank}: " + ", ".join(lines) for rank, lines in enumerate
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Each call to `split` mixed the colours of two axes. Nothing hangs here: gradients are simply added up with strangers.
-# All ranks have to make all groups in one order, and `Mesh` does.
+# Each call to `split` mixed the colours of two axes. Nothing hangs here, but a rank adds its gradients to those of
+# wrong ranks. All ranks have to make all groups in the same order; `Mesh` does this.
 #
 # </details>
 #

@@ -163,7 +163,7 @@ print("\n".join(lines))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The same layout gives the same bits. Another adds up in another order, and differs by what rounding differs by.
+# The same layout gives the same bits. Another layout adds in another order, so its losses differ by rounding errors.
 #
 # </details>
 #
@@ -192,7 +192,7 @@ print("\n".join(lines))
 # %% [markdown]
 # ## Break it: a disk that is damaged
 #
-# **Predict:** one byte of one file is turned over. When is that found out, and what does the run do?
+# **Predict:** one byte of one file is changed. When does the run notice it, and what does it do?
 
 # %%
 with TemporaryDirectory() as name:
@@ -211,7 +211,7 @@ with TemporaryDirectory() as name:
 # ## Break it: written into place
 #
 # Both functions below write the same three files. `yield` marks the moments in which they may be killed. **Predict:**
-# in which of them does a reader, who takes the newest folder, find half a checkpoint?
+# at which of these moments does a reader that takes the newest folder find half a checkpoint?
 
 
 # %%
@@ -281,10 +281,11 @@ picture(
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Writing costs less the rarer it is, failures cost more; the sum has a flat minimum near 71 minutes, where Young's and
-# Daly's formulas stand.
+# The rarer the run writes, the less time writing takes, and the more time failures cost. The sum has a flat minimum
+# near 71 minutes, where Young's and Daly's formulas place it.
 #
-# Flat: half or twice the best interval costs next to nothing. Young's and Daly's differ by less than that.
+# The minimum is flat: half or twice the best interval costs almost nothing. Young's and Daly's intervals differ by less
+# than that.
 #
 # </details>
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 16 · When it goes wrong
 #
-# Four ranks train, and three of them wait most of the time. Whose fault is it? The slow rank is the one with hardly
-# any grey in its row: nobody keeps *it* waiting.
+# Four ranks train, and three of them wait most of the time. Which rank is at fault? The slow rank is the one with
+# hardly any grey in its row: it does not have to wait for the others.
 
 # %%
 import hashlib
@@ -126,14 +126,14 @@ show(stuck, frames=2)
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The rank at fault has no line of its own: it does not wait. The chain leads to it.
+# The rank at fault has no line of its own, because it does not wait. The chain ends at it.
 #
 # </details>
 #
 # ## Break it: other calls
 #
-# **Predict:** one rank calls `broadcast` where the others call `all_reduce`. What is said without debug mode, and
-# what with it? And if the calls are the same, but two buffers of equal size change places?
+# **Predict:** one rank calls `broadcast` where the others call `all_reduce`. What does the error say without debug
+# mode, and what with it? And if the calls are the same, but two buffers of equal size change places?
 
 
 # %%
@@ -165,8 +165,8 @@ print("\n".join(said))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The last program raises nothing in either mode: every call is the same in words. Only the numbers are wrong, 3 and
-# 30 were meant.
+# The last program raises no error in either mode, because all ranks describe their calls with the same words. Only the
+# numbers are wrong: they should be 3 and 30.
 #
 # </details>
 #
@@ -204,8 +204,8 @@ print("\n".join(f"step {step:2}  loss of rank 0 {loss:.6f}  odd ranks {odd}" for
 #
 # </details>
 #
-# Not-a-number is the opposite: everybody has it at once. **Predict:** what do the ranks see before the all-reduce,
-# and after?
+# NaN (not a number) is the opposite: after an all-reduce all ranks have it. **Predict:** what do the ranks see before
+# the all-reduce, and after?
 
 
 # %%
@@ -259,14 +259,15 @@ picture(
 #
 # Rank 0's activations come and go, with a peak of 321 KiB. Rank 1's grow by the same amount in each step, up to 705.
 #
-# Parameters are the same on both. Rank 1's activations grow by the same amount in each step: a leak has stairs.
+# The parameters are the same on both ranks. The activations of rank 1 grow by the same amount in each step: the curve
+# of a leak is a staircase.
 #
 # </details>
 #
 # ## It starts slowly
 #
-# **Predict:** 64 GPUs, rank 0 has read 1 GiB of weights. How much longer does it take if rank 0 sends them to
-# everybody itself?
+# **Predict:** 64 GPUs, rank 0 has read 1 GiB of weights. How much longer does it take if rank 0 sends them to every
+# other rank itself?
 
 
 # %%
@@ -285,8 +286,8 @@ print(f"central {slowest('central'):.3f} s, tree {slowest('tree'):.3f} s")
 # %% [markdown]
 # ## Now on real processes
 #
-# Three processes of this machine, of which rank 2 leaves early. The watchdog of a waiting rank asks, is told that
-# rank 2 has finished, and ends the job; then `doctor` says what works here.
+# Three processes run on this machine, and rank 2 leaves early. The watchdog of a waiting rank asks the others, learns
+# that rank 2 has finished, and ends the job. Then `doctor` says what works on this machine.
 
 # %% tags=["real"]
 program = """
