@@ -100,7 +100,8 @@ def quantize(weights: Tensor) -> Packed:
     3. The scale code of a block is (largest − mean) / step, rounded *up* to a whole number, so that no weight is larger
        than its scale. It lies between −127 and 127. Where the step is 0, the scale code is 0.
     4. The scale of a block is scale code · step + mean: this is the scale that `dequantize` will use. The code of a
-       weight is the number of the level nearest to weight / scale. Where the scale is 0, the code is 7 (level 0).
+       weight is the index in LEVELS of the level nearest to weight / scale. Where the scale is 0, the code is 7, the
+       level 0.0.
 
     Returns
     -------

@@ -154,9 +154,9 @@ print("\n".join(lines))
 #
 # ## All-to-all: the order counts
 #
-# **Predict:** eight ranks, 100 kB from each to each. Everybody sends to rank 0 first, then to rank 1, and so on; or in
-# step s to the rank s places on. Both orders have the same messages and the same bytes. Which one is faster, and by how
-# much?
+# **Predict:** eight ranks, 100 kB from each to each. Either every rank sends to rank 0 first, then to rank 1, and so
+# on; or in step s every rank sends to the rank s places after it. Both orders have the same messages and the same
+# bytes. Which one is faster, and by how much?
 
 
 # %%

@@ -93,7 +93,7 @@ print("best of 9 blocks if A = c:", best_interval(9, c, c))
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# k = √(L·c/A). A block saves some twenty times its input: then A decides, and A is smallest for k = 1.
+# k = √(L·c/A). A block saves about twenty times its input, so the term k·A decides, and it is smallest for k = 1.
 #
 # </details>
 #

@@ -205,7 +205,7 @@ print(f"{8 * packed.nbytes / len(WEIGHTS):.6f} bits for a weight")
 #
 # </details>
 #
-# ## Who waits for whom?
+# ## In which order do the pieces come?
 #
 # The optimizer's state lives elsewhere and comes a piece at a time.
 #

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 14 · Meshes
 #
-# Eight ranks train one GPT: two replicas (dp), two stages (pp), every matrix in two (tp). Who sends to whom? Below is
-# every byte of one step, counted from the messages of the package's own code; colours are the axes.
+# Eight ranks train one GPT: two replicas (dp), two stages (pp), every matrix in two (tp). Which rank sends to which?
+# The picture shows every byte of one step, counted from the messages of the package's own code; the colours are the
+# axes.
 
 # %%
 import sys

@@ -74,7 +74,7 @@ print(slow_run.table(), as_fast.table().partition("\n\n")[0], sep="\n\n")
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# The ranks that communicate most are the healthy ones, and everybody takes as long as the slowest. Nothing is wrong
+# The ranks that communicate most are the healthy ones, and every rank takes as long as the slowest. Nothing is wrong
 # with the network: in the second run it takes as little time as rank 2 spends in it here.
 #
 # </details>
