@@ -42,7 +42,7 @@ def largest_model(memory: int, ranks: int, stage: int, recipe: str) -> int:
         0 is plain data parallelism. Stage 1 cuts the optimizer state (a master copy is part of it) into one slice for
         each rank. Stage 2 cuts the gradients as well, and stage 3 the parameters as well.
     recipe : str
-        - `"mixed"`: as in the lesson. Parameters and gradients in 16 bits; a master copy and Adam's two moments in 32.
+        - `"mixed"`: as in the lesson. Parameters and gradients in 16 bits; master copy and two moments in 32 bits.
         - `"float32"`: all in 32 bits: parameters, gradients and the two moments. There is no master copy.
         - `"8-bit moments"`: as `"mixed"`, but each of the two moments takes one byte.
 

@@ -162,9 +162,9 @@ class HybridModel(ShardedModel):
     modules, comm
         As for `ShardedModel`.
     shard_ranks : int
-        The number of ranks of a group, for example those of a node; it divides `comm.size`. Group g begins with rank
-        g * shard_ranks. The parameters are sharded over the ranks of one group, so the first ranks of all groups hold
-        the same shard, and so on.
+        The number of ranks of a group, for example those of a node; it divides `comm.size`. Group g has the
+        `shard_ranks` ranks from g * shard_ranks on. The parameters are sharded over the ranks of one group, so the
+        first ranks of all groups hold the same shard, and so on.
 
     `forward` and `backward` return the same as in task 3, with gradients summed over *all* ranks. But parameters are
     gathered only inside the group. Between groups, only ranks that hold the same shard exchange messages: one
