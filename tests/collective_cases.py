@@ -87,7 +87,7 @@ def refusal(cell: Cell, comm: Communicator) -> str | None:
 
 def device(comm: Communicator) -> str:
     """Return `cuda` if collectives are to be tried on tensors of a GPU."""
-    return "cuda" if comm.wire.kind == "torch" and comm.native.device == "cuda" else "cpu"
+    return "cuda" if comm.wire.carries_cuda else "cpu"
 
 
 def available(operation: str, comm: Communicator) -> list[str]:

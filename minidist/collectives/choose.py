@@ -77,7 +77,7 @@ def algorithms(operation: str) -> tuple[str, ...]:
 def explain(operation: str, bytes: int, comm: Communicator) -> tuple[str, str]:
     """Return the algorithm that `auto` takes for a buffer of `bytes`, and the reason."""
     ranks = comm.size
-    if comm.wire.kind == "torch" and comm.native.device == "cuda":
+    if comm.wire.carries_cuda:
         return "native", "NCCL knows the links between GPUs"
     if operation == "all_to_all":
         return "pairwise", "every chunk goes straight to its owner"

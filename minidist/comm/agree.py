@@ -3,7 +3,7 @@
     rank 0: all_reduce(float32, 1000, sum, auto)        ─┐
     rank 1: all_reduce(float32, 1001, sum, auto)        ─┴▶ MismatchError on both, with these words
 
-Whatever all ranks must call together passes here first, so that different calls meet nowhere else.
+Every call that all ranks must make together is compared here first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Ranks(Protocol):
 
 
 def debug_mode(wanted: bool | None) -> bool:
-    """Return what was asked for; if nothing was, whether the environment's MINIDIST_DEBUG is set and not 0."""
+    """Return `wanted`; if it is None, whether the environment variable MINIDIST_DEBUG is set and not 0."""
     return os.environ.get("MINIDIST_DEBUG", "") not in ("", "0") if wanted is None else wanted
 
 
 def agree(comm: Ranks, operation: str, *details: object, **named: object) -> None:
-    """Raise the same MismatchError on every rank unless all ranks make the same call. Does nothing but in debug mode.
+    """In debug mode, raise the same MismatchError on every rank unless all ranks make the same call.
 
     Parameters
     ----------

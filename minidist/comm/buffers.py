@@ -64,7 +64,7 @@ def is_tensor(buffer: object) -> TypeGuard[torch.Tensor]:
 
 
 def flatten(buffer: Buffer, writable: bool = False) -> Array:
-    """Return a one-dimensional view of the buffer's own memory, which on request has to be writable.
+    """Return a one-dimensional view of the buffer's own memory. With `writable`, refuse read-only memory.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def as_bytes(array: Array) -> Any:
 
 
 def copy(target: Array, source: Array) -> None:
-    """Copy between flat arrays of equal bytes; the dtypes may differ, bytes are bytes. Meta arrays hold none."""
+    """Copy bytes between flat arrays of equal size, whatever their dtypes. Meta arrays hold nothing to copy."""
     if isinstance(target, np.ndarray) and isinstance(source, np.ndarray) and target.dtype == source.dtype:
         target[:] = source
     elif device_name(target) == "cpu" and device_name(source) == "cpu":

@@ -114,7 +114,7 @@ class Communicator:
         return Pending(self, EventKind.RECEIVE, array, source, tag, request)
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        """Send and wait until the buffer may be changed. It may wait for the receiver: never rely on that it does not.
+        """Send, and return when the buffer may be changed. It may wait for the receiver or not: rely on neither.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Communicator:
 
     @cached_property
     def internal(self) -> Communicator:
-        """The same ranks, on tags that users cannot name: a collective never takes a user's message for its own."""
+        """The same ranks, on tags that users cannot name, so that a collective never receives a user's message."""
         if self.tag_offset:
             return self
         twin = copy.copy(self)
@@ -205,7 +205,7 @@ class Communicator:
         self.wire.wait_until(ready, what, idle)
 
     def wake(self, blocking: bool = True) -> None:
-        """Have every `wait_until` of this rank look again, at once unless another thread may not be waited for."""
+        """Make every `wait_until` of this rank look again. With `blocking=False`, never wait for a lock."""
         self.wire.wake(blocking)
 
     def fail(self, error: BaseException) -> None:
@@ -268,7 +268,7 @@ class Communicator:
             self.barrier()
 
     def reach(self, bytes: int, peer: int) -> None:
-        """Account for reading or writing `bytes` of a peer's memory: they crossed a link, though in no message."""
+        """Count `bytes` read from or written to a peer's memory: they crossed a link, though in no message."""
         self.ledger.traffic.sent(0, bytes)
         self.wire.reach(bytes, peer)
 
@@ -279,7 +279,7 @@ class Communicator:
         return self.wire.clock()
 
     def advance(self, seconds: float) -> None:
-        """Compute for `seconds` of virtual time. Real wires only check: there, computing takes its own time."""
+        """Let `seconds` of virtual time pass, as if computing. On real wires this only checks its argument."""
         if seconds < 0:
             raise ValueError(f"advance({seconds}): time does not run backwards")
         self.wire.advance(seconds)

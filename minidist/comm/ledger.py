@@ -47,7 +47,7 @@ class Traffic:
             self._origin.sent(messages, bytes)
 
     def waited(self, seconds: float) -> None:
-        """Count time, likewise, as far as it is this thread's."""
+        """Count time in the same way, but only this thread's own."""
         self.seconds += seconds
         if self._origin is not None and not self._other_thread:
             self._origin.waited(seconds)
@@ -86,7 +86,7 @@ class Status:
 
     @contextmanager
     def meeting(self, what: str, comm: Timed) -> Iterator[None]:
-        """Note for the time of the body that this thread waits for all ranks of `comm`, unless it does so already."""
+        """Note during the body that this thread waits for all ranks of `comm`, unless it waits already."""
         before = self.waiting
         if before is None:
             self.since, self.waiting = comm.clock(), Awaited(what, comm.members)
@@ -134,10 +134,10 @@ class Ledger:
         self.statuses[id(self.status)] = self.status
 
     def of_group(self) -> Ledger:
-        """Return that of a communicator which the same thread uses, and whose traffic counts here too."""
+        """Return a ledger for another communicator of the same thread; its traffic counts here too."""
         return Ledger(self.trace, self.debug, self.track, Traffic(self.traffic), self.status, self.statuses)
 
     def of_fork(self, track: str) -> Ledger:
-        """Return that of a communicator for another thread."""
+        """Return a ledger for a communicator of another thread; its traffic counts here too."""
         traffic = Traffic(self.traffic, other_thread=True)
         return Ledger(self.trace, self.debug, track, traffic, Status(), self.statuses)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Registered:
-    """All registered memory of one rank, and how it sees that of the others."""
+    """The registered memory of one rank, and where it sees that of the others."""
 
     def __init__(self) -> None:
         self.windows: dict[int, tuple[int, int, list[Any]]] = {}  # by address: that, bytes, every rank's memory
 
     def add(self, memory: Any, everyones: list[Any]) -> Any:
-        """Return `memory`, which is this rank's and was allocated together with `everyones`, all as bytes.
+        """Register this rank's `memory`, which was allocated together with `everyones`, all as bytes; return it.
 
         It is registered until the last view of what is returned is gone. What is noted here keeps the others' memory.
         """
@@ -32,7 +32,7 @@ class Registered:
         return mine
 
     def peers(self, array: Buffer, lengths: Sequence[int] | None = None) -> list[Any] | None:
-        """Return every rank's counterpart of a flat numpy view of registered memory, or None if it is not that.
+        """Return every rank's counterpart of a flat numpy view of registered memory; None if it is no such view.
 
         The counterparts begin where `array` does, and are as long, or as `lengths` says of each rank.
         """

@@ -16,7 +16,7 @@ VERBS = {EventKind.SEND: "send to", EventKind.RECEIVE: "receive from"}
 
 
 class Accounts(Protocol):
-    """One rank's accounts, which messages and spans are entered in; a `Communicator`."""
+    """What messages and spans ask of a `Communicator` to enter themselves in its ledger."""
 
     rank: int
     size: int
@@ -29,7 +29,7 @@ class Accounts(Protocol):
 
 
 class Pending:
-    """A message under way. `wait` and `test` as on `Request`; a request may be waited for more than once."""
+    """A message under way, as users hold it. It may be waited for more than once."""
 
     def __init__(self, comm: Accounts, kind: EventKind, array: Array, peer: int, tag: int, request: Request):
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
@@ -66,7 +66,7 @@ class Pending:
 
 
 def name_flow(comm: Accounts, kind: EventKind, peer: int, tag: int) -> str:
-    """Name a message as it is posted. Both ends count alike, so they arrive at the same name unasked."""
+    """Name a message when it is posted. Both ends count alike, so both find the same name without asking."""
     ends = (comm.rank, peer) if kind == EventKind.SEND else (peer, comm.rank)
     key = (*ends, tag + comm.tag_offset)
     comm.ledger.flows[key] += 1
@@ -86,7 +86,7 @@ def record_end(
 
 
 class Span:
-    """Context around a piece of work: one event, and time counted as communication where it is.
+    """A context around a piece of work: it records one event, and counts time if the work is communication.
 
     In a `native` collective a rank waits for all others at once; in another one for messages, which say so themselves.
     """

@@ -24,7 +24,7 @@ from minidist.trace.events import EventKind
 
 
 class Forking(Protocol):
-    """What a stream asks of the communicator that launches on it, and of the fork that it runs on."""
+    """What a stream needs of the communicator that launches on it, and of the fork that it runs on."""
 
     rank: int
     members: tuple[int, ...]
@@ -143,6 +143,6 @@ def _work(caller: Comm, comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
 
 
 def _end(comm: Comm, jobs: deque[Job[Comm] | None]) -> None:
-    """Have the thread end. The garbage collector calls this in the midst of anything, so it waits for no lock."""
+    """Make the thread end. The garbage collector may call this at any moment, so it waits for no lock."""
     jobs.append(None)
     comm.wake(blocking=False)

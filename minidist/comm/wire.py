@@ -47,12 +47,15 @@ class Wire(ABC):
         The group's.
     one_process : bool
         Whether the ranks share one: its clock, its objects, its random numbers.
+    carries_cuda : bool
+        Whether CUDA tensors travel, from this rank's own GPU.
     debug : bool
         Whether the two ends of each message tell each other its size before it travels, where the wire needs that.
     """
 
     kind: str = ""
     one_process: bool = False
+    carries_cuda: bool = False
     debug: bool = False
 
     def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
@@ -106,7 +109,7 @@ class Wire(ABC):
                 self._changed.wait(1.0)
 
     def wake(self, blocking: bool) -> None:
-        """Have every `wait_until` look again: at once, unless another thread may not be waited for."""
+        """Make every `wait_until` look again. With `blocking=False`, never wait for a lock."""
         if self._changed.acquire(blocking):
             self._changed.notify_all()
             self._changed.release()
@@ -148,11 +151,12 @@ class Wire(ABC):
 
 
 class WireAround(Wire):
-    """A wire around a wire, which hands everything on. Subclasses watch what they are about."""
+    """A wire around a wire, which hands everything on. A subclass overrides what it watches."""
 
     def __init__(self, inner: Wire) -> None:
         super().__init__(inner.rank, inner.members, inner.name)
-        self.inner, self.kind, self.one_process = inner, inner.kind, inner.one_process
+        self.inner, self.kind = inner, inner.kind
+        self.one_process, self.carries_cuda = inner.one_process, inner.carries_cuda
         self.clock, self.advance, self.reach = inner.clock, inner.advance, inner.reach  # type: ignore[method-assign]
 
     def isend(self, array: Array, to: int, tag: int) -> Request:

@@ -90,7 +90,7 @@ def run_job(
 
 
 def become(user: str | None) -> dict[str, Any]:
-    """Return what `subprocess.Popen` is told to run as another user."""
+    """Return the arguments that make `subprocess.Popen` run as another user."""
     if user is None:
         return {}
     import pwd
@@ -143,7 +143,7 @@ def _signal(pids: Sequence[int], number: int) -> None:
 
 
 def _alive(pid: int) -> bool:
-    """Tell whether it runs; a zombie, which only waits for its parent to ask for its status, does not."""
+    """Tell whether a process runs. A zombie does not: it only waits until its parent asks for its status."""
     if Path("/proc/self/stat").exists():
         with suppress(OSError):  # it has ended
             stat = Path(f"/proc/{pid}/stat").read_text()

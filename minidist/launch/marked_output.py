@@ -39,7 +39,7 @@ class MarkedLines(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Print what has no end of line yet."""
+        """Print the last line, which has no end yet."""
         with self.lock:
             self._print([self.rest] if self.rest else [])
             self.rest = ""
@@ -65,7 +65,7 @@ class MarkedLines(io.TextIOBase):
 
 
 def mark_output() -> None:
-    """Have everything that is printed from now on name the rank."""
+    """Put the rank in front of every line that is printed from now on."""
     rank = launched_rank()
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         lines = MarkedLines(descriptor, rank)

@@ -70,7 +70,7 @@ class Event:
 
 
 def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
-    """Return each send with its receive; a message of which only one end was recorded is left out.
+    """Return each send with its receive, without messages of which only one end was recorded.
 
     A trace of several runs may hold a flow name more than once: then the k-th send belongs to the k-th receive.
     """

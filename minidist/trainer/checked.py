@@ -106,7 +106,7 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
 
 def device_of(comm: Communicator) -> torch.device:
     """Return where this rank computes: on its GPU if its wire is NCCL, else on the CPU."""
-    if getattr(comm, "cuda", None) is not None:
+    if comm.wire.carries_cuda:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

@@ -173,7 +173,7 @@ NCCL = """
 
     comm = minidist.init(limit=60)
     rank, size = comm.rank, comm.size
-    assert comm.cuda is not None and comm.cpu is not comm.cuda
+    assert comm.wire.carries_cuda and comm.wire.cpu is not comm.wire.cuda
     registered = comm.allocate((2, 3), torch.bfloat16)
     assert registered.is_cuda and registered.shape == (2, 3) and not registered.any()
     assert isinstance(comm.allocate(4, np.float32), np.ndarray)

@@ -22,6 +22,7 @@ from training import PROGRAM, TINY, losses, metrics, train_on
 
 from minidist.cli import train as command
 from minidist.cli.train import main
+from minidist.comm import Communicator, run
 from minidist.memory.offload import OffloadedOptimizer
 from minidist.memory.precision.mixed import LossScaler
 from minidist.model import GPT, gpt
@@ -269,6 +270,17 @@ def test_a_precision_that_the_device_lacks(monkeypatch: pytest.MonkeyPatch, caps
     assert train_on(2, "--precision float64") == 2
     said = capsys.readouterr()
     assert said.out == "" and "--precision float64: the device mps cannot compute in float64: use one of" in said.err
+
+
+def test_a_rank_computes_on_the_gpu_if_its_wire_carries_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+
+    def program(comm: Communicator) -> list[torch.device]:
+        before = checked.device_of(comm)
+        comm.wire.carries_cuda = True
+        return [before, checked.device_of(comm)]
+
+    assert run(program, 1) == [[torch.device("cpu"), torch.device("cuda", 3)]]
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ MANY = 16
 
 
 class Pool:
-    """What was derived from one group; `free` are the numbers of what this rank has forgotten."""
+    """The groups derived from one group; `free` has the numbers of those that this rank has forgotten."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[list[int], Any, Pool]] = {}  # ranks, handle, and what is derived from it
@@ -34,7 +34,7 @@ class Pool:
 
 
 class Group:
-    """An engine's own group, such as an MPI communicator, from when it is taken until the last user forgets it.
+    """An engine's own group, such as an MPI communicator, as long as somebody on this rank uses it.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Group:
         self.handle, self.pool, self.origin = handle, pool or Pool(), origin
 
     def derive(self, wire: Wire, parts: list[list[int]], make: Callable[[], Any]) -> Group:
-        """Return a group of the part of `wire`'s ranks that this rank is in: one that is free, or new. Collective.
+        """Return a group of this rank's part of `wire`'s ranks: a free one, or a new one. Collective.
 
         Either every part gets one that is free, or all ranks `make` a handle.
         """
@@ -73,7 +73,7 @@ class Group:
 
 
 def parts_of(wire: Wire, color: int, key: int) -> tuple[list[list[int]], list[int]]:
-    """Return the ranks of every color, in the order of their keys, and those of this one's. Collective."""
+    """Return the ranks of every color, in the order of their keys, and those of this rank's color. Collective."""
     parts: dict[int, list[int]] = {}
     for chosen, _, rank in sorted(wire.roll_call((color, key, wire.rank))):
         parts.setdefault(chosen, []).append(rank)

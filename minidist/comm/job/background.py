@@ -27,7 +27,7 @@ class BackgroundThread(threading.Thread):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Work. As the program ends, no block is entered any more."""
+        """Enter a piece of work. Once the program is ending, no block is entered any more."""
         with self._changed:
             self._changed.wait_for(lambda: not self._ending)
             self._works = True

@@ -33,7 +33,7 @@ class Interrupt:
                 signal.set_wakeup_fd(before)  # an event loop's: leave it the pipe that it listens to
 
     def unheard(self, waits_since: float) -> bool:
-        """Tell whether the main thread, which has been waiting since that moment, cannot have noticed a Ctrl-C."""
+        """Tell whether a Ctrl-C came that the main thread, waiting since `waits_since`, cannot have noticed."""
         with suppress(OSError):  # nothing to read
             if self._pipe is not None and signal.SIGINT in os.read(self._pipe, 4096):
                 self.came = time.perf_counter()

@@ -35,7 +35,7 @@ RANKS = Limit("from 1 to 10,000", lambda value: 1 <= value <= 10_000)
 
 
 def read_number(written: object, kind: type[Number], limit: Limit | None = None) -> Number:
-    """Return what was written, as text or as a number, as a number of this kind.
+    """Return `written`, a text or a number, as a number of this kind.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def shown(value: object) -> str:
 
 
 def flag_of(kind: type[Number], limit: Limit | None = None) -> Callable[[str], Number]:
-    """Return what `argparse` calls to read the number of a flag."""
+    """Return the function by which `argparse` reads a flag's number."""
     import argparse  # here, because ranks that read no flag start without it
 
     def convert(word: str) -> Number:

@@ -32,7 +32,7 @@ FINISHED = "has finished"
 
 @contextmanager
 def arrival(limit: float) -> Iterator[None]:
-    """End this process, saying why, if the body does not come to its end within `limit` seconds.
+    """End this process, saying why, if the body takes longer than `limit` seconds.
 
     For the time before there is a watchdog: MPI starts only once all ranks have, and holds Python's lock meanwhile. A
     child process can still speak. It leaves when the other end of its pipe is closed, by us or by our end.

@@ -45,7 +45,7 @@ class MpiRequest:
         self.status = MPI.Status()
 
     def wait(self) -> None:
-        """Block: in MPI, which spins, or on a stream's thread in naps."""
+        """Block until it is through: inside MPI, which spins, or on a stream's thread in short naps."""
         try:
             while self.patient and not self.request.Test(self.status):
                 time.sleep(NAP)
@@ -258,7 +258,7 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
 
 
 def _leave_together(watchdog: Watchdog, mpi: MPI.Intracomm) -> None:
-    """Stay, answering that this rank has finished, until all have: MPI_Finalize would wait too, but in silence."""
+    """Answer that this rank has finished until all have: MPI_Finalize would wait too, but answer nobody."""
     watchdog.finished = True
     everyone = mpi.Ibarrier()
     while not everyone.Test():

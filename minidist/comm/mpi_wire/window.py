@@ -26,7 +26,7 @@ AVAILABLE = hasattr(os, "memfd_create")  # on Linux
 
 
 def open_window(wire: Wire, bytes: int) -> list[Any]:
-    """Return memory of so many bytes for each rank, all zeros, as every rank of this machine sees it. Collective.
+    """Return every rank's memory of so many bytes, zeroed, as this rank sees it. Collective.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def _join(place: tuple[int, int, int], part: int, wire: Wire) -> Any:
 
 
 def _map(file: int, bytes: int) -> Any:
-    """Return a file as an array. Python's `mmap` would hold it open, and models have more windows than files may be."""
+    """Map a file as an array. Python's `mmap` would keep it open, and a model has more windows than that allows."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype, size = ctypes.c_void_p, ctypes.c_size_t(bytes)
     start = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, ctypes.c_long(0))

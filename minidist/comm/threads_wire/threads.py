@@ -119,7 +119,7 @@ class ThreadsWire(Wire):
 
 
 def alone() -> Communicator:
-    """Return the communicator of a process that nobody else was started with."""
+    """Return the communicator of a process that was started alone."""
     world = World(1)
     return Communicator(ThreadsWire(world, world.add_lane(0, ""), 0, (0,)), Ledger())
 
@@ -193,7 +193,7 @@ def _run_rank(wire: ThreadsWire, comm: Communicator, fn: Callable[[Communicator]
 
 
 def _close(world: World) -> None:
-    """End what is left of the run, and raise what made it fail."""
+    """End what is left of the run, and raise the first failure."""
     with world.lock:
         world.closed = True
         world.wake_all()

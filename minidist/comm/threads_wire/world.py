@@ -43,7 +43,7 @@ class World:
         self.bystanders = set(threading.enumerate())  # threads that were there before the ranks
 
     def add_lane(self, rank: int, name: str) -> Lane:
-        """Register another thread of `rank`. Its clock starts at zero; who launches work on it moves it."""
+        """Register another thread of `rank`. Its clock starts at zero; whoever launches work on it moves the clock."""
         with self.lock:
             lane = Lane(rank, name, threading.Condition(self.lock))
             self._lanes = [*(known for known in self._lanes if known() is not None), weakref.ref(lane)]
@@ -161,7 +161,7 @@ class World:
             self.wake_all()
 
     def wake_all(self, blocking: bool = True) -> None:
-        """Have every waiting lane look again: at once, unless the lock may not be waited for."""
+        """Make every waiting lane look again. With `blocking=False`, never wait for the lock."""
         if self.lock.acquire(blocking):
             for lane in self.lanes:
                 lane.wakeup.notify_all()

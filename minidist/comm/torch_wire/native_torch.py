@@ -33,13 +33,7 @@ scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 
 class NativeTorch:
-    """torch.distributed's collectives on flat arrays. `counts` are the elements of each rank's shard.
-
-    Attributes
-    ----------
-    device : str
-        `cuda` if the ranks have GPUs, whose tensors NCCL reduces; else `cpu`.
-    """
+    """torch.distributed's collectives on flat arrays. `counts` are the elements of each rank's shard."""
 
     def __init__(
         self,
@@ -50,7 +44,6 @@ class NativeTorch:
         byte_tensor: Callable[[Any], torch.Tensor],
     ):
         self.rank, self.addresses, self.cpu, self.cuda, self.byte_tensor = rank, addresses, cpu, cuda, byte_tensor
-        self.device = "cpu" if cuda is None else "cuda"
 
     def all_reduce(self, array: Array, op: str) -> None:
         """dist.all_reduce."""

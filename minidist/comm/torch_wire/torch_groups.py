@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from minidist.comm.engine import answers
 from minidist.comm.errors import LaunchError
-from minidist.comm.torch_wire.torch_request import explained
+from minidist.comm.torch_wire.torch_request import explaining
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -49,15 +49,13 @@ def everyone() -> dist.ProcessGroup:
 
 def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any]:
     """Return every rank's answer in the order of `rank`, which may differ from torch's."""
-    try:
+    with explaining("another rank"):
         return answers.gather_answers(
             group.size(),
             rank,
             answer,
             lambda mine, everyones: dist.all_gather(list(torch.from_numpy(everyones)), torch.from_numpy(mine), group),
         )
-    except RuntimeError as error:
-        raise explained(error, "another rank") from None
 
 
 def host() -> str:
@@ -67,7 +65,7 @@ def host() -> str:
 
 
 def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
-    """Return (a place in the job's store for one wrapping of `group`, over a connection of its own; torch's own)."""
+    """Return a part of the job's store for this wrapping of `group`, on its own connection, and torch's own store."""
     store = dist.distributed_c10d._get_default_store()
     connection = store.clone()  # type: ignore[attr-defined]
     place = f"minidist/{group.group_name}"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,14 +35,18 @@ def slot(tag: int, bytes: int) -> int:
     return tag + (bytes % SIZES << BITS)
 
 
-def explained(error: RuntimeError, peer: str) -> RuntimeError:
-    """Return torch's error as one of ours that names the other end."""
-    if isinstance(error, CommunicationError):
-        return error
-    reason = re.sub(r"^\[\S+\] ", "", str(error).split("\n")[0]).split(". ")[0]  # without gloo's file and advice
-    if "Timed out" in reason:
-        return CommunicationError(f"{peer} has not answered in time: {reason}")
-    return RankFailed(f"{peer} is gone: it was ended, or left without waiting for others ({reason})")
+@contextmanager
+def explaining(peer: str) -> Iterator[None]:
+    """Turn errors of torch in the body into ours, which name the other end."""
+    try:
+        yield
+    except CommunicationError:
+        raise
+    except RuntimeError as error:
+        reason = re.sub(r"^\[\S+\] ", "", str(error).split("\n")[0]).split(". ")[0]  # without gloo's file and advice
+        if "Timed out" in reason:
+            raise CommunicationError(f"{peer} has not answered in time: {reason}") from None
+        raise RankFailed(f"{peer} is gone: it was ended, or left without waiting for others ({reason})") from None
 
 
 class Header:
@@ -59,28 +65,23 @@ class Header:
 
     def send(self) -> Header:
         """Post it at the sender."""
-        try:
-            self.work = dist.isend(self.numbers, self.address, self.group, self.slot)
-        except RuntimeError as error:
-            raise explained(error, f"rank {self.member}") from None
-        return self
+        return self._post(dist.isend)
 
     def receive(self) -> Header:
         """Post it at the receiver."""
         self.numbers = torch.empty(2, dtype=torch.int64)
-        try:
-            self.work = dist.irecv(self.numbers, self.address, self.group, self.slot)
-        except RuntimeError as error:
-            raise explained(error, f"rank {self.member}") from None
+        return self._post(dist.irecv)
+
+    def _post(self, verb: Callable[..., Work | None]) -> Header:
+        with explaining(f"rank {self.member}"):
+            self.work = verb(self.numbers, self.address, self.group, self.slot)
         return self
 
     def wait(self) -> None:
         """Block until it is through; raise MismatchError if it announces another message than expected."""
         assert self.work is not None, "a header is posted before it is waited for"
-        try:
+        with explaining(f"rank {self.member}"):
             self.work.wait()
-        except RuntimeError as error:
-            raise explained(error, f"rank {self.member}") from None
         (tag, bytes), (expected_tag, expected_bytes) = self.numbers.tolist(), self.expected
         if tag != expected_tag:
             raise MismatchError(
@@ -111,7 +112,7 @@ class GlooRequest:
         self.test()
 
     def test(self) -> bool:
-        """Tell whether `wait` would return at once. Gloo cannot tell: a thread waits in our stead."""
+        """Tell whether `wait` would return at once. Gloo cannot tell, so a thread waits in its place."""
         if self.waiter is None:
             self.waiter = threading.Thread(target=self._keep_error, daemon=True)
             self.waiter.start()
@@ -122,10 +123,8 @@ class GlooRequest:
     def _wait(self) -> None:
         if self.header is not None:
             self.header.wait()
-        try:
+        with explaining(f"rank {self.member}"):
             self.work.wait()
-        except RuntimeError as error:
-            raise explained(error, f"rank {self.member}") from None
 
     def _keep_error(self) -> None:
         try:
@@ -144,13 +143,11 @@ class StreamRequest:
         """Make the current stream wait. In debug mode block the host too: reports of who waits are then exact."""
         for header in self.headers:
             header.wait()
-        try:
+        with explaining(f"rank {self.member}"):
             for work in self.works:
                 work.wait()
             if self.headers:
                 torch.cuda.current_stream().synchronize()
-        except RuntimeError as error:
-            raise explained(error, f"rank {self.member}") from None
 
     def test(self) -> bool:
         """Tell whether the messages are through, without waiting."""

@@ -35,7 +35,7 @@ from minidist.comm.torch_wire.torch_groups import (
     nccl_group,
     own_store,
 )
-from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, explained, slot
+from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, explaining, slot
 from minidist.comm.wire import Request, Wire
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TorchWire(Wire):
         self.group = group
         self.cpu: dist.ProcessGroup = group.handle[0]
         self.cuda: dist.ProcessGroup | None = group.handle[1]
-        self.addresses, self.job = addresses, job
+        self.addresses, self.job, self.carries_cuda = addresses, job, self.cuda is not None
         if self.cuda is not None:  # NCCL connects at the first operation, in which all ranks must take part
             dist.all_reduce(torch.zeros(1, device="cuda"), group=self.cuda)
 
@@ -94,10 +94,8 @@ class TorchWire(Wire):
         tensor, member = self.byte_tensor(array), self.members[peer]
         if device_name(array) == "cuda":
             return self._post_together([(verb, tensor, peer)], [header] if header else [])
-        try:
+        with explaining(f"rank {member}"):
             work = verb(tensor, self.addresses[peer], self.cpu, slot(tag, len(tensor)))
-        except RuntimeError as error:
-            raise explained(error, f"rank {member}") from None
         return GlooRequest(work, member, header)
 
     def _post_together(self, messages: list[tuple[Any, torch.Tensor, int]], headers: list[Header]) -> StreamRequest:
@@ -106,10 +104,8 @@ class TorchWire(Wire):
             dist.P2POp(verb, tensor, self.addresses[peer], self.cuda) for verb, tensor, peer in messages if len(tensor)
         ]
         member = self.members[messages[-1][2]]
-        try:
+        with explaining(f"rank {member}"):
             works = dist.batch_isend_irecv(operations) if operations else []  # NCCL sends nothing where nothing is sent
-        except RuntimeError as error:
-            raise explained(error, f"rank {member}") from None
         return StreamRequest(works, headers, member)
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
