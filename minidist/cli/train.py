@@ -19,6 +19,7 @@ from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
+from minidist.trainer.checkpoint.resume import sizes_of
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
@@ -61,8 +62,8 @@ def train_and_report(config: Config, comm: Communicator) -> int:
     comm.trace = Trace() if config.run.trace else None
     mesh = Mesh(comm, together(comm, lambda: layout_of(config, comm.size)))
     tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
+    together(comm, lambda: check_memory(config, sizes_of(config, tokenizer.vocabulary), len(comm.node)))
     run = together(comm, lambda: check_run(config, mesh, tokenizer.vocabulary))
-    together(comm, lambda: check_memory(run))
     with together(comm, lambda: check_files(config, comm.rank)):
         return run_and_report(run, tokenizer, samples, prompt)
 

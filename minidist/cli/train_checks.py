@@ -8,7 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from minidist.trainer.checked import CheckedRun
+import torch
+
+from minidist.model import GPTConfig
 from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.lock import hold
 from minidist.trainer.checkpoint.store import CheckpointError
@@ -60,10 +62,12 @@ def _try_to_write(name: str, path: Path, write: Callable[[Path], object], folder
         raise ConfigError(f"--{name} {path} cannot be written ({store.reason(error)}): give another path") from None
 
 
-def check_memory(run: CheckedRun) -> None:
-    """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job."""
-    config, count, bytes = run.config, run.sizes.parameter_count, run.dtype.itemsize
-    ranks_here = len(run.mesh.world.node)
+def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
+    """Refuse a model that this machine cannot hold: asked for the memory, it would stall or kill the job.
+
+    It comes before anything is built: even without memory of its own, a model of a billion layers takes hours.
+    """
+    count, bytes = sizes.parameter_count, getattr(torch, config.precision).itemsize
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
         state = 0
