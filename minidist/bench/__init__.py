@@ -10,7 +10,7 @@ The second launch is there because MPI allocates a temporary in each call, and a
 
 `subject.py` says how a bench is declared, and `subjects/` has them, a file each: `ddp.py` is a good first read. The
 rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` takes
-turns and medians, `report.py` holds the ratios against the bounds.
+turns and medians, `machine.py` says where, and `report.py` holds the ratios against the bounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What `train` finds out before any work starts: a mistake of the user is one sentence, and the same on every rank."""
+"""What `train` finds out about this machine before any work starts: can it write its files, does it have the memory?
+
+A mistake of the user is one sentence, and the same on every rank. Options are checked in `trainer/config.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Choose an algorithm: a table of all algorithms, and the written rule of `algorithm="auto"`.
 
-The rule considers the operation, the bytes, the number of ranks and the wire, but no measured time. So two runs of a
-program make the same choices and give the same bits.
+The rule (`explain`) considers the operation, the bytes, the number of ranks and the wire, but no measured time. So two
+runs of a program make the same choices and give the same bits.
+
+The functions of one operation are all called alike, with flat arrays: `NATIVE` shows with which arguments.
 """
 
 from __future__ import annotations

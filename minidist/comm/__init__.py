@@ -5,8 +5,14 @@
     mpi                   ranks are MPI processes                               mpirun -n 4 python x.py
     torch                 ranks are torch.distributed processes: gloo, NCCL     torchrun --nproc-per-node 8 x.py
 
-`Communicator` is the same on all of them. Read `communicator.py` first, then `wire.py` and `threads_wire/`. With
-`job/` no rank waits for ever; `engine/` is what the wires of processes share.
+`Communicator` is the same on all of them. Read `communicator.py` first: there a message is checked, and counted in the
+books of `ledger.py`; `request.py` is one under way. Then `wire.py`, what carries it, and `threads_wire/`. `mpi_wire/`
+and `torch_wire/` hand it to their *engine*, the library under a wire: MPI, gloo or NCCL; `engine/` is what they share.
+With `job/` no rank waits for ever.
+
+`start.py` has `init`, `stream.py` the queue of collectives beside the main thread. `buffers.py` is what travels,
+`registered.py` the memory that ranks of a node share. `agree.py` compares calls in debug mode; `report.py` and
+`errors.py` find the words for what goes wrong.
 """
 
 from minidist.comm.communicator import Communicator

@@ -1,4 +1,8 @@
-"""What one thread of one rank did on its communicators: what it sent, what it waits for, what is to be recorded."""
+"""What one thread of one rank did on its communicators: what it sent, what it waits for, what is to be recorded.
+
+`Communicator` counts here what is sent (`isend`, `exchange`, `reach`), whatever the wire; waits are noted by it and by
+`request.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""A lesson's folder, and the file to be graded."""
+"""A lesson's folder, and the file to be graded.
+
+    lessons/05_zero/    README.md      the text
+                        exercise.py    what is to be filled in
+                        checks.py      `CHECKS`: of each task, what is given, and the points
+                        judges*.py     what runs beside an answer, and the judges, who know what is right
+                        solution.py    the answer, out of the package; honest.py: by hand. Both score full
+                        mistakes/      wrong answers, each of which loses points
+                        cluster.py     the twin: the same idea at full scale, in torch's own classes
+
+What a check is made of stands in `grader/contract.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""A run is checked once, before any work, into a value; whoever takes that value does not check again.
+"""Does a run fit its ranks and its model? It is checked once, into a value; whoever takes that does not check again.
 
     config, ranks ──layout_of──▶ layout ──Mesh──▶ mesh ─┐
     config, vocabulary of the tokenizer ────────────────┴──check_run──▶ CheckedRun ──▶ Trainer
 
-Checking sends nothing, so ranks can still agree on whether to start (`agreement.py`). What depends on one machine, its
-memory and its files, is for the command `train` to find out.
+Options were checked against each other before, in `config.py`. Checking sends nothing, so ranks can still agree on
+whether to start (`agreement.py`). What depends on one machine, its memory and its files, is for the command `train` to
+find out (`cli/train_checks.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,12 @@
 """What a training run is told: six frozen dataclasses, checked once, before any work starts.
 
 Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_value_heads = 2` under `[model]`).
+
+    each option alone, and beside the others       here: `Config` cannot be made otherwise
+    for so many ranks, and for this model          `checked.py`; combinations of strategies: `parallel/recipe.py`
+    on this machine: files and memory              `cli/train_checks.py`
+
+`Recipe` repeats what is said here of strategies, in its own words, for those who call `parallelize` without a `Config`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The `mpi` wire: ranks are processes that `mpirun` started.
 
+`Communicator` has checked and counted a message before `MpiWire` hands it to MPI (`isend`, `irecv`, `exchange`).
 Only point-to-point messages are used, as plain bytes: what MPI can do beyond that (its own collectives, to compare
 with) is behind `native`. Ranks of one node also share memory, see `window.py`.
 """

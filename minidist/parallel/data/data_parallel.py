@@ -3,7 +3,7 @@
     backward   ...layer 4....layer 3....layer 2....layer 1...│ wait
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘
 
-`Bucketed` says when a bucket's gradients are complete, for ZeRO 1 and 2 as well; `DDP` all-reduces them.
+`Bucketed` decides the order of the buckets and when one is launched, for ZeRO 1 and 2, too; `DDP` all-reduces them.
 
 It sends what `PlainDataParallel` sends, 2 (P - 1)/P n bytes a rank for n bytes of gradients, hidden behind computing.
 Buckets are flat, in registered memory, and each gradient is a view into one: none is copied. (Li et al. 2020, 3.2.)

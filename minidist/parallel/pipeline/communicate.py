@@ -15,7 +15,8 @@ every rank takes its own part of the line. So
   Posting it earlier still would only hold a buffer for longer.
 
 An executor that posts receives (`irecv`) and waits for them where it uses them loses no time to this order. A rank
-reduces last, in one go for all its stages; data parallelism that overlaps begins in the backward before.
+reduces last, in one go for all its stages; data parallelism that overlaps begins in the backward before (see `step` in
+`executor.py`).
 
 Cost: a sort of all actions.
 """

@@ -5,7 +5,7 @@ the first and the last may share a parameter, and gradients may be reduced over 
     2F0        forward of microbatch 0 through stage 2; its output goes to stage 3, and is freed
     2B0        backward, from the gradient that stage 3 sends; the gradient of the input goes to stage 1
     2I0, 2W0   the same in two: for the input now, for the weights when there is time (Qi et al. 2023)
-    2R         the gradients of stage 2 become their sum over the data axis
+    2R         with the last R of a rank, the gradients of all its stages become their sum over the data axis
 
 The plan says everything else: this file knows no schedule. Each tensor that crosses a cut is sent once forward, and its
 gradient once backward. Where several cross, a stage returns a tuple, and the next is called with all of them. Integers,

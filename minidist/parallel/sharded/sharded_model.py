@@ -1,6 +1,7 @@
 """A model whose parameters are spread over ranks: its units, and when these have memory.
 
-`FSDP` decides when a unit is gathered; here is how.
+`FSDP` decides which unit is needed, and which one is next (`FSDP.next`, `FSDP.previous`). Here the first is gathered,
+the next one ahead of its use (`_unshard`, `_prefetch`), and another is freed where more than `MOST` would be whole.
 """
 
 from __future__ import annotations
