@@ -8,6 +8,9 @@
 
 `block` and `elements` are `first`, `last` and `start`, `stop` of an `Extent`; in the file, a tensor of that name has
 just these elements, flat or in the block's shape.
+
+`compose` and `parse` alone know this format. It has no number of a version: whoever changes it goes on reading what is
+on the disks already.
 """
 
 from __future__ import annotations
