@@ -89,7 +89,7 @@ def test_combined_they_are_verified_and_resumed(
 
 
 @pytest.mark.parametrize("zero", (0, 1, 2, 3))
-@pytest.mark.parametrize("precision", ("float64", "bfloat16"))
+@pytest.mark.parametrize("precision", (pytest.param("float64", marks=pytest.mark.soak), "bfloat16"))
 def test_recomputing_and_offloading_change_no_bit(zero: int, precision: str, tmp_path: Path) -> None:
     ways = ("", "--recompute full", "--recompute selective --offload memory", "--recompute 'every 2' --offload disk")
     for number, words in enumerate(ways):

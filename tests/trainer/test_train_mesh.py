@@ -35,6 +35,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- parity
 
 
+REPEATED = [  # in soak: each option stands in another mesh as well
+    (4, "--pp 2 --zero 2 --schedule gpipe"),
+    (4, "--pp 2 --zero 3 --microbatches 3"),
+    (4, "--pp 4 --layers 8 --schedule zb-v --microbatches 8 --steps 3"),
+    (2, "--pp 2 --schedule interleaved --tied"),
+    (2, "--pp 2 --schedule zb-h1 --recompute selective --dropout 0.1"),
+    (4, "--pp 2 --offload memory --zero 1"),
+    (4, "--tp 2 --offload disk --zero 3 --offload-folder {folder}"),
+    (4, "--tp 2 --sp --by-length --sequence 40 --batch 7 --accumulate 2 --text {uneven}"),
+    (2, "--tp 2 --pp 1 --debug"),
+]
+
+
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
@@ -42,27 +55,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (4, "--tp 2 --zero 3 --accumulate 2"),
         (4, "--pp 2 --tp 2 --sp --dropout 0.1 --tied"),
         (4, "--pp 2 --zero 1 --schedule zb-h1"),
-        (4, "--pp 2 --zero 2 --schedule gpipe"),
-        (4, "--pp 2 --zero 3 --microbatches 3"),
         (4, "--pp 2 --zero 3 --hsdp 1"),
         (4, "--pp 2 --strategy server --batch 9"),  # 5 and 4 rows
         (3, "--pp 3 --tied --dropout 0.1"),
         (4, "--pp 2 --schedule zb-v --tied --dropout 0.1 --zero 1"),
-        (4, "--pp 4 --layers 8 --schedule zb-v --microbatches 8 --steps 3"),
-        (2, "--pp 2 --schedule interleaved --tied"),
         (4, "--pp 2 --layers 7 --schedule interleaved --chunks 3 --microbatches 2 --zero 1"),
         (8, "--pp 2 --tp 2 --sp --schedule dualpipe-v --zero 1 --tied --dropout 0.1 --steps 4"),
         (4, "--pp 2 --plan {plan} --dropout 0.1 --tied"),
         (4, "--pp 2 --tp 2 --sp --recompute 'every 2' --dropout 0.1"),
-        (2, "--pp 2 --schedule zb-h1 --recompute selective --dropout 0.1"),
-        (4, "--pp 2 --offload memory --zero 1"),
         (4, "--pp 2 --offload disk --zero 3 --offload-folder {folder}"),
-        (4, "--tp 2 --offload disk --zero 3 --offload-folder {folder}"),
         (4, "--pp 2 --tp 2 --sp --by-length --sequence 40 --batch 7 --dropout 0.1 --text {uneven}"),
-        (4, "--tp 2 --sp --by-length --sequence 40 --batch 7 --accumulate 2 --text {uneven}"),
         (3, "--tp 3 --hidden 12 --heads 3 --key-value-heads 1 --intermediate 7"),  # channels 3, 2, 2
-        (2, "--tp 2 --pp 1 --debug"),
         (4, "--tp 2 --pp 2 --debug"),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in REPEATED),
     ],
 )
 def test_every_mesh_trains_the_parameters_of_the_serial_run(

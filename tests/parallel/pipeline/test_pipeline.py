@@ -84,8 +84,8 @@ SCHEDULES = (("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h
 
 
 @pytest.mark.parametrize("name, chunks", SCHEDULES, ids=[name for name, _ in SCHEDULES])
-@pytest.mark.parametrize("ranks", (1, 2, 4))
-@pytest.mark.parametrize("config", (DEEP, TIED), ids=("untied", "tied"))
+@pytest.mark.parametrize("ranks", (pytest.param(1, marks=pytest.mark.soak), 2, 4))
+@pytest.mark.parametrize("config", (pytest.param(DEEP, marks=pytest.mark.soak), TIED), ids=("untied", "tied"))
 def test_parity_with_the_serial_run(name: str, chunks: int, ranks: int, config: GPTConfig) -> None:
     results = minidist.run(lambda comm: trained(comm, config, name, chunks), ranks)
     expected, losses = serial(config, 3)
@@ -115,7 +115,7 @@ print("through")
 """
 
 
-@pytest.mark.parametrize("start, ranks", ((mpirun, 2), (mpirun, 4), (torchrun, 2)))
+@pytest.mark.parametrize("start, ranks", (pytest.param(mpirun, 2, marks=pytest.mark.soak), (mpirun, 4), (torchrun, 2)))
 def test_between_processes(start: Callable[..., Any], ranks: int) -> None:
     job = start(ranks, PROGRAM, timeout=100)
     assert job.returncode == 0, job.stderr

@@ -31,9 +31,9 @@ executor.Run.backward = broken
 """
 
 
-def test_a_rank_killed_at_three_moments(tmp_path: Path) -> None:
-    kills, _ = killed_again_and_again(tmp_path, ranks=2, seed=0, count=3)
-    assert kills == 3
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    kills, _ = killed_again_and_again(tmp_path, ranks=2, seed=0, count=1)
+    assert kills == 1
 
 
 @pytest.mark.soak

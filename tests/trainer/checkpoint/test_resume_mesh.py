@@ -71,7 +71,7 @@ def worst(ours: Path, theirs: Path) -> float:
 # ---------------------------------------------------------------- from one layout to another
 
 
-@pytest.mark.parametrize("tied", ["--tied", "--no-tied"])
+@pytest.mark.parametrize("tied", ["--tied", pytest.param("--no-tied", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -120,7 +120,7 @@ def test_eight_stages_on_four_ranks_go_on_as_two_replicas(finished: Finished, te
     ],
     ids=str,
 )
-@pytest.mark.parametrize("tied", ["--tied", "--no-tied"])
+@pytest.mark.parametrize("tied", ["--tied", pytest.param("--no-tied", marks=pytest.mark.soak)])
 def test_the_same_layout_ends_with_the_same_bits(
     layout: Layout, tied: str, finished: Finished, text: Path, tmp_path: Path
 ) -> None:
