@@ -125,6 +125,16 @@ def test_a_folder_is_one_subject() -> None:
     assert {folder: files for folder, files in folders.items() if files > 12} == {}, "at most a dozen files"
 
 
+def test_a_folders_page_names_its_files() -> None:
+    wrong = [
+        name_of(file)
+        for file in FILES
+        if file.stem not in ("__init__", "__main__") and file.parent not in (PACKAGE, PACKAGE / "bench/subjects")
+        if file.stem not in (ast.get_docstring(parse(file.parent / "__init__.py")) or "")
+    ]
+    assert wrong == [], "a folder's `__init__.py` says what is in it, and in which order to read"
+
+
 def test_a_plain_page_fits_on_a_screen_and_is_read_first() -> None:
     pages = [file for file in FILES if file.name == "plain.py"]
     assert pages
