@@ -7,7 +7,6 @@ it up. Large buffers travel in segments, so that a segment is still in the cache
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,8 +61,11 @@ class Chunks(list[Any]):
     """
 
     def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:
-        ends = list(accumulate(lengths))
-        super().__init__(whole[end - length : end] for end, length in zip(ends, lengths, strict=True))
+        super().__init__()
+        start = 0
+        for length in lengths:
+            self.append(whole[start : start + length])
+            start += length
         self.whole, self.lengths, self.brought = whole, lengths, brought
 
 

@@ -6,6 +6,7 @@ Collectives call `combine(a, b, out)` on flat arrays of equal length; `out` may 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,11 +34,18 @@ class Reduction(partial[Any]):
     op: str
 
 
-NUMPY: dict[str, Combine] = {
-    "sum": np.add,
-    "max": lambda a, b, out: np.maximum(a, b, out=out),  # numpy deprecates their third positional argument
-    "min": lambda a, b, out: np.minimum(a, b, out=out),
-    "prod": np.multiply,
+def named(op: str, function: Callable[..., Any]) -> Reduction:
+    """Return a function as the reduction `op`."""
+    combine = Reduction(function)
+    combine.op = op
+    return combine
+
+
+NUMPY = {
+    "sum": named("sum", np.add),
+    "max": named("max", lambda a, b, out: np.maximum(a, b, out=out)),  # numpy deprecates a third positional argument
+    "min": named("min", lambda a, b, out: np.minimum(a, b, out=out)),
+    "prod": named("prod", np.multiply),
 }
 TORCH = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
@@ -57,20 +65,14 @@ def reduction(op: str, array: Array) -> Reduction:
     if op == "mean" and dtype_name(array) not in FLOATS:
         raise TypeError(f"the mean of {dtype_name(array)} is not {dtype_name(array)}: use op='sum' and divide yourself")
     op = "sum" if op == "mean" else op
-    combine = Reduction(_function(op, array))
-    combine.op = op
-    return combine
-
-
-def _function(op: str, array: Array) -> Combine:
     if isinstance(array, np.ndarray):
         return NUMPY[op]
     if device_name(array) == "meta":
-        return lambda a, b, out: out
+        return named(op, lambda a, b, out: out)
     if dtype_name(array) in ("uint16", "uint32", "uint64"):
         raise TypeError(f"torch cannot compute with {dtype_name(array)} on a GPU: convert to int32 or int64")
     function = getattr(sys.modules["torch"], TORCH[op])
-    return lambda a, b, out: function(a, b, out=out)
+    return named(op, lambda a, b, out: function(a, b, out=out))
 
 
 def finish(op: str, array: Array, ranks: int) -> None:

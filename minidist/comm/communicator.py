@@ -55,6 +55,8 @@ class Communicator:
         This rank's number, and how many there are.
     members : tuple[int, ...]
         The number of each rank in the world that the job was started with.
+    clock : callable
+        `clock()` returns seconds: the machine's, or on a modelled cluster the virtual time of this rank.
     kept : dict
         What algorithms keep between their calls.
     registered : Registered
@@ -68,6 +70,7 @@ class Communicator:
         self.kept: dict[type, Any] = {}
         self.registered = Registered()
         self.tag_offset = 0
+        self.clock = wire.clock
         self._children = itertools.count(1)
         self._node: tuple[int, ...] | None = None
 
@@ -273,10 +276,6 @@ class Communicator:
         self.wire.reach(bytes, peer)
 
     # ---------------------------------------------------------------- time
-
-    def clock(self) -> float:
-        """Return seconds: the machine's clock, or on a modelled cluster the virtual time of this rank."""
-        return self.wire.clock()
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass, as if computing. On real wires this only checks its argument."""

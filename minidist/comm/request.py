@@ -99,27 +99,16 @@ class Span:
     def __enter__(self) -> None:
         self.started = self.comm.clock()
         if self.native:
-            self.comm.ledger.status.since, self.comm.ledger.status.waiting = (
-                self.started,
-                Awaited(self.name, self.comm.members),
-            )
+            status = self.comm.ledger.status
+            status.since, status.waiting = self.started, Awaited(self.name, self.comm.members)
 
     def __exit__(self, *_: object) -> None:
-        ended = self.comm.clock()
+        comm, ledger, ended = self.comm, self.comm.ledger, self.comm.clock()
         if self.native:
-            self.comm.ledger.status.waiting = None
+            ledger.status.waiting = None
         if self.kind != EventKind.COMPUTE:
-            self.comm.ledger.traffic.waited(ended - self.started)
-        # On one rank a collective sends nothing, and a trace shows none.
-        alone = self.kind == EventKind.COLLECTIVE and self.comm.size == 1
-        if self.comm.ledger.trace is not None and not alone:
-            event = Event(
-                self.comm.members[self.comm.rank],
-                self.kind,
-                self.name,
-                self.started,
-                ended,
-                self.bytes,
-                self.comm.ledger.track,
-            )
-            self.comm.ledger.trace.record(event)
+            ledger.traffic.waited(ended - self.started)
+        if ledger.trace is None or (self.kind == EventKind.COLLECTIVE and comm.size == 1):
+            return  # on one rank a collective sends nothing, and a trace shows none
+        rank = comm.members[comm.rank]
+        ledger.trace.record(Event(rank, self.kind, self.name, self.started, ended, self.bytes, ledger.track))

@@ -148,9 +148,9 @@ class MpiWire(Wire):
         return memories[self.rank], memories
 
     def fence(self, status: Status) -> bool:
-        if not ORDERED_STORES or len(self.node) < self.size:
-            return False  # whoever receives a message also sees what its sender stored before
         if self._fence is None:
+            if not ORDERED_STORES or len(self.node) < self.size:
+                return False  # whoever receives a message also sees what its sender stored before
             self._fence = Fence(open_window(self, 64))
         self._fence.pass_through(self, status)
         return True
