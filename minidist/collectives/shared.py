@@ -44,7 +44,9 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         comm.fence()
         _reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)
         comm.fence()
-    elif array.nbytes <= SMALL or comm.size == 2:
+    elif array.nbytes <= SMALL:
+        _add_up(_publish(array, comm), array, comm, combine)
+    elif comm.size == 2:
         for block in blocks(array, BLOCK):
             _add_up(_publish(block, comm), block, comm, combine)
     else:
@@ -110,7 +112,8 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
     No other rank reads or writes this chunk meanwhile. Each segment of the sum is written while it is in the cache.
     """
     rank, counts = comm.rank, cut(len(copies[0]), comm.size)
-    chunks = [chunks_of(whole, counts)[rank] for whole in copies]
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    chunks = [whole[own] for whole in copies]
     others = [peer for peer in range(comm.size) if peer != rank]
     for pieces in segments(chunks, BLOCK):
         for peer in others:
@@ -155,7 +158,8 @@ def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
     If arrays differ in length, every copy has the length of the `longest`.
     """
     copies = _half(array, longest or len(array), comm)
-    copy(copies[comm.rank][: len(array)], array)
+    mine = copies[comm.rank]
+    copy(mine[: len(array)] if longest else mine, array)
     comm.fence()
     return copies
 

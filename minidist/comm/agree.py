@@ -12,13 +12,14 @@ import os
 from typing import Any, Protocol
 
 from minidist.comm.errors import MismatchError
+from minidist.comm.ledger import Ledger
 
 
 class Ranks(Protocol):
     """Ranks that can ask each other; a `Communicator`."""
 
     name: str
-    debug: bool
+    ledger: Ledger
 
     def roll_call(self, answer: Any) -> list[Any]: ...
 
@@ -36,7 +37,7 @@ def agree(comm: Ranks, operation: str, *details: object, **named: object) -> Non
     details, named
         What must be the same on every rank.
     """
-    if not comm.debug:
+    if not comm.ledger.debug:
         return
     words = [_word(detail) for detail in details] + [f"{name}={_word(detail)}" for name, detail in named.items()]
     calls = comm.roll_call(f"{operation}({', '.join(words)})")

@@ -229,9 +229,10 @@ class Communicator:
 
     def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
         """Return what an algorithm keeps between its calls: the one object of its class, made by the first call."""
-        if kind not in self.kept:
-            self.kept[kind] = make()
-        return self.kept[kind]  # type: ignore[no-any-return]
+        kept: Kept | None = self.kept.get(kind)
+        if kept is None:
+            kept = self.kept[kind] = make()
+        return kept
 
     # ---------------------------------------------------------------- registered memory
 
