@@ -41,7 +41,8 @@ class Work:
 
 try:
     {start}
-    time.sleep(60)
+    while True:
+        time.sleep(0.05)  # a signal that another thread has received ends no sleep
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -50,7 +51,7 @@ except KeyboardInterrupt:
 def interrupted(start: str, seconds: float) -> str:
     """Return what the program prints."""
     command = [sys.executable, "-c", PROGRAM.format(start=start, seconds=seconds)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 130, done.stderr
     return done.stdout
 
