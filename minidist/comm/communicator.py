@@ -28,7 +28,7 @@ from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
 from minidist.comm.request import Pending, Span, name_flow, record_end
 from minidist.comm.wire import Wire
-from minidist.trace.events import EventKind
+from minidist.trace.events import COMPUTE, RECEIVE, SEND, EventKind
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array, Buffer
@@ -108,13 +108,13 @@ class Communicator:
         """Start sending; the buffer must stay unchanged until the returned request has been waited for."""
         array = self._checked(buffer, to, tag, "to")
         self.ledger.traffic.sent(1, array.nbytes)
-        return Pending(self, EventKind.SEND, array, to, tag, self.wire.isend(array, to, tag + self.tag_offset))
+        return Pending(self, SEND, array, to, tag, self.wire.isend(array, to, tag + self.tag_offset))
 
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
         """Start receiving; the buffer holds the message once the returned request has been waited for."""
         array = self._checked(buffer, source, tag, "source")
         request = self.wire.irecv(array, source, tag + self.tag_offset)
-        return Pending(self, EventKind.RECEIVE, array, source, tag, request)
+        return Pending(self, RECEIVE, array, source, tag, request)
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send, and return when the buffer may be changed. It may wait for the receiver or not: rely on neither.
@@ -150,7 +150,7 @@ class Communicator:
         finally:
             status.waiting = None
         if trace is not None:
-            for kind, peer, array in ((EventKind.SEND, to, leaving), (EventKind.RECEIVE, source, arriving)):
+            for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
                 record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)
         if not self.tag_offset:
             self.ledger.traffic.waited(self.wire.clock() - started)
@@ -284,7 +284,7 @@ class Communicator:
             raise ValueError(f"advance({seconds}): time does not run backwards")
         self.wire.advance(seconds)
 
-    def span(self, name: str, kind: EventKind = EventKind.COMPUTE, bytes: int = 0, native: bool = False) -> Span:
+    def span(self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, native: bool = False) -> Span:
         """Return a context that records an event around its body and counts the time if it is communication."""
         return Span(self, name, kind, bytes, native)
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from minidist.comm.ledger import Awaited, Ledger
-from minidist.trace.events import Event, EventKind, source_line
+from minidist.trace.events import COLLECTIVE, COMPUTE, SEND, Event, EventKind, source_line
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
     from minidist.comm.wire import Request
-
-
-VERBS = {EventKind.SEND: "send to", EventKind.RECEIVE: "receive from"}
 
 
 class Accounts(Protocol):
@@ -43,7 +40,7 @@ class Pending:
             return
         comm, status = self.comm, self.comm.ledger.status
         started = status.since = comm.clock()
-        verb, tag = VERBS[self.kind], self.tag + comm.tag_offset
+        verb, tag = "send to" if self.kind is SEND else "receive from", self.tag + comm.tag_offset
         status.waiting = Awaited(verb, (comm.members[self.peer],), tag, self.array.nbytes)
         try:
             self.request.wait()
@@ -67,7 +64,7 @@ class Pending:
 
 def name_flow(comm: Accounts, kind: EventKind, peer: int, tag: int) -> str:
     """Name a message when it is posted. Both ends count alike, so both find the same name without asking."""
-    ends = (comm.rank, peer) if kind == EventKind.SEND else (peer, comm.rank)
+    ends = (comm.rank, peer) if kind == SEND else (peer, comm.rank)
     key = (*ends, tag + comm.tag_offset)
     comm.ledger.flows[key] += 1
     return f"{comm.name}:{ends[0]}>{ends[1]}:{key[2]}:{comm.ledger.flows[key]}"
@@ -79,7 +76,7 @@ def record_end(
     """Record one end of a message."""
     assert comm.ledger.trace is not None
     rank, now = comm.members[comm.rank], comm.clock()
-    name = f"{kind} {'to' if kind == EventKind.SEND else 'from'} {comm.members[peer]}"
+    name = f"{kind} {'to' if kind == SEND else 'from'} {comm.members[peer]}"
     comm.ledger.trace.record(
         Event(rank, kind, name, posted, now, bytes, comm.ledger.track, flow, source_line(), waited_from)
     )
@@ -106,9 +103,9 @@ class Span:
         comm, ledger, ended = self.comm, self.comm.ledger, self.comm.clock()
         if self.native:
             ledger.status.waiting = None
-        if self.kind != EventKind.COMPUTE:
+        if self.kind != COMPUTE:
             ledger.traffic.waited(ended - self.started)
-        if ledger.trace is None or (self.kind == EventKind.COLLECTIVE and comm.size == 1):
+        if ledger.trace is None or (self.kind == COLLECTIVE and comm.size == 1):
             return  # on one rank a collective sends nothing, and a trace shows none
         rank = comm.members[comm.rank]
         ledger.trace.record(Event(rank, self.kind, self.name, self.started, ended, self.bytes, ledger.track))

@@ -27,6 +27,9 @@ class EventKind(StrEnum):
     HELD = "held"  # no work: how many bytes the rank holds from then on
 
 
+# What every message and collective names: Python 3.11 takes 0.1 microseconds to look a member up in its class.
+COMPUTE, SEND, RECEIVE, COLLECTIVE = EventKind.COMPUTE, EventKind.SEND, EventKind.RECEIVE, EventKind.COLLECTIVE
+
 COMMUNICATION = tuple(kind for kind in EventKind if kind not in (EventKind.COMPUTE, EventKind.HELD))
 
 
