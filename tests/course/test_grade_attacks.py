@@ -592,6 +592,7 @@ def test_put_something_else_where_the_record_goes(kind: str, tmp_path: Path) -> 
 
 
 def test_files_beside_the_answer_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack(tmp_path, HONEST, task=2, wire="mpi")  # so the grader has found its mpirun, before files are in its way
     for name in (
         "sitecustomize.py",
         "conftest.py",
