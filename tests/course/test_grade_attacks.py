@@ -381,11 +381,20 @@ def test_hide_from_the_witness(how: str, tmp_path: Path) -> None:
     assert "which belongs to minidist" in tests[0].output or "is to be built by hand" in tests[0].output
 
 
-def test_go_past_the_witness(tmp_path: Path) -> None:
+PAST = {
+    "the wire below": "type(comm)(comm.wire.inner, comm.ledger)",
+    "a ledger of its own": "type(comm)(comm.wire.inner, type(comm.ledger)())",
+    "another wire around it": "type(comm)(type('Around', type(comm.wire).__mro__[1:2], {'split': None, 'fork': None})"
+    "(comm.wire.inner), type(comm.ledger)())",
+}
+
+
+@pytest.mark.parametrize("way", PAST)
+def test_go_past_the_witness(way: str, tmp_path: Path) -> None:
     """A sum on the wire below, and beside it a ring of messages of the right size."""
     source = HONEST.replace("def ring_all_reduce", "def honest")
     source += "def ring_all_reduce(buffer, comm):\n    honest(buffer.copy(), comm)\n"
-    source += "    honest(buffer, type(comm)(comm.wire.inner, comm.ledger))\n"
+    source += f"    honest(buffer, {PAST[way]})\n"
     tests = attack(tmp_path, source, task=3)
     assert scores(tests) == 0 and "calls comm.wire.inner, which hides calls" in tests[0].output
 

@@ -31,6 +31,7 @@ from minidist.course.grader.contract import Note, Task, Wrong, barred
 
 PACKAGE = Path(__file__).parents[2]
 STDLIB = sysconfig.get_path("stdlib")
+WITNESS = "minidist.course.grader.witness"
 STUDENT, CHECKS, LIBRARY, PYTHON = "exercise", "checks", "library", "python"
 NOBODY = ("<module>", "__del__", "__torch_dispatch__", "__torch_function__")  # what nobody calls by name
 STARTS = ("start_new_thread", "start_new", "_start_new_thread", "start_joinable_thread", "_start_joinable_thread")
@@ -90,12 +91,10 @@ class Watch:
         if file not in self.dull:
             known = file != "<string>" and owner not in (STUDENT, CHECKS)
             self.dull[file] = known and not barred(self.task, module_of(frame) if owner == LIBRARY else owner)
-        called_by = "" if caller is None else self.owner(caller)
-        by_package = called_by.startswith("minidist")
+        by_package = caller is not None and self.owner(caller).startswith("minidist")
         if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
             return
-        past_the_witness = not by_package or called_by == "minidist.comm.communicator"
-        if id(code) in self.shortcuts or (id(code) in self.below and past_the_witness):
+        if id(code) in self.shortcuts or (id(code) in self.below and not self.witnessed(caller)):
             through, line, *_ = self.stack(caller)
             kind = self.shortcuts.get(id(code)) or self.below[id(code)]
             if line:
@@ -108,6 +107,14 @@ class Watch:
                 self.called(name, caller)
         elif not (owner.startswith("minidist.course") and by_package):  # the witness's own business
             self.called(owner, frame)
+
+    def witnessed(self, frame: FrameType | None) -> bool:
+        """Tell whether the witness stands between the student's file and a call of the wire below it."""
+        while frame is not None and (owner := self.owner(frame)) != STUDENT:
+            if owner == WITNESS:
+                return True
+            frame = frame.f_back
+        return False
 
     def starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function to start threads by, whose calls are seen; it remembers the student's line that does."""
