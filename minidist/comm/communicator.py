@@ -142,7 +142,7 @@ class Communicator:
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.ledger.traffic.sent(1, leaving.nbytes)
         status, trace = self.ledger.status, self.ledger.trace
-        started = status.since = self.wire.clock()
+        started = status.since = self.clock()
         on_wire = tag + self.tag_offset
         status.waiting = Awaited("exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes)
         try:
@@ -153,7 +153,7 @@ class Communicator:
             for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
                 record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)
         if not self.tag_offset:
-            self.ledger.traffic.waited(self.wire.clock() - started)
+            self.ledger.traffic.waited(self.clock() - started)
 
     def barrier(self) -> None:
         """Return once every rank has called it.

@@ -57,7 +57,7 @@ class Traffic:
             self._origin.waited(seconds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, and a frozen one takes three times as long
 class Awaited:
     """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the same call.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from minidist.comm.report import describe
 from minidist.comm.threads_wire.cluster import Cluster
+from minidist.trace.events import SEND, EventKind
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -62,7 +63,7 @@ class Operation:
 
     world: Meeting
     lane: Lane
-    kind: str
+    kind: EventKind
     array: Array
     key: tuple[str, int, int, int]  # communicator, sender, receiver, tag
     posted: float
@@ -97,7 +98,7 @@ class Operation:
     def waits_for(self) -> tuple[str, int]:
         """What its waiter waits for, in words, and the rank."""
         _, sender, receiver, tag = self.key
-        peer, what = (receiver, "send to") if self.kind == "send" else (sender, "receive from")
+        peer, what = (receiver, "send to") if self.kind is SEND else (sender, "receive from")
         return describe(what, peer, tag, self.array.nbytes), peer
 
     @property
@@ -109,13 +110,13 @@ class Operation:
         """Return when this end is complete, in virtual time, charging the incoming port on the first call."""
         if self.completed is None:
             cluster = self.world.cluster
-            if cluster is None or (self.kind == "send" and self.eager):
+            if cluster is None or (self.kind is SEND and self.eager):
                 self.completed = self.posted
             else:
                 assert self.done, "a message completes only when both ends are there"
                 link = cluster.link(self.key[1], self.key[2])
                 seconds = link.seconds(self.array.nbytes)
-                if self.kind == "send":
+                if self.kind is SEND:
                     self.completed = max(self.departs, self.met) + seconds
                 else:
                     starts = max(self.met, 0.0 if self.eager else self.posted, self.lane.incoming_free)

@@ -30,6 +30,7 @@ from minidist.comm.threads_wire.lanes import Lane, Operation
 from minidist.comm.threads_wire.world import World
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
+from minidist.trace.events import RECEIVE, SEND, EventKind
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -48,12 +49,12 @@ class ThreadsWire(Wire):
         self._roll_calls = itertools.count()
 
     def isend(self, array: Array, to: int, tag: int) -> Operation:
-        return self._post("send", array, (self.name, self.members[self.rank], self.members[to], tag))
+        return self._post(SEND, array, (self.name, self.members[self.rank], self.members[to], tag))
 
     def irecv(self, array: Array, source: int, tag: int) -> Operation:
-        return self._post("recv", array, (self.name, self.members[source], self.members[self.rank], tag))
+        return self._post(RECEIVE, array, (self.name, self.members[source], self.members[self.rank], tag))
 
-    def _post(self, kind: str, array: Array, key: tuple[str, int, int, int]) -> Operation:
+    def _post(self, kind: EventKind, array: Array, key: tuple[str, int, int, int]) -> Operation:
         if device_name(array) == "cuda":
             raise ValueError("simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun")
         return self.world.post(self.lane, kind, array, key)

@@ -20,6 +20,7 @@ from minidist.comm.errors import CommunicationError, DeadlockError, MismatchErro
 from minidist.comm.report import label, user_line
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation
+from minidist.trace.events import SEND, EventKind
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -56,18 +57,18 @@ class World:
 
     # ---------------------------------------------------------------- messages
 
-    def post(self, lane: Lane, kind: str, array: Array, key: tuple[str, int, int, int]) -> Operation:
+    def post(self, lane: Lane, kind: EventKind, array: Array, key: tuple[str, int, int, int]) -> Operation:
         """Post one end of a message; if the other is there, copy and complete both."""
         operation = Operation(self, lane, kind, array, key, lane.time)
-        if kind == "send":
+        if kind is SEND:
             self._depart(operation)
         with self.lock:
             self.raise_failure()
             self.progress += 1
             lane.polls, lane.thread = 0, threading.current_thread()
             queue = self.unmatched[key]
-            if not queue or queue[0].kind == kind:
-                if kind == "send" and operation.eager:
+            if not queue or queue[0].kind is kind:
+                if kind is SEND and operation.eager:
                     operation.array = _snapshot(array)
                     operation.done = True
                 queue.append(operation)
@@ -75,7 +76,7 @@ class World:
             partner = queue.popleft()
             if not queue:
                 del self.unmatched[key]
-        send, receive = (operation, partner) if kind == "send" else (partner, operation)
+        send, receive = (operation, partner) if kind is SEND else (partner, operation)
         self._check(send, receive)
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
