@@ -79,7 +79,7 @@ def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]
 
     Only the CPU's cache is meant: arrays elsewhere come in one piece.
     """
-    longest = max(len(chunk) for chunk in chunks)
+    longest = max(map(len, chunks))
     step = max(1, bytes // chunks[0].itemsize)
     if longest <= step or device_name(chunks[0]) != "cpu":
         yield chunks

@@ -35,5 +35,5 @@ def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, reduce: 
 
 def kept_room(chunks: list[Array], comm: Communicator) -> Callable[[Array], Array]:
     """Return a `room` that takes two temporaries in turn: one receives a chunk while the other is sent."""
-    longest, slots = max(len(chunk) for chunk in chunks), cycle((1, 0))
+    longest, slots = max(map(len, chunks)), cycle((1, 0))
     return lambda chunk: temporary(comm, chunk, longest, next(slots))[: len(chunk)]

@@ -200,7 +200,7 @@ def test_master_values_are_kept_in_float32() -> None:
             optimizer.zero_grad()
             (model.weight.float().sum() * 1e-3 / comm.size).backward()
             optimizer.step()
-        return float(model.weight.float().mean()), float(optimizer.state[wrapped.slices[0]]["master"].mean())
+        return float(model.weight.detach().float().mean()), float(optimizer.state[wrapped.slices[0]]["master"].mean())
 
     for rounded, exact in minidist.run(program, 2):
         assert exact == pytest.approx(1 - 16e-3, rel=1e-3)
