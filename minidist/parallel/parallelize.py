@@ -28,7 +28,8 @@ from minidist.collectives import broadcast
 from minidist.memory.recompute.segments import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.data.data_parallel import DDP, MIB
+from minidist.parallel.data.buckets import MIB
+from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import check_elementwise

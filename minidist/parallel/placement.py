@@ -87,6 +87,10 @@ class Placement:
     stop: int
     comm: Communicator
 
+    def take(self, whole: Tensor) -> Tensor:
+        """Return this rank's elements of the whole parameter, flat: a view if it is contiguous."""
+        return whole.flatten()[self.start : self.stop]
+
 
 def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter, for an optimizer to update, that is these `values` (flat) and knows what they are."""

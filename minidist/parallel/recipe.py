@@ -12,7 +12,7 @@ so with a pipeline they reduce in every microbatch: m times the bytes of ZeRO 0 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, get_args
 
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from minidist.mesh import Layout
+from minidist.parallel.data.buckets import MIB
 from minidist.parallel.pipeline import NAMES, check, plan
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.errors import ScheduleError
 
-MIB = 1 << 20
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 RECOMPUTES = 'none, full, selective, sqrt, "every K" (blocks)'
@@ -111,30 +111,11 @@ class Recipe:
         RecipeError
             With one sentence: what does not fit, and the fix.
         """
-        own = isinstance(self.schedule, Plan)
-        if not own and self.schedule not in NAMES:
-            raise RecipeError(f"there is no schedule {self.schedule!r}: choose one of {', '.join(NAMES)}")
-        row = NO_PIPELINE if layout.pp == 1 else OWN_PLAN if own else str(self.schedule)
-        if self.zero not in self.supported[row]:
-            offered = " or ".join(map(str, self.supported[row]))
-            raise RecipeError(
-                f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
-            )
-        self._check_data_axis(layout.dp)
-        self._check_used(layout)
-        if not is_policy(self.recompute):
-            raise RecipeError(f"there is no policy {self.recompute!r} of recomputation: choose one of {RECOMPUTES}")
-        if self.recompute != "none" and layers < 1:
-            raise RecipeError(f"recompute={self.recompute!r} is for a model with a list of `layers`: use 'none'")
-        if self.sequence and layout.tp == 1:
-            raise RecipeError("sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2")
-        if isinstance(self.schedule, Plan) and self.schedule.ranks != layout.pp:
-            ranks = self.schedule.ranks
-            raise RecipeError(f"the plan is for {ranks} ranks, but pp={layout.pp}: use pp={ranks}")
+        fault = next(self._faults(layout, layers), None)
+        if fault:
+            raise RecipeError(fault)
         if layout.pp == 1:
             return None
-        if self.chunks > layers:  # asked before planning, which takes a time for each
-            raise RecipeError(f"chunks={self.chunks} on each rank are more than the model has layers: {layers}")
         found = self.plan(layout)
         if found.stages > layers:
             raise RecipeError(
@@ -143,43 +124,54 @@ class Recipe:
             )
         return found
 
-    def _check_used(self, layout: Layout) -> None:
-        """Raise RecipeError for an axis that nothing uses, or an option without effect."""
+    def _faults(self, layout: Layout, layers: int) -> Iterator[str]:
+        """Yield a sentence for each fault. Only the first is asked for: later questions rely on the earlier ones."""
+        own = self.schedule if isinstance(self.schedule, Plan) else None
+        if own is None and self.schedule not in NAMES:
+            yield f"there is no schedule {self.schedule!r}: choose one of {', '.join(NAMES)}"
+        row = NO_PIPELINE if layout.pp == 1 else OWN_PLAN if own else str(self.schedule)
+        if self.zero not in self.supported[row]:
+            offered = " or ".join(map(str, self.supported[row]))
+            yield f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
+        yield from self._faults_of_data_axis(layout.dp)
         for axis in ("cp", "ep"):
             if (ranks := getattr(layout, axis)) > 1:
-                raise RecipeError(
+                yield (
                     f"no strategy uses the axis {axis}={ranks}: its ranks would train as copies that nobody keeps "
                     f"equal: use {axis}=1"
                 )
-        own = self.schedule.microbatches if isinstance(self.schedule, Plan) else 1
-        how = "ZeRO 3" if self.zero == 3 else f"the strategy {self.strategy!r}"
-        for wrong, sentence in (
-            (self.microbatches < 1, "a step has at least 1"),
-            (
-                isinstance(self.schedule, Plan) and self.microbatches not in (1, own),
-                f"the plan has {own} of its own: leave it out",
-            ),
-        ):
-            if wrong:
-                raise RecipeError(f"microbatches={self.microbatches}, but {sentence}")
-        for name, used, needed in (
-            ("chunks", layout.pp > 1 and not isinstance(self.schedule, Plan), "a pipeline that is interleaved"),
-            ("bucket_bytes", self.strategy == "ddp" and self.zero < 3, f"ddp and ZeRO 1 and 2, not for {how}"),
-            ("allocate", self.zero == 3, f"the shards of ZeRO 3, not for ZeRO {self.zero}"),
-        ):
-            if not used and getattr(self, name) != getattr(Recipe, name):
-                raise RecipeError(f"{name}={getattr(self, name)} is for {needed}: leave it out")
+        if self.microbatches < 1:
+            yield f"microbatches={self.microbatches}, but a step has at least 1"
+        if own and self.microbatches not in (1, own.microbatches):
+            yield f"microbatches={self.microbatches}, but the plan has {own.microbatches} of its own: leave it out"
+        if self.chunks != 1 and (own or layout.pp == 1):
+            yield f"chunks={self.chunks} is for a pipeline that is interleaved: leave it out"
+        if not is_policy(self.recompute):
+            yield f"there is no policy {self.recompute!r} of recomputation: choose one of {RECOMPUTES}"
+        if self.recompute != "none" and layers < 1:
+            yield f"recompute={self.recompute!r} is for a model with a list of `layers`: use 'none'"
+        if self.sequence and layout.tp == 1:
+            yield "sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2"
+        if own and own.ranks != layout.pp:
+            yield f"the plan is for {own.ranks} ranks, but pp={layout.pp}: use pp={own.ranks}"
+        if layout.pp > 1 and self.chunks > layers:  # asked before planning, which takes a time for each
+            yield f"chunks={self.chunks} on each rank are more than the model has layers: {layers}"
 
-    def _check_data_axis(self, ranks: int) -> None:
-        """Raise RecipeError unless what is asked for can be done over so many ranks."""
+    def _faults_of_data_axis(self, ranks: int) -> Iterator[str]:
+        """Yield a sentence for what cannot be done over so many ranks, or would have no effect there."""
         if self.strategy not in STRATEGIES:
-            raise RecipeError(f"there is no strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}")
+            yield f"there is no strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}"
         if self.zero and self.strategy != "ddp":
-            raise RecipeError(f"ZeRO {self.zero} shards what ddp reduces, not strategy {self.strategy!r}: use ddp")
+            yield f"ZeRO {self.zero} shards what ddp reduces, not strategy {self.strategy!r}: use ddp"
         if self.shard_ranks is not None and self.zero != 3:
-            raise RecipeError(f"shard_ranks={self.shard_ranks} is for ZeRO 3, not for ZeRO {self.zero}: leave it out")
+            yield f"shard_ranks={self.shard_ranks} is for ZeRO 3, not for ZeRO {self.zero}: leave it out"
         if self.shard_ranks is not None and (self.shard_ranks < 1 or ranks % self.shard_ranks):
-            raise RecipeError(f"shard_ranks={self.shard_ranks} does not divide dp={ranks}: choose a divisor of {ranks}")
+            yield f"shard_ranks={self.shard_ranks} does not divide dp={ranks}: choose a divisor of {ranks}"
+        if self.bucket_bytes != Recipe.bucket_bytes and (self.zero == 3 or self.strategy != "ddp"):
+            how = "ZeRO 3" if self.zero == 3 else f"the strategy {self.strategy!r}"
+            yield f"bucket_bytes={self.bucket_bytes} is for ddp and ZeRO 1 and 2, not for {how}: leave it out"
+        if self.allocate is not None and self.zero != 3:
+            yield f"allocate={self.allocate} is for the shards of ZeRO 3, not for ZeRO {self.zero}: leave it out"
 
 
 def is_policy(words: str) -> bool:

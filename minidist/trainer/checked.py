@@ -20,9 +20,10 @@ from minidist.memory.precision.mixed import check_dtype
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
+from minidist.parallel.data.buckets import MIB
 from minidist.parallel.parallelize import Fit, check_fit
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
-from minidist.parallel.recipe import MIB, RecipeError
+from minidist.parallel.recipe import RecipeError
 from minidist.trainer.checkpoint.resume import sizes_of
 from minidist.trainer.config import Config, ConfigError, ParallelOptions
 from minidist.trainer.files import FileError, read_text

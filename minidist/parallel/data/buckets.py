@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.parallel.placement import tied_across
 
+MIB = 1 << 20
+
 
 class Bucket:
     """Parameters whose gradients are reduced in one piece. It is `filling`, `launched`, or `done`.

@@ -23,10 +23,8 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.comm.stream import Stream
 from minidist.parallel.data.backward import BackwardEnd, Hook, remove_all
-from minidist.parallel.data.buckets import Bucket, FlatBucket, partition
+from minidist.parallel.data.buckets import MIB, Bucket, FlatBucket, partition
 from minidist.parallel.data.strategy import DataParallel
-
-MIB = 1 << 20
 
 
 class Bucketed(DataParallel):

@@ -21,8 +21,7 @@ from torch import nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.data.buckets import partition, take_gradients, views_into
-from minidist.parallel.data.data_parallel import MIB
+from minidist.parallel.data.buckets import MIB, partition, take_gradients, views_into
 from minidist.parallel.data.strategy import DataParallel
 
 

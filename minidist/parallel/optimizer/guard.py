@@ -21,13 +21,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 class Guard:
     """Knows which optimizers may step over a sharded model: those that its method `optimizer` has built.
 
-    It keeps neither the model nor its parameters alive.
+    It keeps neither the model nor its parameters alive. Like a hook, it is there from when it is made until `remove`.
     """
 
     def __init__(self, strategy: str, parameters: Iterable[nn.Parameter], slices: Iterable[nn.Parameter]) -> None:
         self.strategy = strategy
         self.parameters, self.slices = frozenset(map(id, parameters)), frozenset(map(id, slices))
         self.built: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        GUARDS.post(self)
+
+    def remove(self) -> None:
+        """Let every optimizer step."""
+        GUARDS.dismiss(self)
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
         """Raise ValueError if an optimizer over what has these `id`s must not step."""
@@ -45,23 +50,21 @@ class Guard:
 
 
 class Guards:
-    """All guards, and their hook, which is there while there are any."""
+    """All guards, and the hook on all optimizers, which is there while there are any."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a model may be collected, and its guard dismissed, wherever Python is
+        self.lock = threading.RLock()  # a model may be collected, and its guard removed, wherever Python is
         self.posted: set[Guard] = set()
         self.hook: Any = None
 
-    def post(self, guard: Guard, model: nn.Module) -> Any:
-        """Have a guard heard until what this returns is called, or the model is gone."""
+    def post(self, guard: Guard) -> None:
+        """Have a guard look at every step from now on."""
         with self.lock:
             self.posted.add(guard)
             self.hook = self.hook or register_optimizer_step_pre_hook(self._before_step)
-        dismissal = weakref.finalize(model, self._dismiss, guard)
-        dismissal.atexit = False
-        return dismissal
 
-    def _dismiss(self, guard: Guard) -> None:
+    def dismiss(self, guard: Guard) -> None:
+        """Have it look no more."""
         with self.lock:
             self.posted.discard(guard)
             if not self.posted and self.hook is not None:

@@ -78,7 +78,7 @@ def _gathered(value: Any, placement: Placement) -> Any:
 def _slice(value: Any, placement: Placement, same: bool) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return (value if same else value.flatten()[placement.start : placement.stop]).clone()
+    return (value if same else placement.take(value)).clone()
 
 
 def check_state(saved: dict[str, Any], placements: list[Placement], same: Collection[str]) -> None:

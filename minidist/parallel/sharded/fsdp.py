@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from minidist.collectives import all_reduce, reduce_scatter
+from minidist.collectives import all_reduce
 from minidist.parallel.data.backward import BackwardEnd, Hook
 from minidist.parallel.sharded.sharded_model import ShardedModel
 from minidist.parallel.sharded.units import Flat, Unit
@@ -197,18 +197,10 @@ class FSDP(ShardedModel):
         for same in (self.same, *self.same_across):
             same.step(f"reduce the gradients of {name or 'the root unit'}")
         for flat, gradient in gradients:
-            flat.add_gradient(self._scattered(flat, gradient))
-
-    def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
-        """Return this rank's shard of the sum of all ranks' gradients."""
-        if flat.replicated:
-            shard = gradient
-            all_reduce(shard, self.stream.comm, self.op)
-        else:
-            shard = reduce_scatter(gradient, self.stream.comm, self.op)
-        if self.across is not None:
-            all_reduce(shard, self.across, self.op)
-        return shard
+            shard = flat.reduce(gradient, self.stream.comm, self.op)
+            if self.across is not None:
+                all_reduce(shard, self.across, self.op)
+            flat.add_gradient(shard)
 
     def _backward_ended(self) -> None:
         self.in_backward = None

@@ -20,7 +20,7 @@ from minidist.comm import Communicator
 from minidist.parallel.data.strategy import DataParallel
 from minidist.parallel.optimizer.elementwise import build_over_slices, check_elementwise
 from minidist.parallel.optimizer.groups import chosen, known_groups
-from minidist.parallel.optimizer.guard import GUARDS, Guard
+from minidist.parallel.optimizer.guard import Guard
 from minidist.parallel.optimizer.state import share_out
 from minidist.parallel.placement import Placement, make_slice
 from minidist.parallel.replica import Optimizer
@@ -85,8 +85,8 @@ class Sharded(DataParallel):
     """What strategies share that have a rank's optimizer update slices: how it is built, saved and loaded."""
 
     shard_of: Mapping[nn.Parameter, Shard]
+    hooks: list[Any]
     posted: Guard
-    unguard: Callable[[], object]
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
@@ -114,9 +114,9 @@ class Sharded(DataParallel):
         """Tell whether this parameter has a gradient that its slice does not have."""
 
     def guard(self, parameters: Collection[nn.Parameter]) -> None:
-        """Have optimizers refused that `optimizer` has not built, until `unguard` or the end of this object."""
+        """Have optimizers refused that `optimizer` has not built, as long as the other hooks are there."""
         self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
-        self.unguard = GUARDS.post(self.posted, self)
+        self.hooks.append(self.posted)
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **options: Any

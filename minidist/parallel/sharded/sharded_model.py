@@ -127,7 +127,6 @@ class ShardedModel(Whole):
     def unwrap(self) -> nn.Module:
         """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
         if self.hooks:  # else that was done before, and the parameters may have changed since
-            self.unguard()
             remove_all(self.hooks)
             self._unshard_all()
         return self.module
@@ -163,7 +162,7 @@ class ShardedModel(Whole):
         """Return the tensors of this rank, by category of the account."""
         gradients = [flat.gradient for flat in self.flats if flat.gradient is not None]
         gradients += [whole for unit in self.units for whole in unit.gradients.values()]
-        return {"parameters": [flat.mine for flat in self.flats], "gradients": gradients}
+        return {"parameters": [kept for flat in self.flats for kept in flat.stored()], "gradients": gradients}
 
     # ---------------------------------------------------------------- memory of units
 

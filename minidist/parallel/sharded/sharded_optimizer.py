@@ -88,9 +88,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             loss = closure() if closure else None
         for shard in self.shards:
             for parameter, piece in shard.slices.items():
-                place = shard.placements[parameter]
                 whole = parameter.grad
-                piece.grad = None if whole is None else whole.flatten()[place.start : place.stop]
+                piece.grad = None if whole is None else shard.placements[parameter].take(whole)
         self.local.step(**options)
         for shard in self.shards:
             shard.publish(self.comm)

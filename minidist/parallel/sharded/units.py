@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from minidist.collectives import all_gather
+from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.buckets import kind_of, views_into
@@ -99,9 +99,8 @@ class Flat(Shard):
 
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set this rank's elements of a parameter to those of the whole `value`; `publish` comes after the last."""
-        placement = self.placements[parameter]
         if value.device.type != "meta":
-            self.values[self.held[parameter]].copy_(value.flatten()[placement.start : placement.stop])
+            self.values[self.held[parameter]].copy_(self.placements[parameter].take(value))
 
     def publish(self) -> None:
         """Take over new values into what is gathered."""
@@ -111,6 +110,17 @@ class Flat(Shard):
     def fetch(self, whole: Tensor, comm: Communicator) -> None:
         """Gather all elements from all ranks. Runs on the stream."""
         all_gather(self.mine.to(self.device, non_blocking=True), comm, out=whole, counts=self.counts)
+
+    def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
+        """Return this rank's elements of what becomes of all ranks' whole gradients. Runs on the stream."""
+        if not self.replicated:
+            return reduce_scatter(gradient, comm, op)
+        all_reduce(gradient, comm, op)
+        return gradient
+
+    def stored(self) -> list[Tensor]:
+        """Return what this rank has of the parameters between uses."""
+        return [self.mine]
 
     def show(self) -> None:
         """Let the parameters be what was gathered."""
@@ -204,21 +214,14 @@ class Unit:
         """Return all gradients, and forget them."""
         self.collect(self.parameters)
         taken = self.gradients
-        self.drop_gradients()
-        return taken
-
-    def drop_gradients(self) -> None:
-        """Drop what has not been reduced."""
-        for parameter in self.parameters:
-            parameter.grad = None
         self.gradients, self.places = {}, {}
+        return taken
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Drop what has not been reduced of these parameters."""
-        mine = self.parameters & parameters
-        if mine == self.parameters:
-            self.drop_gradients()
-        for parameter in mine:
+        if self.parameters <= parameters:
+            self.gradients, self.places = {}, {}
+        for parameter in self.parameters & parameters:
             parameter.grad = None
             if parameter in self.places:
                 self.places[parameter].zero_()

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.data.backward import Hook
-from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
-from minidist.parallel.data.data_parallel import MIB, Bucketed
+from minidist.parallel.data.buckets import MIB, Bucket, flat_buffer, views_into
+from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.sharded.shard import Shard, Sharded
 
 
@@ -98,11 +98,6 @@ class ZeRO1(Sharded, Bucketed):
         reduced = [shard.gradient for shard in self.shards.values() if shard.gradient is not None]
         return {"gradients": super().held()["gradients"] + reduced}
 
-    def unwrap(self) -> nn.Module:
-        """Return the model without hooks, to be changed and wrapped again."""
-        self.unguard()
-        return super().unwrap()
-
     def wait(self) -> None:
         """Return once all parameters are gathered."""
         for shard in self.shards.values():
@@ -113,9 +108,7 @@ class ZeRO1(Sharded, Bucketed):
 
     def _reduce(self, shard: BucketShard, gradients: Tensor) -> None:
         """Reduce to this rank's shard of the sum of all ranks' gradients. Runs on the stream."""
-        reduced = reduce_scatter(gradients, self.stream.comm, self.op)
-        assert isinstance(reduced, Tensor)
-        self._take_over(shard, reduced)
+        self._take_over(shard, reduce_scatter(gradients, self.stream.comm, self.op))
 
     def _take_over(self, shard: BucketShard, reduced: Tensor) -> None:
         """Replace the gradient: what is in the bucket is the sum over all backwards."""

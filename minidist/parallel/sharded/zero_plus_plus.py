@@ -17,7 +17,6 @@ the two hops. A quantised sum cannot be passed on from rank to rank as in a ring
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -87,12 +86,17 @@ class QuantisedFlat(Flat):
         else:
             all_gather(self.second, inside, out=whole)
 
-    def rows(self, gradient: Tensor) -> Tensor:
-        """Return a whole gradient as one row for each rank."""
-        rows = gradient.new_zeros(len(self.counts), self.row)
+    def stored(self) -> list[Tensor]:
+        """Return what this rank has of the parameters between uses: the second partition, too."""
+        return [self.mine] if self.second is None else [self.mine, self.second]
+
+    def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
+        """Return this rank's elements of what becomes of all ranks' whole gradients. Runs on the stream."""
+        rows = gradient.new_zeros(comm.size, self.row)  # one for each rank
         for row, part in zip(rows, torch.split(gradient, self.counts), strict=True):
             row[: len(part)] = part
-        return rows
+        shard = self.nodes.reduce(rows)[: len(self.mine)]
+        return shard / comm.size if op == "mean" else shard
 
 
 class ZeROPlusPlus(FSDP):
@@ -118,20 +122,8 @@ class ZeROPlusPlus(FSDP):
         self.nodes = Nodes(comm, node_ranks)
         super().__init__(model, comm, **options)
 
-    def held(self) -> Mapping[str, Iterable[Tensor]]:
-        """Return the tensors of this rank, by category of the account."""
-        seconds = [flat.second for flat in self.flats if isinstance(flat, QuantisedFlat) and flat.second is not None]
-        held = super().held()
-        return {**held, "parameters": [*held["parameters"], *seconds]}
-
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
         return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate)
-
-    def _scattered(self, flat: Flat, gradient: Tensor) -> Tensor:
-        if not isinstance(flat, QuantisedFlat):
-            return super()._scattered(flat, gradient)
-        shard = self.nodes.reduce(flat.rows(gradient))[: len(flat.mine)]
-        return shard / self.comm.size if self.op == "mean" else shard
 
 
 def _swapped(rows: Tensor, outer: int) -> Tensor:

@@ -28,14 +28,7 @@ from minidist.parallel.data.replicas import check_same, make_equal
 from minidist.parallel.meta import on_device
 from minidist.parallel.placement import TensorPlacement, tensor_placement_of
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
-from minidist.parallel.tensor.styles import (
-    ColumnParallel,
-    ParallelRegion,
-    RowParallel,
-    SplitSequence,
-    Style,
-    VocabularyParallel,
-)
+from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, Style, VocabularyParallel
 from minidist.parallel.tensor.tensor_parallel import Boundary, load_slices, shard, sum_gradient
 
 Plan: TypeAlias = Mapping[str, Style]
@@ -133,7 +126,7 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
                 f"{name} is of kind {type(module).__name__}, but {kind} splits {style.kind.__name__}: change the plan"
             )
         style.bounds(module, name, comm)
-    if sequence and not any(isinstance(style, VocabularyParallel | SplitSequence) for style in styles.values()):
+    if sequence and not any(style.splits_sequence for style in styles.values()):
         raise ValueError(
             "sequence=True, but nothing in the plan splits the sequence: name the embedding, as VocabularyParallel() "
             "or SplitSequence()"
@@ -145,7 +138,7 @@ def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -
     """Apply each style, then treat what no style names: whole parameters, and dropouts of a split sequence."""
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     for name, style in styles.items():
-        entered = _inside(name, styles, ParallelRegion)
+        entered = any(around.enters for around in _around(name, styles))
         replacement = style.apply(model.get_submodule(name), name, boundary, entered)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, replacement)
@@ -161,9 +154,10 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
         if tensor_placement_of(parameter) is None:
             nowhere = ((0, 0),) * comm.size
             shard(parameter, TensorPlacement(name, parameter.shape, None, nowhere, comm.size, comm))
-            some_channels = _inside(name, styles, ParallelRegion) and not _inside(name, styles, RowParallel)
-            some_tokens = sequence and not _inside(name, styles, SplitSequence)
-            if some_channels or some_tokens:  # a row-parallel bias comes after the sum over channels
+            around = _around(name, styles)
+            some_channels = any(style.enters for style in around) and not any(style.leaves for style in around)
+            some_tokens = sequence and not any(style.splits_sequence for style in around)
+            if some_channels or some_tokens:
                 sum_gradient(parameter, comm)
 
 
@@ -190,6 +184,6 @@ def _fits(name: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
-def _inside(name: str, styles: Plan, kind: type[Style]) -> bool:
-    """Tell whether a module or parameter lies in a module that has a style of this kind."""
-    return any(isinstance(style, kind) and name.startswith(top + ".") for top, style in styles.items())
+def _around(name: str, styles: Plan) -> list[Style]:
+    """Return the styles of the modules in which a module or parameter lies."""
+    return [style for top, style in styles.items() if name.startswith(top + ".")]

@@ -36,7 +36,10 @@ from minidist.parallel.tensor.tensor_parallel import (
 class Style(ABC):
     """What a plan asks to be done to a module. Subclass it for modules of your own."""
 
-    kind: ClassVar[type[nn.Module]] = nn.Module
+    kind: ClassVar[type[nn.Module]] = nn.Module  # of the modules that it is for
+    enters: ClassVar[bool] = False  # inputs enter here for all that is inside, which then computes some channels only
+    leaves: ClassVar[bool] = False  # what is not cut inside, a bias, is used after the sum over channels
+    splits_sequence: ClassVar[bool] = False  # it can hand on this rank's tokens only; what is inside sees all
 
     def bounds(self, module: Any, name: str, comm: Communicator) -> tuple[Bounds, int]:
         """Return what each rank is to hold, and how many hold the same. Raises ValueError if that cannot be."""
@@ -54,6 +57,8 @@ class ParallelRegion(Style):
     would be counted P times. Parameters inside that are not cut are taken to see this rank's channels only: their
     gradients are summed.
     """
+
+    enters = True
 
     def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
         """Hook the module."""
@@ -101,6 +106,7 @@ class RowParallel(Style):
     """Cut a linear layer's inputs, which come from what `ColumnParallel` has cut; `heads` as there."""
 
     kind = nn.Linear
+    leaves = True
     heads: int = 0
 
     def bounds(self, module: nn.Linear, name: str, comm: Communicator) -> tuple[Bounds, int]:
@@ -119,6 +125,7 @@ class VocabularyParallel(Style):
     """Cut an embedding by words."""
 
     kind = nn.Embedding
+    splits_sequence = True
 
     def bounds(self, module: nn.Embedding, name: str, comm: Communicator) -> tuple[Bounds, int]:
         """Return those of the words. Raises as `bounds_of`, and for options of torch's embedding."""
@@ -139,6 +146,8 @@ class SplitSequence(Style):
 
     Its parameters get whole gradients: backward gathers the tokens. No message in forward.
     """
+
+    splits_sequence = True
 
     def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
         """Hook the module."""
