@@ -1,4 +1,4 @@
-"""What strategies hook into a model and its backward. It does not keep them alive, and goes with them."""
+"""Hooks of strategies on a model and its backward. They do not keep the strategy alive, and vanish with it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from minidist.comm import Communicator
 
 
 class Hook:
-    """A hook that calls `method(*first, ...)` as long as the method's object is there, and does nothing after.
+    """A hook that calls `method(*first, ...)` as long as the method's object exists, and does nothing afterwards.
 
-    Autograd keeps its hooks where Python's garbage collector does not look: a bound method would live for ever.
-    What comes `first` belongs to the method's object.
+    Autograd keeps its hooks where Python's garbage collector cannot see them: a bound method there would live for ever.
+    The arguments in `first` belong to the method's object, and live as long as it does.
     """
 
     def __init__(self, method: Callable[..., Any], *first: Any) -> None:
@@ -30,13 +30,13 @@ class Hook:
 
 
 def hooked(parameter: nn.Parameter) -> bool:
-    """Tell whether a strategy, still there, waits for the gradient of a parameter."""
+    """Tell whether a strategy that still exists waits for the gradient of a parameter."""
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
     return any(isinstance(hook, Hook) and hook.method() is not None for hook in hooks)
 
 
 def kept_by_graph(kept: Any, output: Any) -> Any:
-    """Return nested `output`, whose graph keeps `kept` until a backward through it has ended."""
+    """Return the nested `output`; its graph now keeps `kept` alive until a backward through it has ended."""
     held = [kept]
     for tensor in tree_leaves(output):
         if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
@@ -45,30 +45,30 @@ def kept_by_graph(kept: Any, output: Any) -> Any:
 
 
 def at_end(work: Callable[[], None]) -> None:
-    """Call `work` when the backward that is running has ended."""
+    """Call `work` when the backward that is running now has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(work)
 
 
 def remove_all(hooks: list[Any]) -> None:
-    """Remove hooks, and their handles from the list."""
+    """Remove all hooks in the list, and empty it."""
     while hooks:
         hooks.pop().remove()
 
 
 class BackwardEnd:
-    """Calls `work` once each time a backward has ended in which `expect` was called."""
+    """Calls `work` once at the end of each backward in which `expect` was called."""
 
     def __init__(self, work: Callable[[], None], comm: Communicator) -> None:
         self.work, self.comm = weakref.WeakMethod(work), comm
         self._pending: weakref.ref[Callable[[], None]] | None = None
 
     def expect(self) -> bool:
-        """Have the backward that is running call back. Tell whether this was its first such request.
+        """Ask the backward that is running to call `work` when it ends. Tell whether it was asked for the first time.
 
         Raises
         ------
         RuntimeError
-            If an earlier one never came to its end.
+            If an earlier backward has raised, and so never came to its end.
         """
         if self._pending is not None and self._pending() is not None:
             return False
@@ -85,7 +85,7 @@ class BackwardEnd:
             self._pending = None
             work()
 
-        # Autograd alone keeps this callback, and drops it also if backward raises: a dead reference tells.
+        # Only autograd keeps this callback, and drops it if backward raises, too: then our reference is dead.
         self._pending = weakref.ref(end)
         at_end(end)
         return True

@@ -1,11 +1,11 @@
-"""Buckets: many gradients in one flat piece of registered memory, to be reduced as one.
+"""Buckets: many gradients in one flat tensor of registered memory, which one collective reduces.
 
     parameters, last first    head.weight │ norm.weight │ down.weight │ ...
     flat                      ├── view ───┼──── view ───┼──── view ───┤
                               ◀───────────────────── one all-reduce ──▶
 
-A message costs a latency however small it is, and a bandwidth however large: a bucket is large enough for the first not
-to count, and small enough for there to be several, so that one can travel while the next is filled. (Li et al. 2020.)
+Each message costs a latency, however small it is, and then a time for each byte. A bucket is so large that the latency
+hardly counts, and so small that there are several: one travels while the next is filled. (Li et al. 2020, section 3.2.)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MIB = 1 << 20
 
 
 class Bucket:
-    """Parameters whose gradients are reduced in one piece. It is `filling`, `launched`, or `done`.
+    """Parameters whose gradients are reduced together. A bucket is `filling`, `launched` or `done`.
 
-    Between backwards the gradients lie where autograd put them, and `take` moves them together.
+    The gradients stay where autograd has put them until `take` moves them into one flat tensor.
     """
 
     flat: Tensor | None = None
@@ -37,18 +37,18 @@ class Bucket:
         self.handle: Any = None
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
-        """Tell whether a gradient came for the parameter since they were zeroed."""
+        """Tell whether the parameter has got a gradient since the gradients were zeroed."""
         return parameter in self.used or parameter.grad is not None
 
     def adopt(self, parameter: nn.Parameter) -> None:
-        """Take notice of the parameter's gradient, which stays where autograd put it."""
+        """Take over the parameter's gradient. Here it stays where autograd has put it."""
 
     def take(self) -> Tensor:
-        """Return all gradients, flat, to be reduced; no gradient counts as zero."""
+        """Return all gradients in one flat tensor, to be reduced. A missing gradient counts as zero."""
         return take_gradients(self.parameters)
 
     def wait(self) -> None:
-        """Return once the gradients are reduced."""
+        """Wait until the gradients are reduced."""
         self.handle.wait()
         self.state = "done"
 
@@ -66,7 +66,7 @@ class Bucket:
 
 
 class FlatBucket(Bucket):
-    """A bucket whose gradients live in one flat buffer, each as a view into it."""
+    """A bucket whose gradients are views into one flat buffer."""
 
     flat: Tensor
 
@@ -78,16 +78,16 @@ class FlatBucket(Bucket):
         self._addresses = {parameter: view.data_ptr() for parameter, view in self.views.items()}
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
-        """Tell whether the parameter has a gradient, and not only the zeros that `forget` put in its place."""
+        """Tell whether the parameter has a gradient, other than the zeros that `forget` has put in its place."""
         return parameter.grad is not None and (parameter in self.used or parameter.grad is not self.views[parameter])
 
     def adopt(self, parameter: nn.Parameter) -> None:
-        """Have the parameter's gradient live in the bucket, wherever autograd put it; no gradient counts as zero.
+        """Move the parameter's gradient into the bucket, wherever autograd has put it. A missing one counts as zero.
 
         Raises
         ------
         RuntimeError
-            If the model was converted meanwhile: torch then moves the gradients out of the bucket, views or not.
+            If the model was moved or converted meanwhile: torch then takes the gradients out of the bucket.
         """
         view = self.views[parameter]
         if view.data_ptr() != self._addresses[parameter] or view.dtype != parameter.dtype:
@@ -107,7 +107,7 @@ class FlatBucket(Bucket):
         return self.flat
 
     def wait(self) -> None:
-        """Return once the gradients are reduced."""
+        """Wait until the gradients are reduced."""
         super().wait()
         self.reduced = self.flat._version
 
@@ -124,7 +124,7 @@ class FlatBucket(Bucket):
 
 
 def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:
-    """Return registered memory, all zeros, with room for all of `parameters`. Collective."""
+    """Return a flat tensor of zeros in registered memory that has room for all `parameters`. Collective."""
     size, like = sum(parameter.numel() for parameter in parameters), parameters[0]
     registered = comm.allocate(size, like.dtype) if like.device.type != "meta" else like.new_empty(size)
     return registered.to(like.device)  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def take_gradients(parameters: list[nn.Parameter]) -> Tensor:
-    """Move the gradients into one new flat tensor, freeing each; no gradient counts as zero."""
+    """Move the gradients into one new flat tensor, and free each of them. A missing gradient counts as zero."""
     flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
     for parameter, view in zip(parameters, views_into(flat, parameters), strict=True):
         if parameter.grad is not None:
@@ -147,16 +147,16 @@ def take_gradients(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:
-    """Return what parameters in one flat tensor have in common.
+    """Return what all parameters in one flat tensor must have in common.
 
-    One that other stages of a pipeline have, too, is alone in its tensor, which all of them then cut in the same way.
+    A parameter that another stage of a pipeline has, too, gets a flat tensor of its own: both stages then cut it alike.
     """
     alone = id(parameter) if tied_across(parameter) else None
     return parameter.dtype, parameter.device, parameter.requires_grad, alone
 
 
 def partition(parameters: list[nn.Parameter], bucket_bytes: int, first_bytes: int) -> list[list[nn.Parameter]]:
-    """Deal parameters, in order, into lists that are closed once they hold enough bytes; one kind to a list."""
+    """Deal parameters out, in order, to lists. A list has one kind, and is closed once it holds enough bytes."""
     parts: list[list[nn.Parameter]] = []
     held, limit = 0, first_bytes
     for parameter in parameters:

@@ -1,12 +1,16 @@
-"""DDP: the buckets of `plain.py`, each reduced while backward still computes the next one's gradients.
+"""DDP: `plain.py` with overlap. A bucket is reduced while backward computes the next, and no gradient is copied.
 
     backward   ...layer 4....layer 3....layer 2....layer 1...│ wait
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘
 
-`Bucketed` decides the order of the buckets and when one is launched, for ZeRO 1 and 2, too; `DDP` all-reduces them.
+    plain.py                  here
+    partition                 `Bucketed.__init__`; buckets are flat tensors in registered memory (`FlatBucket`)
+    take_gradients            `_gradient_arrived`: from then on the gradient is a view into its bucket
+    all_reduce                `_launch_ready`, which calls `DDP._launch`: on a stream, beside backward
+    after backward            `_backward_ended`: launches what is left, and waits for all
 
-It sends what `PlainDataParallel` sends, 2 (P - 1)/P n bytes a rank for n bytes of gradients, hidden behind computing.
-Buckets are flat, in registered memory, and each gradient is a view into one: none is copied. (Li et al. 2020, 3.2.)
+`Bucketed` is shared with ZeRO 1 and 2: it decides which bucket is launched next, and when. The bytes are those of
+`PlainDataParallel`: each rank sends 2 (P - 1)/P n bytes for n bytes of gradients. (Li et al. 2020, section 3.2.)
 """
 
 from __future__ import annotations
@@ -28,17 +32,17 @@ from minidist.parallel.data.strategy import DataParallel
 
 
 class Bucketed(DataParallel):
-    """What DDP and ZeRO 1 and 2 share: a bucket is launched in the midst of backward, once its gradients are there.
+    """What DDP and ZeRO 1 and 2 share: a bucket is launched during backward, as soon as all its gradients are there.
 
     Parameters
     ----------
     model, comm, op, unused
         As for `DataParallel`.
     bucket_bytes, first_bucket_bytes : int
-        A bucket is closed once it holds so many bytes. The first is small, so that the wire starts early.
+        A bucket is closed once it holds this many bytes. The first bucket is small, so that sending starts early.
 
-    Buckets are filled in reverse order of the parameters: about the order in which backward finishes them. They are
-    launched strictly in this order, so that all ranks reduce the same bucket at the same time, whatever finished first.
+    Buckets take the parameters in reverse order, because backward finishes them in about that order. They are launched
+    strictly in this order, whichever is complete first: so all ranks reduce the same bucket at the same time.
     """
 
     stream: Stream[Communicator]
@@ -81,9 +85,9 @@ class Bucketed(DataParallel):
         return self.module
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients: autograd's next ones are copied into the buckets while they are still in the cache.
+        """Forget all gradients. Autograd's next ones are copied into the buckets while they are still in the cache.
 
-        Without `set_to_none` they are zeroed and added to, as in torch. That moves twice the bytes.
+        Without `set_to_none` gradients become zeros, to which autograd adds, as in torch. That moves twice the bytes.
         """
         self.forget_gradients(set(self.parameters_to_reduce), set_to_none)
 
@@ -95,13 +99,13 @@ class Bucketed(DataParallel):
             self.unreduced = False
 
     def synchronize(self) -> None:
-        """Reduce what was only added up in `no_sync`, if no backward outside of it has done so."""
+        """Reduce what `no_sync` has only added up, if no later backward has reduced it."""
         if self.unreduced:
             self._backward_begins()
             self._backward_ended()
 
     def held(self) -> dict[str, list[Tensor]]:
-        """Return the tensors of this rank, by category of the account: the buckets, whatever lies in them now."""
+        """Return this rank's tensors by category, for `Account`: the buckets are gradients."""
         return {"gradients": [bucket.flat for bucket in self.buckets if bucket.flat is not None]}
 
     def _gradient_comes(self, *_: object) -> None:
@@ -110,7 +114,7 @@ class Bucketed(DataParallel):
             self._backward_begins()
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
-        """Autograd has added to `parameter.grad`; runs in the midst of backward."""
+        """Autograd has added to `parameter.grad`. This runs during backward."""
         assert isinstance(parameter, nn.Parameter)
         bucket = self.bucket_of[parameter]
         self._check_arrival(parameter, bucket.arrived)
@@ -135,7 +139,7 @@ class Bucketed(DataParallel):
             bucket.handle = self._launch(bucket)
 
     def _backward_ended(self) -> None:
-        """Launch what is left (buckets with unused parameters), and wait for all."""
+        """Launch the buckets that are left, which have unused parameters, and wait for all buckets."""
         self.unreduced = False
         used = {parameter for parameter, bucket in self.bucket_of.items() if bucket.has_gradient(parameter)}
         for bucket in self.buckets:
@@ -149,10 +153,10 @@ class Bucketed(DataParallel):
 
 
 class DDP(Bucketed):
-    """Every rank has all gradients: a bucket is all-reduced where it lies. Arguments are those of `Bucketed`.
+    """All-reduce each bucket in place, so that every rank has all gradients. Arguments are those of `Bucketed`.
 
-    Of gradients that were not zeroed since they were summed, rank 0's count: a second backward adds to the first, as in
-    a serial run. `torch.autograd.grad` runs no hooks, and so returns this rank's own gradients.
+    A second backward adds to the first, as in a serial run: of gradients that are sums already, only rank 0's enter the
+    next sum. `torch.autograd.grad` runs no hooks, so it returns this rank's own gradients.
     """
 
     summed = False  # whether the gradients are those of all ranks
@@ -166,7 +170,7 @@ class DDP(Bucketed):
         super().zero_grad(set_to_none)
 
     def _gradient_comes(self, *_: object) -> None:
-        """Have what is summed already, and the same on every rank, enter the next sum once."""
+        """Let gradients that are summed already, and the same on every rank, enter the next sum only once."""
         if self.summed:
             self.summed = False
             if self.op == "sum" and self.comm.rank > 0:

@@ -9,10 +9,12 @@
     NaiveDataParallel   one parameter     M all-reduces
     PlainDataParallel   many              B all-reduces
 
-For n bytes of gradients a rank sends 2 (P - 1)/P n bytes; with a server it sends n, and the server (P - 1) n.
+With n bytes of gradients, each rank sends 2 (P - 1)/P n bytes. With a server, each rank sends n bytes, and the server
+sends (P - 1) n.
 
-Gradients are *summed* by default: a loss divided by the global number of tokens then gives the serial gradient exactly.
-`op="mean"` is torch's convention, for loops that divide by the local number. (Li et al. 2020, sections 2.2 and 3.2.)
+Gradients are *summed* by default: if each rank divides its loss by the global number of tokens, the sum is exactly the
+serial gradient. `op="mean"` is torch's convention: it suits loops that divide by the local number of tokens.
+(Li et al. 2020, sections 2.2 and 3.2.)
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from minidist.parallel.data.strategy import DataParallel
 def reduce_gradients(
     buckets: list[list[nn.Parameter]], comm: Communicator, op: str = "sum", algorithm: str = "auto"
 ) -> None:
-    """Replace every gradient by the sum of all ranks', one all-reduce for each bucket."""
+    """Replace every gradient by the sum of all ranks' gradients, with one all-reduce for each bucket. Collective."""
     for bucket in buckets:
         flat = take_gradients(bucket)
         all_reduce(flat, comm, op, algorithm)
@@ -65,7 +67,8 @@ class NaiveDataParallel(PlainDataParallel):
 class ParameterServer(NaiveDataParallel):
     """Rank 0 collects every gradient and answers with the sum.
 
-    A server that also updates would answer with the new parameter: as many bytes, but no optimizer of one's own.
+    A server that also took the optimizer's step would answer with the new parameter. That sends as many bytes, but the
+    other ranks would have no optimizer of their own.
     """
 
     algorithm = "central"

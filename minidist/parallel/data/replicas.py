@@ -1,4 +1,4 @@
-"""Replicas: the same model on every rank of an axis, or a sentence that says where two differ."""
+"""Replicas: the same model on every rank of an axis, or else an error that says where two ranks differ."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from minidist.comm import Communicator, MismatchError
 
 
 def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
-    """Overwrite all parameters, but those that are to be `ignored`, and all buffers with rank 0's. Collective.
+    """Overwrite all parameters (without the `ignored` ones) and all buffers by rank 0's. Collective.
+
+    Cost: one broadcast for each tensor, and the roll calls of `check_same`.
 
     Raises
     ------
     MismatchError
-        On every rank, if two ranks' models differ in a name, shape, dtype, or in what is frozen.
+        On every rank, if the models of two ranks differ in a name, shape or dtype, or in what is frozen.
     ValueError
         If ranks that are threads share one model.
+    TypeError
+        On every rank, for a complex parameter or buffer.
     """
     check_same(model, comm)
     for tensor in [*(parameter for parameter in model.parameters() if parameter not in ignored), *model.buffers()]:
@@ -27,9 +31,9 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
 
 
 def check_same(model: nn.Module, comm: Communicator) -> None:
-    """Raise MismatchError on every rank unless all have built the same model; values may differ. Collective.
+    """Raise on every rank unless all have built the same model; values may differ. Collective, raises as `make_equal`.
 
-    TypeError, also on every rank, for a complex parameter or buffer.
+    Cost: one roll call of all names, shapes and dtypes; another one where ranks are threads.
     """
     if comm.wire.one_process and len(set(comm.roll_call(id(model)))) < comm.size:
         raise ValueError("the ranks are threads, and share one model: build it in the function that each of them runs")
@@ -54,8 +58,8 @@ def check_same(model: nn.Module, comm: Communicator) -> None:
 
 
 def copy_from_root(tensor: Tensor, comm: Communicator) -> None:
-    """Overwrite a tensor with rank 0's, also one that is a transposed view or lies channels last. Collective."""
+    """Overwrite a tensor of any memory layout by rank 0's: one broadcast. Collective."""
     flat = tensor.detach().contiguous()
-    broadcast(flat, comm, algorithm="tree")  # messages: what is done once shall not keep memory to stage it
+    broadcast(flat, comm, algorithm="tree")  # faster algorithms would keep memory afterwards
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat)

@@ -5,13 +5,13 @@
     rank 1 of 2               9 0 │     8 5 │   6
 
 The order is a pure function of (seed, epoch). It is cut into *global* batches first, and a rank takes its contiguous
-slice of each. So step k trains on the same samples whatever the number of ranks is: that is what lets a run on eight
-ranks reproduce the serial one, and a checkpoint continue on another number of ranks.
+slice of each. So step k trains on the same samples, whatever the number of ranks: a run on eight ranks reproduces the
+serial run, and a checkpoint can continue on another number of ranks.
 
-torch's `DistributedSampler` makes all shares equally long instead: it repeats samples, or drops some. It also wants
-`set_epoch` called before every epoch, and deals every epoch in the same order if that is forgotten. Ours counts itself.
+torch's `DistributedSampler` makes all shares equally long instead: it repeats samples or drops some. It also needs a
+call of `set_epoch` before every epoch, and without it deals every epoch in the same order. Ours counts epochs itself.
 
-Cost per rank: 8 bytes for each sample of the epoch, no message.
+Cost per rank: 8 bytes of memory for each sample of the epoch, and no message.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 State = dict[str, int]
 
-POOL = 32  # batches that are sorted by length together: more saves padding, fewer mixes better
+POOL = 32  # batches that are sorted by length together: more need less padding, fewer are mixed better
 
 
 def share(rows: int, ranks: int, rank: int) -> slice:
@@ -37,14 +37,14 @@ def share(rows: int, ranks: int, rank: int) -> slice:
 
 
 class DistributedSampler:
-    """Deals samples out to ranks and remembers where it stands.
+    """Deals samples out to ranks and remembers its position.
 
-    Iterating yields this rank's indices of one global batch after the other, to the end of the epoch; the next
-    `for` deals the next epoch. It can serve as the `batch_sampler` of a torch `DataLoader` (one with worker processes
-    reads ahead, and then the state is ahead of the training, too).
+    A `for` loop yields this rank's indices of one global batch after the other, to the end of the epoch; the next
+    `for` deals the next epoch. It can serve as the `batch_sampler` of a torch `DataLoader`. (With worker processes a
+    loader reads ahead, and then the saved position is ahead of the training, too.)
 
-    Within a global batch the shares differ by at most one sample. Over an epoch, too, if `ranks` divides `batch`;
-    if not, the first ranks have one sample more in *each* batch.
+    Within a global batch the shares differ by at most one sample. If `ranks` does not divide `batch`, the first ranks
+    have one sample more in *each* batch.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class DistributedSampler:
             yield whole[share(len(whole), self.ranks, self.rank)].tolist()
 
     def rest_of_epoch(self) -> Iterator[Indices]:
-        """Yield the *global* batches that are left of this epoch, moving the position along."""
+        """Yield the *global* batches that are left of this epoch, and move the position along."""
         for whole in self.epoch_batches(self.epoch, self.position):
             # Before the yield: a state saved while this batch is being used must point at the next one.
             self.position += len(whole)
@@ -122,7 +122,7 @@ class DistributedSampler:
         return [order[first : first + self.batch] for first in range(start, self.length, self.batch)]
 
     def state_dict(self) -> State:
-        """Return where the sampler stands, the same on every rank; fit for JSON."""
+        """Return the sampler's position, which is the same on every rank, as numbers that JSON can hold."""
         return {"epoch": self.epoch, "position": self.position} | self._order()
 
     def load_state_dict(self, state: State) -> None:
@@ -134,7 +134,7 @@ class DistributedSampler:
         Raises
         ------
         ValueError
-            If the two deal in different orders: samples would be lost and repeated.
+            If the saved sampler dealt in another order: some samples would be lost and others repeated.
         """
         saved = {name: state.get(name) for name in self._order()}
         if saved != self._order():

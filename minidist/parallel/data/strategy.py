@@ -17,7 +17,7 @@ from minidist.parallel.replica import Replica
 
 
 class DataParallel(nn.Module, Replica):
-    """What all strategies share, plain or not: equal ranks at the start, buffers kept equal, `no_sync`.
+    """What all strategies share, plain or fast: ranks that start equal, buffers that stay equal, and `no_sync`.
 
     Parameters
     ----------
@@ -26,19 +26,22 @@ class DataParallel(nn.Module, Replica):
     comm : Communicator
         The ranks of the data axis.
     op : {"sum", "mean"}
-        What becomes of the ranks' gradients.
+        How the gradients of all ranks are joined.
     unused : bool
-        Allow parameters that get no gradient. What no rank used then keeps `grad = None`, as in a serial run; to know
-        that costs an all-reduce of one byte a parameter. Without it such a parameter is an error.
+        Allow parameters that get no gradient. A parameter that no rank has used then keeps `grad = None`, as in a
+        serial run; finding out costs an all-reduce of one byte for each parameter. Without it, such a parameter is an
+        error.
 
     Raises
     ------
     MismatchError
         On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
+    ValueError
+        If another strategy has wrapped the model already.
     """
 
     alone = False
-    ignored: Set[nn.Parameter] = frozenset()  # left as they are, as far as a strategy offers that
+    ignored: Set[nn.Parameter] = frozenset()  # left to the caller, if the strategy offers that
 
     def __init__(self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False) -> None:
         super().__init__()
@@ -71,12 +74,12 @@ class DataParallel(nn.Module, Replica):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. In training its buffers first become rank 0's, as running averages drift apart.
+        """Run the model. In training, buffers such as running averages first become rank 0's: one broadcast for each.
 
         Raises
         ------
         RuntimeError
-            In training, if a parameter was added or unfrozen since: nobody would reduce its gradient.
+            In training, if a parameter was added or unfrozen after wrapping: nobody would reduce its gradient.
         """
         if self.training:
             self._check_parameters()
@@ -86,7 +89,7 @@ class DataParallel(nn.Module, Replica):
         return kept_by_graph(self, self.module(*args, **kwargs))
 
     def __getstate__(self) -> NoReturn:
-        """Refuse to be copied or pickled: the ranks cannot be."""
+        """Refuse to be copied or pickled: running ranks cannot be copied."""
         raise TypeError(f"{type(self).__name__} belongs to running ranks: copy or save its .module instead")
 
     @contextmanager
@@ -103,12 +106,12 @@ class DataParallel(nn.Module, Replica):
         raise TypeError(f"{type(self).__name__} does not say how it synchronises: use one of its subclasses")
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step, however many its microbatches: an all-reduce, or its halves."""
+        """Return what a rank sends in a step of any number of microbatches: one all-reduce, or its two halves."""
         ranks, n = self.comm.size, sum(parameter.nbytes for parameter in self.module.parameters())
         return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * n
 
     def _check_parameters(self) -> None:
-        """Raise if the model got a parameter to train that nobody would reduce."""
+        """Raise if the model has a trained parameter whose gradient nobody would reduce."""
         known = {*self.parameters_to_reduce, *self.ignored}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and parameter not in known:
@@ -123,7 +126,7 @@ class DataParallel(nn.Module, Replica):
             raise RuntimeError(f"{name} reduces numbers, not graphs: call backward() without create_graph=True")
 
     def _check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
-        """Raise if a gradient that has come is to be differentiated again, or came before in this backward."""
+        """Raise for a gradient that is to be differentiated again, or that came before in this backward."""
         self._refuse_graphs()
         if self.synchronising and parameter in arrived:
             raise RuntimeError(
@@ -132,7 +135,7 @@ class DataParallel(nn.Module, Replica):
             )
 
     def _drop_unused(self, used: Set[nn.Parameter]) -> None:
-        """Set `grad = None` for parameters that no rank used, or complain about those that this one did not."""
+        """Set `grad = None` for parameters that no rank has used; without `unused`, raise for those of this rank."""
         parameters = self.parameters_to_reduce
         if not self.unused or not parameters:
             if missing := [self.names[parameter] for parameter in parameters if parameter not in used]:

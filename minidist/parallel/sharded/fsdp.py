@@ -1,20 +1,28 @@
-"""ZeRO 3, which PyTorch calls fully sharded data parallelism: a rank holds a part of the parameters, too.
+"""ZeRO 3, or fully sharded data parallelism: `plain.py`'s stage 3 for any model, by hooks, and with overlap: the next
+unit is gathered while one is in use, and gradients are reduced beside backward.
 
     forward    gather 1 │ use 1, gather 2 │ use 2, gather 3 │ use 3
                                 free 1 ─┘         free 2 ─┘
     backward            use 3, gather 2 │ use 2, gather 1 │ use 1        gather: all-gather from every rank's shard
                                  free 3 ┘, reduce-scatter its gradients
 
-The model is cut into *units*, such as its blocks; what is in none belongs to the root unit, which stays from the start
-of forward to the end of backward. Of the others at most two are whole at a time: one in use, and the next.
+    plain.py                         here
+    unshard before a forward         `_pre_forward`, which calls `_unshard`; that gathers the next unit as well
+    reshard after it                 `_post_forward`
+    unshard before a backward        `_pre_backward`
+    reshard after it                 `_post_backward`
+    reduce_scatter                   `_gradient_arrived` and `_reduce_line`, which call `_reduce` on the stream
 
-Of n bytes of parameters on P ranks a rank sends (P - 1)/P of 3 n: they are gathered twice, and their gradients are
-reduce-scattered. It sends (P - 1)/P of 2 n for the root, and for all units if they are not resharded after forward. It
-holds n/P of parameters, of gradients and of each moment, and what is whole. (Rajbhandari et al. 2020, section 5.3; Zhao
+The model is cut into *units*, such as its blocks. Parameters in none of them belong to the root unit, which is whole
+from the start of forward to the end of backward. At most two others are whole at a time: the one in use, and the next.
+
+With n bytes of parameters on P ranks, each rank sends (P - 1)/P of 3 n bytes: parameters are gathered twice, gradients
+reduce-scattered once. For the root it is 2 n, and for all units without `reshard_after_forward`. Each rank holds n/P of
+parameters, of gradients and of each moment, and the units that are whole. (Rajbhandari et al. 2020, section 5.3; Zhao
 et al. 2023, PyTorch FSDP.)
 
-Hybrid sharding shares parameters out inside groups of ranks, such as a node, and keeps copies across groups: gathers
-stay inside, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
+Hybrid sharding cuts parameters inside groups of ranks, such as a node, and keeps copies in the other groups: gathers
+stay inside a group, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
 """
 
 from __future__ import annotations
@@ -36,39 +44,40 @@ from minidist.parallel.sharded.units import Flat, Unit
 class FSDP(ShardedModel):
     """Sharded parameters, gradients and optimizer state.
 
-    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`. Parameters
-    are NaN except inside the units that own them: look at them in `gathered`, or at `full_state_dict`. All ranks call
-    the same units in the same order, or a `MismatchError` says which did not.
+    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`. Outside of
+    their units parameters are NaN: read them in `gathered`, or from `full_state_dict`. All ranks must call the same
+    units in the same order; if they do not, a `MismatchError` says where they differ.
 
     Parameters
     ----------
     model, comm, op, unused
         As for `DataParallel`. A model on the device `meta` costs no memory.
     policy : optional
-        Tells of each module whether it is a unit. By default elements of `ModuleList`s are, or else the children.
+        `policy(module)` tells whether a module is a unit. By default the elements of `ModuleList`s are units, or else
+        the model's children.
     reshard_after_forward : bool
-        Free units after forward and gather them again in backward. Without it they are whole from one to the other.
+        Free each unit after its forward, and gather it again in backward. Without it, units stay whole in between.
     precision : MixedPrecision or callable
-        For all units, or what returns the one of a unit's module.
+        That of all units, or `precision(module)` that returns a unit's.
     shard_ranks : int, optional
-        For hybrid sharding: the size of a group of neighbouring ranks that share the parameters out among them.
+        For hybrid sharding: how many neighbouring ranks form a group that cuts the parameters.
     device : optional
-        Of the shards of a model on `meta`; they are zeros until `load` fills them.
+        Where the shards of a model on `meta` are to be; they are zeros until `load` fills them.
     allocate : optional
-        `allocate(count, dtype)` returns the memory of a shard; it may lie on the CPU, or be a file (`offload.mapped`).
+        `allocate(count, dtype)` returns the memory of a shard. It may be on the CPU, or a file (`offload.mapped`).
     replicated : collection of nn.Parameter
-        Every rank has these whole all the time, and their gradients are all-reduced: small ones, such as norms.
+        Every rank holds these whole all the time, and all-reduces their gradients. For small ones, such as norms.
     ignored : collection of nn.Parameter
-        These are left as they are, different on every rank if they were, and their gradients to the caller.
+        These stay as they are, even if they differ between ranks; their gradients are the caller's business.
 
-    Slices have no names of their own: `slice_of(parameter)` is that of a parameter, `slices` has them in the order of
-    the trained ones of `named_parameters()`, and `slice.placement` says name, shape, and which elements it holds.
+    Slices have no names of their own: `slice_of(parameter)` is the slice of a parameter, `slices` has all in the order
+    of the trained `named_parameters()`, and `slice.placement` says which elements of which parameter a slice holds.
 
     Raises
     ------
     ValueError
-        If the policy chooses nothing or a parameter twice, or if `shard_ranks` does not divide the ranks; and when an
-        optimizer steps that is over the parameters themselves.
+        If the policy chooses nothing or a parameter twice, or if `shard_ranks` does not divide the number of ranks;
+        and in the step of an optimizer over the parameters themselves.
     """
 
     def _register_hooks(self) -> None:
@@ -82,14 +91,14 @@ class FSDP(ShardedModel):
         self.end = BackwardEnd(self._backward_ended, self.comm)
         for unit in self.units:
             before, after = Hook(self._pre_forward, unit), Hook(self._post_forward, unit)
-            # First of all: hooks that were there before, such as those of weight_norm, use the parameters
+            # Before all other hooks: some, such as those of weight_norm, use the parameters.
             self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             self.hooks.append(unit.module.register_forward_hook(after))
         for parameter in self.parameters_to_reduce:
             self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        """Nothing is left to do: `backward()` returns with all gradients reduced."""
+        """Do nothing: when `backward()` returns, all gradients are reduced."""
 
     # ---------------------------------------------------------------- forward
 
@@ -141,14 +150,14 @@ class FSDP(ShardedModel):
     # ---------------------------------------------------------------- backward
 
     def _pre_backward(self, unit: Unit, _: Tensor) -> None:
-        """The gradient of a unit's output is there: its parameters are needed now."""
+        """The gradient of a unit's output has come: its parameters are needed now."""
         self._backward_runs()
         if unit not in (self.root, self.in_backward):
             self.in_backward = unit
             self._unshard(unit, None if unit.parameters else self.previous.get(unit))
 
     def _post_backward(self, unit: Unit) -> None:
-        """The gradients of a unit's inputs are there: its parameters are needed no more."""
+        """The gradients of a unit's inputs have come: its parameters are no longer needed."""
         self._reshard(unit)
         if self.in_backward is unit:
             self.in_backward = None
@@ -184,7 +193,7 @@ class FSDP(ShardedModel):
             unit.arrived.clear()
 
     def _reduce_line(self, all_of_them: bool = False) -> None:
-        """Launch the reduction of complete units at the head of the line; two may have gradients to be reduced."""
+        """Reduce the complete units at the head of the line; at most two units' gradients wait for it at a time."""
         while self.line and (all_of_them or len(self.line[0].arrived) == len(self.line[0].parameters)):
             unit = self.line.pop(0)
             if self.reducing is not None:
@@ -193,7 +202,7 @@ class FSDP(ShardedModel):
             self.reducing = self.stream.launch(self._reduce, unit.name, gradients)
 
     def _reduce(self, name: str, gradients: list[tuple[Flat, Tensor]]) -> None:
-        """Add this rank's shard of the sum of all ranks' gradients to what is there. Runs on the stream."""
+        """Add this rank's shard of all ranks' gradients to what it has. Runs on the stream."""
         for same in (self.same, *self.same_across):
             same.step(f"reduce the gradients of {name or 'the root unit'}")
         for flat, gradient in gradients:
@@ -217,13 +226,13 @@ class FSDP(ShardedModel):
         self._reshard_all()
 
     def _pass_ended(self, which: str) -> None:
-        """Have the ranks compare how they went through the model. On a GPU this waits for their hosts, not for it."""
+        """Let the ranks compare their steps. On a GPU this waits for the other hosts, but for no GPU."""
         for same in (self.same, *(self.same_across if which == "backward" else ())):
             self.stream.launch(same.step, f"the end of {which}", True)
 
 
 def followed(inputs: Any, work: Callable[[], None]) -> Any:
-    """Return nested `inputs`, such that backward calls `work` once it has the gradients of all of them."""
+    """Return the nested `inputs`, so hooked that backward calls `work` once it has all their gradients."""
     leaves, structure = tree_flatten(inputs)
     where = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if where:
@@ -234,7 +243,7 @@ def followed(inputs: Any, work: Callable[[], None]) -> Any:
 
 
 class Begin(torch.autograd.Function):
-    """Returns a unit's inputs as they are; in backward, calls `work` when the gradients of all of them are there."""
+    """The identity of a unit's inputs, whose backward runs, and calls `work`, when all their gradients have come."""
 
     @staticmethod
     def forward(ctx: Any, work: Callable[[], None], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -251,7 +260,7 @@ class Begin(torch.autograd.Function):
 
 
 def recomputing() -> bool:
-    """Tell whether this forward is called by a backward that computes activations again."""
+    """Tell whether a backward has called this forward, to recompute activations."""
     return torch._C._current_graph_task_id() != -1
 
 

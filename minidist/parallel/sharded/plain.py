@@ -5,8 +5,9 @@
     ZeRO-2       use                          use, reduce-scatter its gradients, free them      update shards, unshard
     ZeRO-3       unshard, use, reshard        unshard, use, reshard, then as ZeRO-2             update shards
 
-Unshard is an all-gather of the parameters, reshard frees them. Rank r updates shard r alone, so only it has the state.
-Of n bytes of parameters on P ranks each sends (P - 1)/P of 2 n, in stage 3 of 3 n, and holds, of AdamW's 2 n of state:
+Unshard is an all-gather of the parameters, reshard frees them. Only rank r updates shard r, so only rank r has its
+state. With n bytes of parameters on P ranks, each rank sends (P - 1)/P of 2 n bytes, in stage 3 of 3 n bytes. AdamW has
+2 n bytes of state. Each rank holds:
 
                  parameters                   gradients                               shard and state
     ZeRO-1       n                            n, and n/P of the sum                   3 n/P
@@ -32,7 +33,7 @@ from minidist.parallel.sharded.storage import make_room
 
 
 class PlainUnit:
-    """The trained parameters of a layer, `whole` while they are used, and the `shard` that this rank updates."""
+    """The trained parameters of a layer: `whole` while they are used, and the `shard` that this rank updates."""
 
     def __init__(self, layer: nn.Module, comm: Communicator) -> None:
         self.layer, self.comm = layer, comm
@@ -43,30 +44,32 @@ class PlainUnit:
         self.show(self.views)
 
     def unshard(self) -> None:
-        """Gather all parameters, each rank's shard, where they were before: autograd has saved that memory."""
+        """Gather every rank's shard into the same memory as before: autograd has saved views into it."""
         all_gather(self.shard.detach(), self.comm, out=make_room(self.whole))
         self.show(self.views)
 
     def reshard(self) -> None:
-        """Free all parameters but the shard; who looks at them sees NaN."""
+        """Free all parameters but the shard; until the next `unshard` they read as NaN."""
         self.show([self.shard.new_full((), torch.nan).expand_as(view) for view in self.views])
         self.whole.untyped_storage().resize_(0)
 
     def reduce_scatter(self) -> None:
-        """Add this rank's shard of the sum of all ranks' gradients to `shard.grad`, and free the whole ones."""
+        """Add this rank's shard of the summed gradients to `shard.grad`, and free the whole gradients."""
         shard = reduce_scatter(take_gradients(self.parameters), self.comm)
         self.shard.grad = shard if self.shard.grad is None else self.shard.grad + shard
 
     def show(self, values: Sequence[Tensor]) -> None:
-        """Let the layer's parameters be these."""
+        """Let the layer's parameters be these `values`."""
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.data = value
 
 
 class PlainZeRO:
-    """Layers that are called one after the other, in stage 1, 2 or 3; the optimizer is built over `shards`.
+    """Layers that are called one after the other, under ZeRO of stage 1, 2 or 3.
 
-    output = zero.forward(inputs)           a leaf: its gradient is where backward begins
+    zero = PlainZeRO(layers, comm, stage=3)
+    optimizer = torch.optim.AdamW(zero.shards)
+    output = zero.forward(inputs)           a leaf: backward begins with its gradient
     loss_of(output).backward()
     zero.backward(output.grad)
     zero.step(optimizer)
@@ -82,7 +85,7 @@ class PlainZeRO:
                 unit.reshard()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Call the layers. The graph is cut at each, so that backward can go through them one at a time."""
+        """Call the layers. The graph is cut after each, so that backward can go through them one at a time."""
         self.ends: list[tuple[Tensor, Tensor]] = []  # what went into each layer, and what came out
         for unit in self.units:
             x = x.detach().requires_grad_(x.requires_grad)
@@ -96,7 +99,7 @@ class PlainZeRO:
         return x.detach().requires_grad_()
 
     def backward(self, gradient: Tensor | None) -> None:
-        """Go back from the gradient of what `forward` returned; add up the shards' gradients."""
+        """Go back from the gradient of `forward`'s output; add to the gradients of the shards."""
         for unit in reversed(self.units):
             x, y = self.ends.pop()
             if self.stage == 3:
@@ -112,7 +115,7 @@ class PlainZeRO:
                 unit.reduce_scatter()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update this rank's shards; every rank gets the others' when it unshards next, in stages 1 and 2 now."""
+        """Update this rank's shards. Stages 1 and 2 gather the others' now, stage 3 with the next `unshard`."""
         optimizer.step()
         optimizer.zero_grad()
         if self.stage < 3:

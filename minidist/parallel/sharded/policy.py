@@ -1,6 +1,6 @@
 """Which units of ZeRO-3 a model has, and the precision of each.
 
-By default the elements of lists of modules are units, such as a GPT's layers; what is in none is the root's.
+By default the elements of module lists are units, such as a GPT's layers. All other parameters are the root unit's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict) 
 
 
 def precision_of(module: nn.Module, precision: Precision, root: bool, device: torch.device) -> MixedPrecision:
-    """Return the precision of a unit; if one is given for all, what it says of the output is said of the model's.
+    """Return the precision of a unit. In one that is given for all units, `output` means the model's output.
 
-    Raises ValueError, as `check_dtype`, if the device cannot compute in it.
+    Raises
+    ------
+    ValueError
+        If the device cannot compute in it; see `check_dtype`.
     """
     chosen = precision(module) if callable(precision) else precision or MixedPrecision()
     for dtype in (chosen.parameters, chosen.reduction, chosen.output):
@@ -34,9 +37,9 @@ def precision_of(module: nn.Module, precision: Precision, root: bool, device: to
 
 
 def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
-    """Return the units as (name, module, parameters), in the order of the modules, and last the root's.
+    """Return the units as (name, module, parameters), in the order of the modules, and the root last.
 
-    A parameter that several units use is the root's, whose parameters are there all the time.
+    A parameter that several units use belongs to the root, whose parameters stay whole all the time.
 
     Raises
     ------
@@ -59,7 +62,7 @@ def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module,
 
 
 def _blocks(module: nn.Module, in_list: bool) -> Iterator[nn.Module]:
-    """Yield the elements of lists of modules, and of a `Sequential` that is no such element itself."""
+    """Yield the elements of module lists, and of each `Sequential` that is not such an element itself."""
     for child in module.children():
         if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and not in_list):
             yield from _blocks(child, in_list=True)

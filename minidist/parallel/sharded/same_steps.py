@@ -1,15 +1,14 @@
-"""All ranks gather and reduce the same units, in the same order: FSDP makes sure of it as they go.
+"""All ranks must gather and reduce the same units in the same order: FSDP checks it at each step.
 
     rank 0   gather layers.0   gather layers.1 ─┐
     rank 1   gather layers.0   gather layers.2 ─┴▶ MismatchError on both, with these words
 
-If a model chooses its way by its data, ranks may call different units. Two units of one size would be taken for each
-other, and the numbers be wrong in silence; units of different sizes would leave a rank waiting. Each rank therefore
-tells the others what step it is about to take: a roll call, beside the program's messages, on the stream, and so hidden
-as gathering itself is.
+If a model chooses its way by its data, ranks may call different units. Two units of the same size would be mixed up,
+and the numbers would be wrong without a word; with different sizes a rank would wait for ever. Therefore each rank
+tells the others which step it is about to take: a roll call on the stream, hidden behind computing as gathering is.
 
-On a GPU the hosts queue work far ahead of it, and would have to wait for each other at each unit. There they compare
-all steps of a forward or backward at once when it ends, before its gradients are used, and wait for no GPU.
+On a GPU the hosts queue work far ahead, and a roll call at each unit would make them wait for each other. There they
+compare all steps when a forward or backward ends, before its gradients are used, and no GPU has to wait.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from minidist.comm import Communicator, MismatchError
 
 
 class SameSteps:
-    """The steps that this rank has taken since the ranks last compared theirs.
+    """The steps that this rank has taken since the ranks last compared them.
 
     Parameters
     ----------
     comm : Communicator
-        Of the ranks that have to do the same; no other thread uses it.
+        The ranks that must take the same steps. Only one thread may use it.
     at_once : bool
-        Compare each step before it is taken, not only at the end of a forward or backward.
+        Compare each step before it is taken, and not only at the end of a forward or backward.
     """
 
     def __init__(self, comm: Communicator, at_once: bool) -> None:
@@ -40,7 +39,7 @@ class SameSteps:
         Raises
         ------
         MismatchError
-            On every rank, if they are to compare their steps and these differ.
+            On every rank, if the steps are compared now, and differ.
         """
         self.steps.append(what)
         if not (self.at_once or last):

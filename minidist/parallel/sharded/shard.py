@@ -36,7 +36,7 @@ class Shard:
     start, stop : int
         This rank's.
     slices : dict[nn.Parameter, nn.Parameter]
-        The piece of `values` that belongs to each parameter; empty for most. What the optimizer updates.
+        The piece of `values` that belongs to each parameter, empty for most: what the optimizer updates.
     """
 
     def __init__(self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator) -> None:
@@ -57,23 +57,23 @@ class Shard:
             offset += parameter.numel()
 
     def make_slices(self, values: Tensor) -> None:
-        """Let `values`, this rank's elements, be what the optimizer updates."""
+        """Make slices of `values`, this rank's elements, for the optimizer to update."""
         self.values = values
         self.slices = {p: make_slice(values[self.held[p]], self.placements[p], p) for p in self.parameters}
 
     def add_gradient(self, shard: Tensor) -> None:
-        """Add this rank's elements of a reduced gradient."""
+        """Add this rank's elements of a reduced gradient to the gradient."""
         shard = shard.to(self.values)
         self.gradient = shard if self.gradient is None else self.gradient.add_(shard)
 
     def give_gradient(self, without: set[nn.Parameter]) -> None:
-        """Give each slice its piece of the gradient, or None where the parameter was not used."""
+        """Give each slice its piece of the gradient, or None if its parameter is among those `without` one."""
         for parameter, piece in self.slices.items():
             used = self.gradient is not None and parameter not in without
             piece.grad = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Have no gradients of these parameters, as far as they are in this shard."""
+        """Forget the gradients of these parameters, as far as they are in this shard."""
         for parameter, piece in self.slices.items():
             if parameter in parameters:
                 piece.grad = None
@@ -82,7 +82,7 @@ class Shard:
 
 
 class Sharded(DataParallel):
-    """What strategies share that have a rank's optimizer update slices: how it is built, saved and loaded."""
+    """What ZeRO 1, 2 and 3 share: an optimizer over slices of parameters is built, adopted and checked."""
 
     shard_of: Mapping[nn.Parameter, Shard]
     hooks: list[Any]
@@ -99,7 +99,7 @@ class Sharded(DataParallel):
 
     @abstractmethod
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Take notice that the slices, or those of the parameters `updated`, have new values."""
+        """Have parameters follow their slices, or only the parameters that were `updated`."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
@@ -111,10 +111,10 @@ class Sharded(DataParallel):
 
     @abstractmethod
     def passed_over(self, parameter: nn.Parameter) -> bool:
-        """Tell whether this parameter has a gradient that its slice does not have."""
+        """Tell whether this parameter has a gradient that its slice lacks."""
 
     def guard(self, parameters: Collection[nn.Parameter]) -> None:
-        """Have optimizers refused that `optimizer` has not built, as long as the other hooks are there."""
+        """Refuse optimizers that the method `optimizer` has not built, as long as the hooks are there."""
         self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
         self.hooks.append(self.posted)
 
@@ -128,22 +128,22 @@ class Sharded(DataParallel):
         kind
             An optimizer that treats each element for itself, such as torch's AdamW; or torch's Muon, see `SlicedMuon`.
         groups : optional
-            What torch's optimizers take as their first argument, over the model's own parameters: parameters, pairs of
-            name and parameter, or groups of them. Frozen parameters are left out. By default all that are trained.
+            The first argument of torch's optimizers, over the model's own parameters: parameters, pairs of name and
+            parameter, or groups of them. Frozen parameters are left out. By default all trained parameters.
         elementwise : bool
             Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
         options
             Arguments of `kind`.
 
-        After its `step` all ranks have the new parameters. Its `zero_grad` forgets the gradients of its parameters, so
-        that several optimizers can share a model. Its `state_dict()`, collective, is that of an unsharded optimizer,
-        and `load_state_dict` takes one, whatever the number of ranks that wrote it.
+        After its `step` all ranks have the new parameters. Its `zero_grad` forgets the gradients of its own parameters,
+        so several optimizers can share a model. Its `state_dict()`, which is collective, returns the state of an
+        unsharded optimizer, and `load_state_dict` takes such a state, whatever number of ranks has saved it.
 
         Raises
         ------
         ValueError
-            If something in `groups` is no parameter of the model, or if nobody says that `kind` can update slices; and
-            when it steps, if a parameter has a gradient that was not reduced.
+            If something in `groups` is no parameter of the model, or if `kind` is not known to work on slices; and in
+            its `step`, if a parameter has a gradient that was not reduced.
         """
         trained = self._trained_groups([{"params": self.parameters_to_reduce}] if groups is None else groups)
         slices = dict(zip(self.parameters_to_reduce, self.slices, strict=True))
@@ -153,15 +153,15 @@ class Sharded(DataParallel):
         return optimizer
 
     def adopt(self, optimizer: torch.optim.Optimizer, elementwise: bool = False) -> None:
-        """Have an optimizer that was built over the model's parameters update this rank's slices from now on, in place.
+        """Change an optimizer over the model's parameters, in place, so that it updates this rank's slices.
 
-        Its groups stay as they are, so a learning rate's schedule that holds it goes on. Of its state, which is equal
-        on all ranks, each keeps its part; from now on it behaves as one that the method `optimizer` has built.
+        The options of its groups stay, so a scheduler of the learning rate that holds it goes on. Its state must be
+        equal on all ranks, and each rank keeps its part. From then on it behaves as one that `optimizer` has built.
 
         Raises
         ------
         ValueError
-            As `optimizer` does. Nothing has changed then.
+            As `optimizer` does; then nothing has changed.
         """
         check_elementwise(optimizer, elementwise)
         trained = self._trained_groups(optimizer.param_groups)
@@ -175,13 +175,13 @@ class Sharded(DataParallel):
         self._attach(optimizer, trained)
 
     def _trained_groups(self, groups: ParamsT) -> list[dict[str, Any]]:
-        """Return groups over parameters of the model, without those that are frozen."""
+        """Return groups over parameters of the model, without the frozen ones."""
         same = {parameter: parameter for parameter in self.parameters_to_reduce}
         known = known_groups(groups, self.names, f"the model in {type(self).__name__}")
         return [chosen(group, same) for group in known]
 
     def _attach(self, optimizer: torch.optim.Optimizer, trained: list[dict[str, Any]]) -> None:
-        """Have an optimizer over the slices of the `trained` parameters tell this of its steps."""
+        """Hook an optimizer over slices of the `trained` parameters, so that its steps are checked and heard."""
         mine = {parameter for group in trained for parameter in group["params"]}
         optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
         optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
@@ -189,7 +189,7 @@ class Sharded(DataParallel):
         self.posted.built.add(optimizer)
 
     def _check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Raise if a step would pass over a gradient."""
+        """Raise ValueError if a step would ignore a gradient."""
         for parameter in parameters:
             if self.passed_over(parameter):
                 raise ValueError(

@@ -1,7 +1,7 @@
-"""A model whose parameters are spread over ranks: its units, and when these have memory.
+"""A model whose parameters are spread over ranks: its units, and when they have memory.
 
-`FSDP` decides which unit is needed, and which one is next (`FSDP.next`, `FSDP.previous`). Here the first is gathered,
-the next one ahead of its use (`_unshard`, `_prefetch`), and another is freed where more than `MOST` would be whole.
+`FSDP` decides which unit is needed, and which one is next (`FSDP.next`, `FSDP.previous`). This file gathers the first
+(`_unshard`), begins to gather the next (`_prefetch`), and frees another one if more than `MOST` would be whole.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, of_one_kind
 from minidist.parallel.sharded.whole import Whole
 
-MOST = 2  # units that are whole at a time, the root aside; `memory/account/estimate.py` counts as many
+MOST = 2  # units that may be whole at a time, besides the root; `memory/account/estimate.py` counts as many
 
 
 class ShardedModel(Whole):
-    """What strategies share that keep a part of the parameters only. Arguments are those of `FSDP`."""
+    """A model of which each rank keeps a part of the parameters. Arguments are those of `FSDP`."""
 
     whole_parameters = whole_gradients = False
     stream: Stream[Communicator]
@@ -80,16 +80,16 @@ class ShardedModel(Whole):
         self.readable = False
         self.reshard_after_forward = reshard_after_forward
         self.most_whole = MOST if reshard_after_forward else len(self.units)
-        self.whole: list[Unit] = []  # and those that are being gathered; the root aside
+        self.whole: list[Unit] = []  # or being gathered; without the root
         self._register_hooks()
 
     @abstractmethod
     def _register_hooks(self) -> None:
-        """Have modules and parameters tell when a unit is needed, and when no more."""
+        """Hook modules and parameters, to hear when a unit is needed, and when no longer."""
 
     @property
     def kept(self) -> list[nn.Parameter]:
-        """What a checkpoint keeps of this rank: its slices, also those of what is frozen."""
+        """What a checkpoint keeps of this rank: its slices, those of frozen parameters, too."""
         return [piece for flat in self.flats for piece in flat.slices.values()]
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
@@ -101,13 +101,13 @@ class ShardedModel(Whole):
             flat.forget_gradients(parameters)
 
     def passed_over(self, parameter: nn.Parameter) -> bool:
-        """Tell whether this parameter has a gradient that its slice does not have."""
+        """Tell whether this parameter has a gradient that its slice lacks."""
         unit, given = self.unit_of[parameter], parameter.grad
         waiting = unit.places.get(parameter)  # since a backward in no_sync
         return any(each is not None and bool(each.any()) for each in (waiting, given))
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Have the next gathering bring the new values: what ends an optimizer's step."""
+        """Let the next gathering bring the new values. Each step of the optimizer ends with this."""
         self.entered.clear()
         for flat in self.flats:
             flat.publish()
@@ -115,7 +115,7 @@ class ShardedModel(Whole):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Have all parameters whole in this context, to look at; changes are lost. Collective."""
+        """Make all parameters whole in this context, to be read; changes are lost. Collective: one gathering."""
         self._unshard_all()
         self.readable = True
         try:
@@ -125,8 +125,8 @@ class ShardedModel(Whole):
             self._reshard_all()
 
     def unwrap(self) -> nn.Module:
-        """Return the model, whole on every rank and without hooks, to be used alone. Collective."""
-        if self.hooks:  # else that was done before, and the parameters may have changed since
+        """Return the model, whole on every rank and without hooks, to be used alone. Collective: one gathering."""
+        if self.hooks:  # else it was unwrapped before, and the parameters may have changed since
             remove_all(self.hooks)
             self._unshard_all()
         return self.module
@@ -148,7 +148,7 @@ class ShardedModel(Whole):
         raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead")
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step: in each microbatch, units are gathered twice and the root once."""
+        """Return what a rank sends in a step: each microbatch gathers all units twice, and the root once."""
         ranks, group, m = self.comm.size, self.shard_comm.size, microbatches
         n = sum(parameter.nbytes for parameter in self.module.parameters())
         root = sum(parameter.nbytes for flat in self.root.flats for parameter in flat.parameters)
@@ -159,7 +159,7 @@ class ShardedModel(Whole):
         return f"the formula for groups of {group}", inside + across
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
-        """Return the tensors of this rank, by category of the account."""
+        """Return this rank's tensors by category, for `Account`: shards, and gradients of any kind."""
         gradients = [flat.gradient for flat in self.flats if flat.gradient is not None]
         gradients += [whole for unit in self.units for whole in unit.gradients.values()]
         return {"parameters": [kept for flat in self.flats for kept in flat.stored()], "gradients": gradients}
@@ -167,7 +167,7 @@ class ShardedModel(Whole):
     # ---------------------------------------------------------------- memory of units
 
     def _divide(self, shard_ranks: int | None) -> None:
-        """Find the ranks that share parameters out, those across that have the same part, and this one alone."""
+        """Make the communicators: the ranks that cut the parameters, those with the same part, and this rank alone."""
         comm = self.comm
         self.shard_comm, self.across = comm, None
         if shard_ranks is not None:
@@ -182,7 +182,7 @@ class ShardedModel(Whole):
     def _flats(
         self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None
     ) -> list[Flat]:
-        """Return the flat tensors of a unit: those that are shared out, then those that every rank has whole."""
+        """Return the flat tensors of a unit: first those that are cut, then those that every rank has whole."""
         mine = [parameter for parameter in parameters if parameter not in self.ignored]
         cut = of_one_kind(parameter for parameter in mine if parameter not in self.replicated)
         kept = of_one_kind(parameter for parameter in mine if parameter in self.replicated)
@@ -195,14 +195,14 @@ class ShardedModel(Whole):
         return Flat(parameters, self.names, self.shard_comm, precision, allocate)
 
     def _unshard(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
-        """Have a unit whole, and the one that is needed `then` on its way."""
+        """Make a unit whole, and begin to gather the one that is needed `then`."""
         self._prefetch(unit, beside)
         if then is not None:
             self._prefetch(then, unit)
         unit.wait_for_unshard()
 
     def _prefetch(self, unit: Unit, *beside: Unit | None) -> None:
-        """Begin to gather a unit, in place of one that is neither of those `beside`, if there are too many."""
+        """Begin to gather a unit. If too many are whole, free one first, but none of those `beside`."""
         if unit.state is not UnitState.SHARDED:
             return
         if unit is not self.root:
@@ -217,7 +217,7 @@ class ShardedModel(Whole):
             self.whole.remove(unit)
 
     def _unshard_all(self) -> None:
-        """Gather every unit anew, however many are whole then."""
+        """Gather every unit anew, all at a time."""
         self._reshard_all()
         for unit in self.units:
             unit.unshard(self.stream, self.same)
@@ -229,7 +229,7 @@ class ShardedModel(Whole):
 
 
 def _leave(hooks: list[Any], model: nn.Module) -> None:
-    """Take the hooks off a model whose strategy is gone, and with it what the other ranks hold of the parameters."""
+    """Take the hooks off a model whose strategy is gone, and refuse its use: its parameters cannot be gathered."""
     if hooks:
         remove_all(hooks)
         model.register_forward_pre_hook(_refuse, prepend=True)

@@ -1,11 +1,11 @@
-"""A sharded optimizer alone: the state is cut, the gradients are somebody else's business.
+"""A sharded optimizer alone: it cuts its state, and whoever uses it reduces the gradients.
 
     DDP, or you                  gradients, the same on every rank
     ShardedOptimizer.step        rank r updates shard r ─▶ all-gather parameters
 
-It is ZeRO-1 with another's reduction, for a model that is wrapped in ours or in torch's data parallelism, or in none.
-Each step sends (P - 1)/P n bytes a rank, of n bytes of parameters; under DDP, whose all-reduce leaves more on each rank
-than it needs, that comes to half as many bytes again as ZeRO-1. A rank holds 1/P of the optimizer's state.
+This is ZeRO-1 without the reduction, for a model that is wrapped in our or in torch's data parallelism, or in none.
+With n bytes of parameters, each rank sends (P - 1)/P n bytes a step. DDP's all-reduce comes on top, so both together
+send 1.5 times the bytes of ZeRO-1. Each rank holds 1/P of the optimizer's state.
 (Rajbhandari et al. 2020, section 5.1; `torch.distributed.optim.ZeroRedundancyOptimizer`.)
 """
 
@@ -33,7 +33,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Parameters
     ----------
     parameters
-        What torch's optimizers take as their first argument. They are overwritten by rank 0's, and moved into one flat
+        The first argument of torch's optimizers. The parameters are overwritten by rank 0's, and moved into one flat
         buffer for each dtype.
     kind
         As for the method `optimizer` of a model that ZeRO shards, such as torch's AdamW or Muon.
@@ -44,16 +44,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
     **options
         Arguments of `kind`.
 
-    Before `step` each parameter has the same gradient on every rank, or none on any; afterwards all ranks have the same
-    new parameters. `step`, `state_dict` and building are collective. The state is that of an unsharded optimizer, and
-    one that any number of ranks wrote can be loaded.
+    Before `step` each parameter must have the same gradient on every rank, or none on any rank. Afterwards all ranks
+    have the same new parameters. Building it, `step` and `state_dict` are collective. The state is that of an unsharded
+    optimizer, and can be loaded on any number of ranks.
 
     Raises
     ------
     MismatchError
         On every rank, if the ranks' parameters differ in shape or dtype.
     ValueError
-        If nobody says that `kind` can update slices, or another strategy has sharded the parameters.
+        If `kind` is not known to work on slices, or another strategy has sharded the parameters.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Update this rank's part, and gather the rest; return what `closure`, called first, returned. Collective.
+        """Update this rank's part, and gather the rest. Return the result of `closure`, called first. Collective.
 
         Further arguments are those of the `step` of `kind`.
         """

@@ -1,4 +1,4 @@
-"""Memory that comes and goes while views into it, and what autograd saved of them, stay what they are."""
+"""Memory that is freed and given back, while views into it, and what autograd has saved of them, stay valid."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def make_room(whole: Tensor) -> Tensor:
-    """Give back its bytes to a tensor whose storage has none; return a tensor to write them with.
+    """Give memory back to a tensor whose storage was resized to 0 bytes; return a flat tensor through which to write.
 
-    On a CPU it is another tensor on the same memory: once numpy has seen a storage, torch no longer resizes it.
+    On a CPU that is another tensor on the same memory: torch no longer resizes a storage that numpy has seen.
     """
     if not whole.untyped_storage().nbytes():
         whole.untyped_storage().resize_(whole.nbytes)

@@ -1,6 +1,6 @@
 """Units of ZeRO-3: parameters that are gathered together.
 
-between uses    shard 0 │ shard 1 │ shard 2        each rank its own; the parameters are NaN, and cost nothing
+between uses    shard 0 │ shard 1 │ shard 2        each rank has its own; the parameters are NaN, and cost no memory
 in use          ─────────── whole ───────────      on every rank; the parameters are views into it
 """
 
@@ -28,15 +28,15 @@ Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """Which dtype is used where; None: that of the model. Shards and the optimizer's state keep the model's.
+    """Which dtype is used where; None is the model's. Shards and the optimizer's state always have the model's.
 
     Attributes
     ----------
-    parameters
-        Of gathered parameters, so of computing, of the inputs' floats and of activations.
-    reduction
+    parameters : torch.dtype, optional
+        Of gathered parameters; inputs are cast to it, so it is that of computing and of activations as well.
+    reduction : torch.dtype, optional
         Of gradients while they are summed over ranks; by default that of `parameters`.
-    output
+    output : torch.dtype, optional
         Of what the model returns.
     """
 
@@ -46,14 +46,14 @@ class MixedPrecision:
 
 
 class Flat(Shard):
-    """Parameters of one dtype, all trained or all frozen, end to end in one tensor that exists while it is needed.
+    """Parameters of one dtype, all trained or all frozen, laid end to end in one tensor that exists while it is used.
 
     Attributes
     ----------
     mine : Tensor
-        This rank's elements as they are gathered, in registered memory where there is such.
+        This rank's elements in the dtype in which they are gathered, in registered memory if there is any.
     values : Tensor
-        The same as the optimizer updates them: `mine` itself, or in the dtype of the model if the precision differs.
+        This rank's elements in the model's dtype, for the optimizer to update: `mine` itself if the dtypes are equal.
     whole : Tensor
         All elements. Its storage has no bytes between uses.
     replicated : bool
@@ -84,7 +84,7 @@ class Flat(Shard):
         self.whole = self.mine if replicated else torch.empty(sum(self.counts), dtype=dtype, device=self.device)
         self.views = views_into(self.whole, parameters)
         nothing = torch.nan if dtype.is_floating_point else 0
-        self.nothing = torch.full((), nothing, dtype=dtype, device=self.device)  # seen by who looks at the wrong time
+        self.nothing = torch.full((), nothing, dtype=dtype, device=self.device)  # what parameters show between uses
         if replicated:
             self.show()
         else:
@@ -92,27 +92,27 @@ class Flat(Shard):
         self.make_slices(self.values)
 
     def _allocate(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return zeros; as many on every rank, as registered memory has to be."""
+        """Return zeros. Registered memory needs the same `count` on every rank."""
         if self.device.type == "cpu" and not self.replicated:
             return self.comm.allocate(count, dtype)  # type: ignore[return-value]
         return torch.zeros(count, dtype=dtype, device=self.device)
 
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set this rank's elements of a parameter to those of the whole `value`; `publish` comes after the last."""
+        """Set this rank's elements of a parameter to those of the whole `value`. Call `publish` after the last."""
         if value.device.type != "meta":
             self.values[self.held[parameter]].copy_(self.placements[parameter].take(value))
 
     def publish(self) -> None:
-        """Take over new values into what is gathered."""
+        """Copy new `values` into `mine`, which is what others gather."""
         if self.values is not self.mine:
             self.mine.copy_(self.values)
 
     def fetch(self, whole: Tensor, comm: Communicator) -> None:
-        """Gather all elements from all ranks. Runs on the stream."""
+        """Gather all elements from all ranks: one all-gather. Runs on the stream."""
         all_gather(self.mine.to(self.device, non_blocking=True), comm, out=whole, counts=self.counts)
 
     def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
-        """Return this rank's elements of what becomes of all ranks' whole gradients. Runs on the stream."""
+        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
         if not self.replicated:
             return reduce_scatter(gradient, comm, op)
         all_reduce(gradient, comm, op)
@@ -123,35 +123,35 @@ class Flat(Shard):
         return [self.mine]
 
     def show(self) -> None:
-        """Let the parameters be what was gathered."""
+        """Let the parameters be views into what was gathered."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.data = view
 
     def release(self) -> None:
-        """Free the whole. What autograd has saved of it is valid again when it is gathered again."""
+        """Free `whole`. What autograd has saved of it is valid again once it is gathered again."""
         for parameter in self.parameters:
             parameter.data = self.nothing.expand(parameter.shape)
         self.whole.untyped_storage().resize_(0)
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Have no gradients of these parameters; let go of the memory of all, as it is, if these are all."""
+        """Forget the gradients of these parameters; if they are all of this tensor's, free the memory, too."""
         if self.slices.keys() <= parameters:
             self.gradient = None
         super().forget_gradients(parameters)
 
 
 class UnitState(Enum):
-    """Where the parameters of a unit are."""
+    """Whether the parameters of a unit are whole."""
 
     SHARDED = auto()
-    UNSHARDING = auto()  # they are being gathered, and nobody has waited for them yet
+    UNSHARDING = auto()  # they are being gathered, and nobody has waited for it yet
     UNSHARDED = auto()
 
 
 class Unit:
-    """`PlainUnit` for a unit of any parameters, gathered beside computing: begin to `unshard`, wait, use, `reshard`.
+    """`PlainUnit` beside computing, with any parameters: `unshard` begins, then `wait_for_unshard`, use, `reshard`.
 
-    Its gradients lie in a flat tensor of their own until they are reduced.
+    Gradients lie in a flat tensor of their own until they are reduced.
     """
 
     def __init__(self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision) -> None:
@@ -172,7 +172,7 @@ class Unit:
         self.state = UnitState.UNSHARDING
 
     def _fetch(self, comm: Communicator, same: SameSteps, wholes: list[Tensor]) -> None:
-        """Gather them. Runs on the stream."""
+        """Gather the parameters. Runs on the stream."""
         same.step(f"gather {self.name or 'the root unit'}")
         for flat, whole in zip(self.cut, wholes, strict=True):
             flat.fetch(whole, comm)
@@ -194,12 +194,12 @@ class Unit:
             self.state = UnitState.SHARDED
 
     def apart(self, output: Any) -> Any:
-        """Return nested `output` with copies of what lies in the memory of parameters, which is about to be freed."""
+        """Return the nested `output`, with copies of tensors that lie in the unit's memory, which may be freed now."""
         ours = [flat.whole.data_ptr() for flat in self.flats if flat.whole.data_ptr()]
         return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output)
 
     def collect(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Move gradients from where autograd put them to those of their unit; no gradient counts as zero."""
+        """Add gradients to the unit's flat tensor, and free each of them. A missing one counts as zero."""
         if not self.gradients:
             dtype = self.precision.reduction
             self.gradients = {flat: torch.zeros_like(flat.whole, dtype=dtype) for flat in self.trained}
@@ -211,14 +211,14 @@ class Unit:
                 parameter.grad = None
 
     def take_gradients(self) -> dict[Flat, Tensor]:
-        """Return all gradients, and forget them."""
+        """Return all gradients in their flat tensors, and forget them."""
         self.collect(self.parameters)
         taken = self.gradients
         self.gradients, self.places = {}, {}
         return taken
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Drop what has not been reduced of these parameters."""
+        """Forget the gradients of these parameters that have not been reduced."""
         if self.parameters <= parameters:
             self.gradients, self.places = {}, {}
         for parameter in self.parameters & parameters:
@@ -228,7 +228,7 @@ class Unit:
 
 
 def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Deal parameters into lists of one kind each."""
+    """Deal parameters out to lists of one kind each."""
     kinds: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         kinds.setdefault(kind_of(parameter), []).append(parameter)

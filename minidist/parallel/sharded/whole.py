@@ -1,4 +1,4 @@
-"""The state of a model whose parameters are spread over ranks, as a whole: to look at, to save, to load."""
+"""The whole state of a model whose parameters are spread over ranks: to read it, to save it, to load it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minidist.parallel.sharded.units import Flat
 
 
 class Whole(Sharded):
-    """What a sharded model can say of all its parameters, and be given. What it says is collective."""
+    """A sharded model that returns and loads whole parameters. A rank sends (P - 1)/P of the bytes it returns."""
 
     flats: list[Flat]
     shard_of: dict[nn.Parameter, Flat]
@@ -30,7 +30,7 @@ class Whole(Sharded):
     def full_gradients(self) -> Iterator[tuple[str, Tensor | None]]:
         """Yield name and whole gradient of each trained parameter, None if it has none, a unit at a time. Collective.
 
-        They are what the slices hold: reduced and, after clipping, clipped. A rank sends (P - 1)/P of their bytes.
+        They are the gradients of the slices: reduced and, after clipping, clipped.
         """
         for flat in (flat for flat in self.flats if flat.trained):
             mine = torch.zeros_like(flat.values)
@@ -41,7 +41,7 @@ class Whole(Sharded):
                 yield self.names[parameter], None if flat.slices[parameter].grad is None else value
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return what the serial model's `state_dict` would be, on the CPU of every rank. Collective."""
+        """Return the `state_dict` that the serial model would have, on the CPU of every rank. Collective."""
         whole = {name: value.to("cpu", copy=True) for name, value in self.full_tensors()}
         every = self.module.named_parameters(remove_duplicate=False)
         aliases = {name: self.names[parameter] for name, parameter in every if parameter in self.names}
@@ -51,12 +51,12 @@ class Whole(Sharded):
         return {name: whole[aliases[name]] if name in aliases else value.cpu() for name, value in state.items()}
 
     def load(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
-        """Take over whole parameters: a serial model's state, or drawn one after the other. Every rank needs them all.
+        """Load whole parameters: a serial model's state, or pairs that are drawn one by one. Every rank needs them all.
 
         Raises
         ------
         ValueError
-            If names or shapes are not this model's. A `Mapping` has changed nothing then.
+            If names or shapes are not this model's. If `tensors` is a `Mapping`, nothing has changed then.
         """
         names = dict(self.module.named_parameters(remove_duplicate=False))
         buffers = dict(self.module.named_buffers())
@@ -72,7 +72,7 @@ class Whole(Sharded):
                 missing.discard(self.names[names[name]])
             else:
                 writes.append(partial(buffers[name].copy_, value))
-            while writes and not isinstance(tensors, Mapping):  # what is drawn one by one must not pile up
+            while writes and not isinstance(tensors, Mapping):  # what is drawn one by one may not fit at once
                 writes.pop()()
         wrong += [f"{name} is missing" for name in self.names.values() if name in missing]
         if wrong:
@@ -84,7 +84,7 @@ class Whole(Sharded):
 
 
 def _gathered(flat: Flat, mine: Tensor) -> list[Tensor]:
-    """Return what all ranks bring, such as `mine`, as one tensor for each parameter."""
+    """Gather all ranks' elements, `mine` being this rank's; return a tensor for each parameter."""
     whole = torch.empty(sum(flat.counts), dtype=mine.dtype, device=flat.device)
     all_gather(mine.to(flat.device), flat.comm, out=whole, counts=flat.counts)
     return views_into(whole, flat.parameters)

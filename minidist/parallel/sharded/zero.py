@@ -1,10 +1,16 @@
-"""ZeRO 1 and 2: data parallelism in which each rank keeps the optimizer's state for a part of the parameters only.
+"""ZeRO 1 and 2: `plain.py` for any model, in buckets, and with overlap: gradients are reduced while backward runs.
 
     DDP      all-reduce gradients                                 ─▶ every rank updates all parameters
     ZeRO     reduce-scatter gradients ─▶ rank r updates shard r   ─▶ all-gather parameters
 
-An all-reduce *is* a reduce-scatter and an all-gather, so nothing is sent that DDP would not send: 2 (P - 1)/P n bytes a
-rank. Of n bytes of parameters, and of AdamW's 2 n of state, a rank holds:
+    plain.py                          here
+    PlainUnit                         a bucket (`data_parallel.py`), and its `BucketShard`
+    reduce_scatter                    `_launch` and `_reduce`, on a stream
+    the optimizer's step              of `optimizer(kind, ...)`, which is over `slices`
+    unshard, in `step`                `stepped`, with which the optimizer's step ends
+
+An all-reduce *is* a reduce-scatter and an all-gather, so ZeRO sends as much as DDP: 2 (P - 1)/P n bytes a rank. With n
+bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:
 
              parameters     gradients                                        state
     DDP      n              n                                                2 n
@@ -31,7 +37,7 @@ from minidist.parallel.sharded.shard import Shard, Sharded
 
 
 class BucketShard(Shard):
-    """This rank's part of a bucket, whose whole parameters lie in one flat buffer: gathering is one collective."""
+    """This rank's part of a bucket. Its parameters are views into one flat buffer, which one all-gather fills."""
 
     def __init__(self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator) -> None:
         super().__init__(parameters, names, comm)
@@ -42,12 +48,12 @@ class BucketShard(Shard):
         self.make_slices(self.whole[self.start : self.stop])
 
     def publish(self, comm: Communicator) -> None:
-        """Send this rank's updated values to all, and fetch theirs."""
+        """Gather every rank's updated values: one all-gather. Runs on the stream."""
         all_gather(self.values, comm, out=self.whole, counts=self.counts)
 
 
 class ZeRO1(Sharded, Bucketed):
-    """Sharded optimizer state. The gradients stay whole, as in DDP, in buckets that are reduce-scattered.
+    """Sharded optimizer state. The gradients stay whole in their buckets, as in DDP, and are reduce-scattered.
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`.
 
@@ -57,10 +63,10 @@ class ZeRO1(Sharded, Bucketed):
         As for `Bucketed`.
     overlap : bool
         Return from the optimizer's step while parameters are still being gathered; each module waits for its own when
-        it is called. Pays where communication has its own hardware. Look at parameters only after `wait`.
+        it is called. This pays where communication has its own hardware. Call `wait` before you read parameters.
 
-    An optimizer over the parameters themselves, built before or after, raises ValueError when it steps. If the model
-    computes in 16 bits, let the optimizer be a `MasterWeights`, which updates values in 32.
+    An optimizer over the parameters themselves raises ValueError when it steps. If the model computes in 16 bits, use
+    `MasterWeights` as the optimizer: it updates values in 32 bits.
     """
 
     shard_of: dict[nn.Parameter, BucketShard]
@@ -94,12 +100,12 @@ class ZeRO1(Sharded, Bucketed):
             shard.forget_gradients(parameters)
 
     def held(self) -> dict[str, list[Tensor]]:
-        """Return the tensors of this rank, by category of the account."""
+        """Return this rank's tensors by category, for `Account`: buckets and reduced shards are gradients."""
         reduced = [shard.gradient for shard in self.shards.values() if shard.gradient is not None]
         return {"gradients": super().held()["gradients"] + reduced}
 
     def wait(self) -> None:
-        """Return once all parameters are gathered."""
+        """Wait until all parameters are gathered."""
         for shard in self.shards.values():
             self._await(shard)
 
@@ -107,11 +113,11 @@ class ZeRO1(Sharded, Bucketed):
         return self.stream.launch(self._reduce, self.shards[bucket], bucket.take())
 
     def _reduce(self, shard: BucketShard, gradients: Tensor) -> None:
-        """Reduce to this rank's shard of the sum of all ranks' gradients. Runs on the stream."""
+        """Reduce all ranks' gradients to this rank's shard of their sum. Runs on the stream."""
         self._take_over(shard, reduce_scatter(gradients, self.stream.comm, self.op))
 
     def _take_over(self, shard: BucketShard, reduced: Tensor) -> None:
-        """Replace the gradient: what is in the bucket is the sum over all backwards."""
+        """Replace the shard's gradient: the bucket holds the sum over all backwards."""
         assert shard.gradient is not None
         shard.gradient.copy_(reduced)
 
@@ -121,14 +127,14 @@ class ZeRO1(Sharded, Bucketed):
             shard.give_gradient(without=self.nowhere_used)
 
     def passed_over(self, parameter: nn.Parameter) -> bool:
-        """Tell whether this parameter has a gradient that its slice does not have."""
+        """Tell whether this parameter has a gradient that its slice lacks."""
         given = self.bucket_of[parameter].unreduced(parameter)
         return given is not None and bool(given.any())
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Gather the new parameters, a bucket at a time: what ends an optimizer's step.
+        """Gather the new parameters, bucket by bucket. Each step of the optimizer ends with this. Collective.
 
-        With `updated`, only the buckets of these parameters: one that two optimizers update is gathered twice.
+        With `updated`, only the buckets of these parameters are gathered; one that two optimizers update, twice.
         """
         for shard in self.shards.values():
             if updated is None or any(parameter in updated for parameter in shard.parameters):
@@ -147,10 +153,10 @@ class ZeRO1(Sharded, Bucketed):
 
 
 class ZeRO2(ZeRO1):
-    """Sharded gradients too: a bucket's are reduce-scattered as soon as they are complete, and freed.
+    """Sharded gradients, too: a bucket's gradients are reduce-scattered as soon as they are complete, and freed.
 
-    A bucket waits for the one before it to arrive, so a rank holds the gradients of two at most. Arguments are those of
-    `ZeRO1`. In `no_sync` the gradients stay whole, as there is nowhere to add them up.
+    A bucket is launched when the one before has been reduced, so a rank holds the gradients of two buckets at most.
+    Arguments are those of `ZeRO1`. In `no_sync` the gradients stay whole and add up.
     """
 
     whole_gradients = False
@@ -164,5 +170,5 @@ class ZeRO2(ZeRO1):
         return super()._launch(bucket)
 
     def _take_over(self, shard: BucketShard, reduced: Tensor) -> None:
-        """Add to the gradient: what earlier backwards left in the bucket was freed."""
+        """Add to the shard's gradient: the bucket holds this backward's gradients only."""
         shard.add_gradient(reduced)

@@ -1,6 +1,6 @@
-"""ZeRO++: sharded over all ranks, for a quarter of the bytes between nodes.
+"""ZeRO++: FSDP over all ranks, with a quarter of the bytes between nodes.
 
-    of N bytes of 16-bit parameters, between nodes       FSDP    ZeRO++
+    bytes between nodes for N bytes of 16-bit parameters FSDP    ZeRO++
     gather in forward                                    N       N/2      in 8 bits
     gather in backward                                   N       0        from a second partition, inside the node
     reduce-scatter of gradients                          N       N/4      in 4 bits
@@ -8,10 +8,12 @@
     gather     rank (n, g) has shard n G + g ── across nodes ─▶ all shards of g ── inside the node ─▶ all shards
     reduce     the other way: inside the node first, so that what crosses is already a sum
 
-A node receives (M - 1)/M of these bytes on M nodes, and four bytes more for each block of numbers that share a scale.
-Each rank holds N/G more, of the G ranks of its node, from forward to the next step. Quantising is lossy: parameters are
-off by half a step of 127 to the largest of their block, and gradients are rounded twice to a step of 7, before each of
-the two hops. A quantised sum cannot be passed on from rank to rank as in a ring: all-to-all, then every rank adds up.
+With M nodes of G ranks, a node receives (M - 1)/M of these bytes, and four bytes for each block of numbers that share a
+scale. Each rank holds N/G bytes more from forward to the next step: its part of the second partition.
+
+Quantising is lossy. In each block 127 steps lead from 0 to the largest parameter, and parameters are off by half a step
+at most. Gradients have 7 steps, and they are rounded twice, before each of the two hops. A quantised sum cannot be
+passed on from rank to rank, as a ring does: ranks exchange by all-to-all, and then each adds up.
 (Wang et al. 2023, ZeRO++.)
 """
 
@@ -30,21 +32,21 @@ from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision
 
 
 class Nodes:
-    """The ranks of `comm` as M nodes of G ranks: those of this rank's node, and its counterparts on the others."""
+    """M nodes of G ranks: a communicator of this rank's node, and one of its counterparts on the other nodes."""
 
     def __init__(self, comm: Communicator, node_ranks: int) -> None:
         node, place = divmod(comm.rank, node_ranks)
-        self.inside = comm.split(node).fork()  # twins of their own for the stream's thread
+        self.inside = comm.split(node).fork()  # twins, which only the stream's thread uses
         self.across = comm.split(place).fork()
 
     def gather(self, mine: Tensor) -> Tensor:
-        """Return every rank's row [n], in 8 bits on the way: [M * G, n]."""
+        """Return every rank's row [n] as [M * G, n]; rows travel in 8 bits."""
         here = all_gather(pack(mine[None], bits=8), self.across, counts=[1] * self.across.size)
         rows = all_gather(here, self.inside, counts=[self.across.size] * self.inside.size)
         return _swapped(unpack(rows, len(mine), bits=8), self.inside.size)
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Return the sum, over all ranks, of the row that belongs to this one; `rows` [M * G, n], one for each rank."""
+        """Return the sum of all ranks' rows [n] for this rank; each brings [M * G, n], which travel in 4 bits."""
         for comm in (self.inside, self.across):
             groups = len(rows) // comm.size
             if comm is self.inside:
@@ -55,12 +57,12 @@ class Nodes:
 
 
 class QuantisedFlat(Flat):
-    """Parameters that travel in 8 bits, or inside the node alone while the second partition is valid.
+    """Parameters that travel in 8 bits, or only inside the node while the second partition is valid.
 
     Attributes
     ----------
     second : Tensor or None
-        This rank's part of what was gathered last, as shared out inside the node.
+        This rank's part of what was gathered last, if that is cut among the ranks of the node.
     """
 
     def __init__(self, nodes: Nodes, *args: Any) -> None:
@@ -70,7 +72,7 @@ class QuantisedFlat(Flat):
         self.row = -(-self.counts[0] // BLOCK) * BLOCK  # elements of every rank's shard, filled up with zeros
 
     def publish(self) -> None:
-        """Take over new values; the second partition is out of date."""
+        """Publish new values; the second partition is out of date."""
         super().publish()
         self.second = None
 
@@ -91,7 +93,7 @@ class QuantisedFlat(Flat):
         return [self.mine] if self.second is None else [self.mine, self.second]
 
     def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
-        """Return this rank's elements of what becomes of all ranks' whole gradients. Runs on the stream."""
+        """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
         rows = gradient.new_zeros(comm.size, self.row)  # one for each rank
         for row, part in zip(rows, torch.split(gradient, self.counts), strict=True):
             row[: len(part)] = part
@@ -107,12 +109,12 @@ class ZeROPlusPlus(FSDP):
     model, comm, **options
         As for `FSDP`, without `shard_ranks`.
     node_ranks : int, optional
-        The ranks of a node, numbered in a row; by default those that share memory.
+        How many neighbouring ranks form a node; by default those that share memory.
 
     Raises
     ------
     ValueError
-        If the ranks are no whole number of such nodes.
+        If `node_ranks` does not divide the number of ranks.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, node_ranks: int | None = None, **options: Any) -> None:
