@@ -20,10 +20,15 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from minidist.bench.measure import Measurement
+from minidist.bench.machine import machine
+from minidist.bench.measure import Measurement
+from minidist.bench.options import parse
+from minidist.bench.report import Results
+from minidist.bench.subject import Setting, find_subject, measured
+from minidist.comm.errors import LaunchError
+from minidist.launch.jobs import run_job
+from minidist.launch.mpirun import environment, find_mpirun
 
 STARTED = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_RUN_ID"}  # by a launcher
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
@@ -37,12 +42,6 @@ def main(argv: list[str]) -> int:
     argv : list[str]
         What follows `bench` on the command line.
     """
-    from minidist.bench.machine import machine
-    from minidist.bench.options import parse
-    from minidist.bench.report import Results
-    from minidist.bench.subject import Setting, find_subject, measured
-    from minidist.comm.errors import LaunchError
-
     options = parse(argv)
     if STARTED & os.environ.keys():
         sys.stderr.write(
@@ -77,10 +76,6 @@ def main(argv: list[str]) -> int:
 
 def run_workers(launch: str, ranks: int, argv: list[str]) -> tuple[int, dict[str, object], list[Measurement]]:
     """Run one launch; return its exit status, the machine as it describes it, and its measurements."""
-    from minidist.bench.measure import Measurement
-    from minidist.launch.jobs import run_job
-    from minidist.launch.mpirun import environment, find_mpirun
-
     mpirun = find_mpirun()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measurements.json")

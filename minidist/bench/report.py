@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from minidist.bench.measure import Measurement
 from minidist.bench.options import COLLECTIVES
 from minidist.bench.subject import DTYPE, RANKS, Bound, find_subject
 from minidist.bench.subjects.copy import state
+from minidist.trace.table import aligned
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ class Results:
 
     def _table(self, bench: str, measurements: list[Measurement]) -> str:
         peers = [p for p in self.subjects[bench].peers if any(self.ratio(m, p) is not None for m in measurements)]
-        rows = [["case", "competitor", "median", "quartiles", "bus GB/s", *(f"/ {peer}" for peer in peers)]]
-        rows += [self._row(m, peers) for m in measurements]
+        header = ["case", "competitor", "median", "quartiles", "bus GB/s", *(f"/ {peer}" for peer in peers)]
+        table = indent(aligned(header, [self._row(m, peers) for m in measurements], left=2), "  ")
         title = bench if bench in ("copy", "threads") else f"{bench}, {measurements[0].ranks} ranks"
-        return f"{title}{f', {self.dtype}' if bench in COLLECTIVES else ''}\n{aligned(rows)}"
+        return f"{title}{f', {self.dtype}' if bench in COLLECTIVES else ''}\n{table}"
 
     def _row(self, m: Measurement, peers: list[str]) -> list[str]:
         lower, upper = m.quartiles
@@ -120,11 +122,9 @@ class Results:
         return [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]
 
     def _ratios(self, m: Measurement) -> dict[str, float]:
-        if m.launch == "tuned":
-            ratio = self.ratio(m, "native tuned")
-            return {} if ratio is None else {"native tuned": ratio}
-        found = {peer: self.ratio(m, peer) for peer in self.subjects[m.bench].peers if peer != "native tuned"}
-        return {peer: ratio for peer, ratio in found.items() if ratio is not None}
+        """Return the ratios to the peers that took turns with this one."""
+        peers = [peer for peer in self.subjects[m.bench].peers if (peer == "native tuned") == (m.launch == "tuned")]
+        return {peer: ratio for peer in peers if (ratio := self.ratio(m, peer)) is not None}
 
 
 def quantity(value: float, unit: str) -> str:
@@ -140,13 +140,3 @@ def quantity(value: float, unit: str) -> str:
 def number(value: float | None) -> str:
     """Return a ratio in three digits."""
     return "" if value is None else f"{value:.3g}"
-
-
-def aligned(rows: list[list[str]]) -> str:
-    """Return rows as text: the first two columns to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [text.ljust(w) if column < 2 else text.rjust(w) for column, (text, w) in enumerate(zip(row, widths))]  # noqa: B905
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)

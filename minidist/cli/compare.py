@@ -43,11 +43,7 @@ class Row:
 
 def main(command: str, argv: Sequence[str], variants: Callable[[Config, int], Iterable[Variant]]) -> int:
     """Run all variants; return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input."""
-
-    def program(comm: Communicator) -> int:
-        return stopping_together(command, comm, lambda: compare(argv, comm, variants))
-
-    return on_all_ranks(command, program)
+    return on_all_ranks(command, lambda comm: stopping_together(command, comm, lambda: compare(argv, comm, variants)))
 
 
 def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config, int], Iterable[Variant]]) -> int:

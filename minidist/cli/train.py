@@ -45,18 +45,14 @@ def main(argv: Sequence[str]) -> int:
 
 def train(argv: Sequence[str], comm: Communicator) -> int:
     """Train as one of the ranks of `comm`; return the exit status, as `main`."""
-
-    def program() -> int:
-        config, notes = together(comm, lambda: parse_with_notes(argv))
-        if comm.rank == 0 and notes:
-            print("\n".join(notes), flush=True)
-        return train_and_report(config, comm)
-
-    return stopping_together("train", comm, program)
+    return stopping_together("train", comm, lambda: set_up_and_run(argv, comm))
 
 
-def train_and_report(config: Config, comm: Communicator) -> int:
+def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     """Set up on all ranks alike, and run as the only one that saves to its folder."""
+    config, notes = together(comm, lambda: parse_with_notes(argv))
+    if comm.rank == 0 and notes:
+        print("\n".join(notes), flush=True)
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None

@@ -32,7 +32,6 @@ def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 
         For fewer than two frames.
     """
     counts = key_frames(recording, frames)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     grid = Grid(recording, row=46)
@@ -40,7 +39,6 @@ def filmstrip(recording: Recording, path: str | Path | IO[bytes], frames: int = 
     down = -(-len(counts) // across)
     size = (across * (grid.width + MARGIN) / INCH, down * (grid.height + 3 * MARGIN) / INCH)
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)  # draws without a screen, and is what `savefig` asks
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     for panel in panels:
         panel.set_axis_off()

@@ -38,7 +38,6 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
     """
     if not timelines or not all(timelines):
         raise ValueError("nothing was sampled: give the timeline of at least one account, after account.recording()")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     begin = min(timeline[0][0] for timeline in timelines)
@@ -47,7 +46,6 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
     top = max(total(held) for timeline in timelines for _, held in timeline)
     bytes, prefix = _unit(top, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0)))
     figure = Figure(figsize=(7.5, 1.2 + 1.9 * len(timelines)), layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a screen, and is what `savefig` asks
     panels = figure.subplots(len(timelines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for rank, (panel, timeline) in enumerate(zip(panels, timelines, strict=True)):
         _stack(panel, timeline, begin, end, scale, bytes)

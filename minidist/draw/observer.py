@@ -25,15 +25,17 @@ class Observer:
     """What one rank has shown so far.
 
     While a receive is posted its cells are shown as they were: the sender's thread may fill them at any moment.
+    `moments`, which all ranks share, says when each message was sent, on Lamport's clock.
     """
 
-    def __init__(self, rank: int, ranks: int, timed: bool) -> None:
+    def __init__(self, rank: int, ranks: int, timed: bool, moments: dict[str, int]) -> None:
         self.rank, self.ranks, self.timed, self.bits = rank, ranks, timed, min(8, 52 // ranks)
         self.comm: Communicator | None = None
         self.start = Step(rank, Does.STARTS, f"rank {rank} starts", ("", 0), {}, (0,) * len(COUNTERS))
         self.waiting: Step | None = None
         self.busy = 0.0  # seconds of computing
         self.steps: list[Step] = []
+        self.moments, self.moment = moments, 0
         self.cells: dict[str, list[np.ndarray[Any, Any]]] = {}
         self.shown: Buffers = {}
         self.temporaries: dict[int, str] = {}
@@ -42,7 +44,8 @@ class Observer:
 
     def note(self, kind: Does, text: str, **more: Any) -> None:
         """Append a step."""
-        self.steps.append(self.step(kind, text, **more))
+        self.moment += 1
+        self.steps.append(self.step(kind, text, moment=self.moment, **more))
         self.shown = self.steps[-1].buffers
 
     def step(self, kind: Does, text: str, line: Line | None = None, **more: Any) -> Step:
@@ -56,13 +59,15 @@ class Observer:
         return Step(self.rank, kind, f"rank {self.rank} {text}", line, self._read(), counters, seconds=seconds, **more)
 
     def sent(self, array: Array, peer: int, message: str) -> None:
-        """Note that a message was posted."""
+        """Note that a message is about to be posted."""
         text = f"sends {self._words(array)} to rank {peer}"
         self.note(Does.SENDS, text, cells=self._overlapping(array), peer=peer, message=message)
+        self.moments[message] = self.moment
 
     def received(self, array: Array, peer: int, message: str) -> None:
         """Note that a message is here."""
         self.expected = [each for each in self.expected if each is not array]
+        self.moment = max(self.moment, self.moments[message])
         text = f"receives {self._words(array)} from rank {peer}"
         self.note(Does.RECEIVES, text, cells=self._overlapping(array), peer=peer, message=message)
 

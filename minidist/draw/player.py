@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from html import escape
 from importlib.resources import files as package_files
@@ -60,7 +60,8 @@ class Step:
     """One event on one rank, and how it left that rank.
 
     `buffers` are all that the rank shows, `cells` those that the event read or changed. `message` is the same at both
-    ends of a message, `seconds` is virtual time, `moment` Lamport's clock.
+    ends of a message, `seconds` is virtual time, `moment` Lamport's clock: one more than at the rank's step before, at
+    a receive also more than at its send. (Lamport 1978: "Time, clocks, and the ordering of events".)
     """
 
     rank: int
@@ -128,29 +129,6 @@ class Recording:
 
     def _repr_html_(self) -> str:
         return player(self)
-
-
-def in_order(rows: Sequence[Sequence[Step]], last: Sequence[Step] = ()) -> tuple[Step, ...]:
-    """Merge the ranks' steps, numbered by Lamport's clocks, the same in every run of a program; then come the `last`.
-
-    A step's moment is one more than that of the rank's step before, a receive's also more than its send's. Virtual
-    time comes first, where there is any. (Lamport 1978: "Time, clocks, and the ordering of events".)
-    """
-    known = {step.message for row in rows for step in row if step.kind == Does.SENDS}
-    sent: dict[str, int] = {}
-    done: list[list[Step]] = [[] for _ in rows]
-    while any(len(row) > len(numbered) for row, numbered in zip(rows, done, strict=True)):
-        for row, numbered in zip(rows, done, strict=True):
-            for step in row[len(numbered) :]:
-                receives = step.kind == Does.RECEIVES and step.message in known
-                if receives and step.message not in sent:
-                    break
-                earlier, cause = numbered[-1].moment if numbered else 0, sent[step.message] if receives else 0
-                numbered.append(replace(step, moment=max(earlier, cause) + 1))
-                if step.kind == Does.SENDS:
-                    sent[step.message] = numbered[-1].moment
-    merged = (step for row in done for step in row)
-    return *sorted(merged, key=lambda step: (step.seconds, step.moment, step.rank)), *last
 
 
 # ---------------------------------------------------------------- what a cell holds, in words

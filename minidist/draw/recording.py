@@ -24,7 +24,7 @@ from minidist.comm.ledger import Ledger
 from minidist.comm.request import Span
 from minidist.comm.wire import Request, Wire, WireAround
 from minidist.draw.observer import Observer
-from minidist.draw.player import COUNTERS, Does, Recording, in_order
+from minidist.draw.player import COUNTERS, Does, Recording
 from minidist.trace.events import EventKind
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def record(
     for name in formulas or {}:
         if name not in COUNTERS:
             raise ValueError(f"there is no counter {name!r} for this formula: choose one of {', '.join(COUNTERS)}")
-    observers = [Observer(rank, ranks, cluster is not None) for rank in range(ranks)]
+    moments: dict[str, int] = {}
+    observers = [Observer(rank, ranks, cluster is not None, moments) for rank in range(ranks)]
 
     def observed(comm: Communicator) -> None:
         observer, before = observers[comm.rank], sys.gettrace()
@@ -78,8 +79,10 @@ def record(
     except DeadlockError as error:
         deadlock = str(error)
     waiting = [each.waiting for each in observers if deadlock and each.waiting is not None]
-    start, steps = tuple(each.start for each in observers), in_order([each.steps for each in observers], waiting)
-    return Recording(start, steps, dict(formulas or {}), deadlock, computes=any(each.busy for each in observers))
+    steps = [step for each in observers for step in each.steps]
+    steps.sort(key=lambda step: (step.seconds, step.moment, step.rank))  # the same in every run of a program
+    start, computes = tuple(each.start for each in observers), any(each.busy for each in observers)
+    return Recording(start, (*steps, *waiting), dict(formulas or {}), deadlock, computes)
 
 
 # ---------------------------------------------------------------- a rank's side
@@ -124,9 +127,9 @@ class _WatchedWire(WireAround):
         self.observer, self.posted = observer, Counter[tuple[str, int, int, int]]()
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
-        request, receiver = self.inner.isend(array, to, tag), self.members[to]
-        self.observer.sent(array, receiver, self._message("send", self.rank, to, tag))
-        return _Watched(request, self.observer, "send to", receiver, lambda: None)
+        receiver = self.members[to]
+        self.observer.sent(array, receiver, self._message("send", self.rank, to, tag))  # before it can be received
+        return _Watched(self.inner.isend(array, to, tag), self.observer, "send to", receiver, lambda: None)
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
         observer, sender, message = (

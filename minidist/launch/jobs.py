@@ -15,7 +15,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,30 +103,53 @@ def end_job(root: int, mark: str, grace: float) -> None:
     job = members(root, mark)
     if not job:
         return
-    _signal(job, signal.SIGTERM)
+    send_signal(job, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while (left := [pid for pid in job if _alive(pid)]) and time.monotonic() < deadline:
+    while (left := job & parents().keys()) and time.monotonic() < deadline:
         time.sleep(0.02)
     for _ in range(50):  # a process may be starting another one at this moment
-        left = sorted({pid for pid in left if _alive(pid)} | set(members(root, mark)))
+        left = (left & parents().keys()) | members(root, mark)
         if not left:
             return
-        _signal(left, signal.SIGKILL)
+        send_signal(left, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def members(root: int, mark: str) -> list[int]:
-    """Return the processes of a job: all that bear its mark, or where /proc is missing, the descendants of `root`."""
-    if Path("/proc/self/environ").exists():
-        line = f"{MARK}={mark}".encode()
-        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if line in _environment(entry)]
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True).stdout
-    rows = [line.split() for line in table.splitlines()]
-    alive = {int(row[0]): int(row[1]) for row in rows if not row[2].startswith("Z")}
-    job = {root} & alive.keys()
-    while new := {pid for pid, parent in alive.items() if parent in job} - job:
-        job |= new
-    return sorted(job)
+def members(root: int, mark: str) -> set[int]:
+    """Return the processes of a job: all that bear its mark, or where /proc is missing, `root` and its descendants."""
+    if not Path("/proc/self/environ").exists():
+        return descendants(root)
+    line = f"{MARK}={mark}".encode()
+    return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if line in _environment(entry)}
+
+
+def descendants(root: int) -> set[int]:
+    """Return the processes that descend from `root`, and itself, as far as they run."""
+    table, found = parents(), {root}
+    while new := {pid for pid, parent in table.items() if parent in found} - found:
+        found |= new
+    return found & table.keys()
+
+
+def parents() -> dict[int, int]:
+    """Return the parent of each process that runs. A zombie does not: it waits until its parent asks for its status."""
+    if Path("/proc/self/stat").exists():
+        lines = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                lines.append(f"{file.parent.name} {file.read_text().rpartition(')')[2]}")
+    else:
+        command = ["ps", "-A", "-o", "pid=,stat=,ppid="]
+        lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    rows = [line.split() for line in lines]
+    return {int(pid): int(parent) for pid, status, parent, *_ in rows if status[0] not in "ZX"}
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Send a signal to those of the processes that run and may be sent one."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _environment(entry: Path) -> list[bytes]:
@@ -134,22 +157,3 @@ def _environment(entry: Path) -> list[bytes]:
         return (entry / "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or belongs to somebody else
         return []
-
-
-def _signal(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def _alive(pid: int) -> bool:
-    """Tell whether a process runs. A zombie does not: it only waits until its parent asks for its status."""
-    if Path("/proc/self/stat").exists():
-        with suppress(OSError):  # it has ended
-            stat = Path(f"/proc/{pid}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0] not in "ZX"
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False

@@ -16,52 +16,39 @@ import runpy
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from minidist.comm.start import launched_rank
 
 
-class MarkedLines(io.TextIOBase):
-    """Text to a file descriptor, line by line, `[rank] ` in front of each."""
+class MarkedLines(io.FileIO):
+    """A file descriptor to which whole lines are written, with `[rank] ` in front of each."""
 
-    encoding = "utf-8"
-
-    def __init__(self, descriptor: int, rank: str):
-        self.descriptor, self.rank = descriptor, rank
-        self.rest = ""
+    def __init__(self, descriptor: int, rank: str) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.mark, self.already = f"[{rank}] ".encode(), f"[rank {rank}] ".encode()  # tracebacks mark themselves
+        self.rest = b""
         self.lock = threading.Lock()
-        self.buffer = io.FileIO(descriptor, "w", closefd=False)  # for programs that print bytes
 
-    def write(self, text: str) -> int:
+    def write(self, data: Any) -> int:
         """Print the lines that are complete by now."""
+        data = bytes(data)
         with self.lock:
-            *lines, self.rest = (self.rest + text).split("\n")
+            *lines, self.rest = (self.rest + data).split(b"\n")
             self._print(lines)
-        return len(text)
+        return len(data)
 
     def end(self) -> None:
         """Print the last line, which has no end yet."""
         with self.lock:
             self._print([self.rest] if self.rest else [])
-            self.rest = ""
+            self.rest = b""
 
-    def _print(self, lines: list[str]) -> None:
-        already = f"[rank {self.rank}] "  # tracebacks mark themselves
-        marked = [line if line.startswith(already) else f"[{self.rank}] {line}" for line in lines]
-        left = "".join(f"{line}\n" for line in marked).encode(errors="replace")
+    def _print(self, lines: list[bytes]) -> None:
+        marked = (line if line.startswith(self.already) else self.mark + line for line in lines)
+        left = b"".join(line + b"\n" for line in marked)
         while left:
-            left = left[os.write(self.descriptor, left) :]
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self.descriptor
-
-    def isatty(self) -> bool:
-        """Tell whether a person reads it."""
-        return os.isatty(self.descriptor)
-
-    def writable(self) -> bool:
-        """Tell that it can be written to."""
-        return True
+            left = left[os.write(self.fileno(), left) :]
 
 
 def mark_output() -> None:
@@ -69,7 +56,7 @@ def mark_output() -> None:
     rank = launched_rank()
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         lines = MarkedLines(descriptor, rank)
-        setattr(sys, name, lines)
+        setattr(sys, name, io.TextIOWrapper(lines, "utf-8", errors="replace", write_through=True))
         atexit.register(lines.end)
 
 

@@ -103,12 +103,10 @@ def _collective(name: str, calls: list[Event]) -> list[str]:
     return [name, str(len(calls)), bytes, format_seconds(seconds), format_seconds(seconds / len(calls))]
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as text in columns: the first to the left, the numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [
-        cells[0].ljust(widths[0])
-        + "".join(cell.rjust(width + 2) for cell, width in zip(cells[1:], widths[1:], strict=True))
-        for cells in (header, *rows)
-    ]
-    return "\n".join(lines)
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Return rows as text in columns: the first `left` of them to the left, the numbers to the right."""
+    columns = []
+    for number, column in enumerate(zip(header, *rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.ljust(width) if number < left else cell.rjust(width) for cell in column])
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))

@@ -14,17 +14,18 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, at_most, subject
-from minidist.bench.subjects.training import BATCH, LAYERS, TIME, adamw_step, gpt, text
+from minidist.bench.subjects.training import BATCH, LAYERS, TIME, adamw_step, forward_backward, gpt, text
 from minidist.comm import Communicator
+from minidist.model import cross_entropy_sum
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.executor import Pipeline
 from minidist.parallel.pipeline.schedules import plan
 from minidist.parallel.pipeline.stage import balance, take_stages
+from minidist.parallel.replica import Alone
 
 MICROBATCHES = 8
 CASES = [f"D={hidden}, {MICROBATCHES} microbatches" for hidden in (256, 512)]
@@ -60,17 +61,13 @@ def stage_of(hidden: int, comm: Communicator) -> nn.Module:
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """Return a microbatch's part of the mean over the batch."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / (BATCH * TIME)
+    return cross_entropy_sum(logits, targets) / (BATCH * TIME)
 
 
 def serial(model: nn.Module, tokens: Tensor) -> Run:
     """Return a step without a pipeline."""
-
-    def backward() -> None:
-        for part in tokens.chunk(MICROBATCHES):
-            loss_of(model(part[:, :-1]), part[:, 1:]).backward()  # type: ignore[no-untyped-call]
-
-    return adamw_step(model, backward)
+    parts = [forward_backward(model, part, BATCH * TIME) for part in tokens.chunk(MICROBATCHES)]
+    return adamw_step(Alone(model), lambda: [part() for part in parts])
 
 
 def ours(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
@@ -81,7 +78,7 @@ def ours(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
     executor = Pipeline({comm.rank: stage}, comm, schedule, loss_of, lambda _: carried)
     parts = tokens.chunk(MICROBATCHES)
     inputs, targets = [part[:, :-1] for part in parts], [part[:, 1:] for part in parts]
-    return adamw_step(stage, partial(executor.step, inputs, targets))
+    return adamw_step(Alone(stage), partial(executor.step, inputs, targets))
 
 
 def by_torch(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
@@ -94,4 +91,4 @@ def by_torch(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
     schedule = kind(stage, MICROBATCHES, loss_fn=loss_of, scale_grads=False)
     inputs = [tokens[:, :-1]] if comm.rank == 0 else []
     targets = tokens[:, 1:] if comm.rank == comm.size - 1 else None
-    return adamw_step(module, lambda: schedule.step(*inputs, target=targets))
+    return adamw_step(Alone(module), lambda: schedule.step(*inputs, target=targets))

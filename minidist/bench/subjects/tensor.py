@@ -17,17 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidist.bench.subject import Case, Setting, at_most, subject
-from minidist.bench.subjects.training import BATCH, TIME, VOCABULARY, WIDTHS, adamw_step, gpt, text
+from minidist.bench.subjects.training import BATCH, TIME, VOCABULARY, WIDTHS, adamw_step, forward_backward, gpt, text
 from minidist.comm import Communicator
-from minidist.model import GPT, cross_entropy_sum
+from minidist.model import GPT
 from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.replica import Alone
 from minidist.parallel.tensor.plan import parallelize_tensor
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
@@ -62,7 +63,7 @@ def tensor(setting: Setting) -> Iterator[Case]:
     for hidden in setting.options.hidden:
         found = competitors(hidden, text(), setting.comm, torch_too=setting.gloo is not None)
         check_same(found)
-        runs = {name: adamw_step(competitor.model, competitor.backward) for name, competitor in found.items()}
+        runs = {name: adamw_step(Alone(competitor.model), competitor.backward) for name, competitor in found.items()}
         yield Case(f"D={hidden}, {BATCH} x {TIME}", runs)
 
 
@@ -75,33 +76,20 @@ def competitors(hidden: int, tokens: Tensor, comm: Communicator, torch_too: bool
 
 def serial(model: GPT, tokens: Tensor) -> Competitor:
     """Return the model as it is."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-
-    def backward() -> Tensor:
-        loss = cross_entropy_sum(model(inputs), targets) / targets.numel()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    return Competitor(model, backward, lambda _, gradient: gradient)
+    return Competitor(model, forward_backward(model, tokens), lambda _, gradient: gradient)
 
 
 def ours(model: GPT, tokens: Tensor, comm: Communicator) -> Competitor:
     """Split the model by minidist."""
     parallelize_tensor(model, comm)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-
-    def backward() -> Tensor:
-        logits = model(inputs)  # [B, T, V/P]
-        loss = vocabulary_parallel_cross_entropy_sum(logits, targets, comm, VOCABULARY) / targets.numel()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=VOCABULARY)
 
     def full(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         placement = tensor_placement_of(parameter)
         assert placement is not None, "parallelize_tensor records every parameter"
         return placement.full(gradient)
 
-    return Competitor(model, backward, full)
+    return Competitor(model, forward_backward(model, tokens, loss=loss), full)
 
 
 def by_torch(model: GPT, tokens: Tensor, comm: Communicator) -> Competitor:
@@ -111,14 +99,11 @@ def by_torch(model: GPT, tokens: Tensor, comm: Communicator) -> Competitor:
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
     parallelize_module(model, init_device_mesh("cpu", (comm.size,)), torch_plan())
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    run = forward_backward(model, tokens)  # its logits are a DTensor [B, T, V], split along V
 
     def backward() -> Tensor:
         with loss_parallel():
-            logits = model(inputs)  # a DTensor [B, T, V], split along V
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / targets.numel()
-            loss.backward()  # type: ignore[no-untyped-call]
-        return whole(loss.detach())
+            return whole(run())
 
     def whole(tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # norms are no DTensors

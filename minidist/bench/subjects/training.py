@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from minidist.bench.measure import Run
 from minidist.bench.options import HEADS
-from minidist.model import GPT, GPTConfig
+from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel.replica import Replica
 
 VOCABULARY, LAYERS = 256, 4
@@ -33,26 +32,34 @@ def training_step(replica: Replica, tokens: Tensor, divisor: int = 0) -> Run:
 
     Without a divisor it is the tokens of this rank, and gradients are to be averaged, or to stay here.
     """
-    optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4)
+    return adamw_step(replica, forward_backward(replica.called, tokens, divisor))
+
+
+def forward_backward(
+    model: Callable[..., Tensor],
+    tokens: Tensor,
+    divisor: int = 0,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum,
+) -> Callable[[], Tensor]:
+    """Return what takes `tokens` [B, T + 1] forward and back; it returns the loss, divided as in `training_step`."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def run() -> Tensor:
+        mean = loss(model(inputs), targets) / (divisor or targets.numel())
+        mean.backward()  # type: ignore[no-untyped-call]
+        return mean.detach()
+
+    return run
+
+
+def adamw_step(replica: Replica, backward: Callable[[], object]) -> Run:
+    """Return a step: gradients away, forward and backward, gradients reduced over the replicas, AdamW."""
+    optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4)
 
     def step() -> None:
         replica.zero_grad()
-        loss = F.cross_entropy(replica.called(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
-        (loss / (divisor or targets.numel())).backward()  # type: ignore[no-untyped-call]
-        replica.synchronize()
-        optimizer.step()
-
-    return step
-
-
-def adamw_step(model: nn.Module, backward: Callable[[], object]) -> Run:
-    """Return a step of what this rank has of a model: gradients away, forward and backward, AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
         backward()
+        replica.synchronize()
         optimizer.step()
 
     return step

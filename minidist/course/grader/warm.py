@@ -29,7 +29,7 @@ from pathlib import Path
 from minidist.course.grader import child
 from minidist.course.lesson import load_checks
 from minidist.launch.imports import quick_imports
-from minidist.launch.jobs import MARK, become, end_job
+from minidist.launch.jobs import MARK, become, descendants, end_job, send_signal
 from minidist.launch.standin import fork_ranks
 
 SUPPORTED = sys.platform == "linux"
@@ -181,23 +181,8 @@ def fork_listening(folder: Path, ranks: int) -> bool:
 
 
 def end_descendants() -> None:
-    """End and reap every process that descends from this one."""
-    while left := descendants(os.getpid()):
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
-def descendants(root: int) -> list[int]:
-    """Return the processes that descend from `root`, as /proc tells."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found = {root}
-    while new := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= new
-    return sorted(found - {root})
+    """End and reap every process that descends from this one: each becomes its child when its own parent has ended."""
+    with suppress(ChildProcessError):  # there is none any more
+        while True:
+            send_signal(descendants(os.getpid()) - {os.getpid()}, signal.SIGKILL)
+            os.waitpid(-1, 0)
