@@ -27,6 +27,7 @@ from minidist.model import GPT, GPTConfig
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.store import CheckpointError
+from minidist.trainer.files import reason
 from minidist.trainer.foreign.llama import CONFIG_FILE, WEIGHTS_FILE, write_llama
 
 COMMAND = "minidist export"
@@ -140,7 +141,7 @@ def _write(config: GPTConfig, weights: dict[str, Tensor], folder: Path) -> None:
 
 
 def _unwritten(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"--to {folder} cannot be written ({store.reason(error)}): give another folder")
+    return CheckpointError(f"--to {folder} cannot be written ({reason(error)}): give another folder")
 
 
 def _of_tokens(tokenizer: str) -> str:

@@ -18,6 +18,7 @@ from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.lock import hold
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.files import reason
 
 
 def check_files(config: Config, rank: int) -> ExitStack:
@@ -62,7 +63,7 @@ def _try_to_write(name: str, path: Path, write: Callable[[Path], object], folder
     except CheckpointError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a character that no name has
-        raise ConfigError(f"--{name} {path} cannot be written ({store.reason(error)}): give another path") from None
+        raise ConfigError(f"--{name} {path} cannot be written ({reason(error)}): give another path") from None
 
 
 def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:

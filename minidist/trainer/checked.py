@@ -26,7 +26,7 @@ from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.recipe import RecipeError
 from minidist.trainer.checkpoint.resume import sizes_of
 from minidist.trainer.config import Config, ConfigError, ParallelOptions
-from minidist.trainer.files import FileError, read_text
+from minidist.trainer.files import FileError, read_text, retold
 from minidist.trainer.spread import shard_memory
 
 
@@ -66,11 +66,9 @@ def layout_of(config: Config, ranks: int) -> Layout:
         If it has not as many ranks as were started, or `--hsdp` does not divide its data axis.
     """
     asked = config.parallel
-    try:
+    with retold(ConfigError, ValueError):
         layout = Layout(dp=asked.dp or max(1, ranks // (asked.pp * asked.tp)), pp=asked.pp, tp=asked.tp)
         layout.check(ranks)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     if layout.dp % (asked.hsdp or 1):
         raise ConfigError(
             f"--hsdp {asked.hsdp} must divide the {layout.dp} ranks of the data axis into groups of one size"
@@ -87,10 +85,8 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         If it cannot, naming the options and the fix; or if `--init` or `--plan` cannot be read.
     """
     device, dtype, tp = device_of(mesh.world), getattr(torch, config.precision), mesh.layout.tp
-    try:
+    with retold(ConfigError, ValueError, before=f"--precision {config.precision}: "):
         check_dtype(dtype, device)
-    except ValueError as error:
-        raise ConfigError(f"--precision {config.precision}: {error}") from None
     sizes, recipe = sizes_of(config, vocabulary), _recipe_of(config, mesh.layout)
     try:
         fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
@@ -154,12 +150,10 @@ def _read_plan(config: Config) -> Plan:
     parallel, path = config.parallel, Path(config.parallel.plan)
     if parallel.schedule != ParallelOptions().schedule:
         raise ConfigError(f"--plan {path} takes the place of --schedule {parallel.schedule}: leave one of them out")
-    try:
-        plan = read_plan(read_text(path), path.name)
-    except FileError as error:
-        raise ConfigError(f"--plan {path} {error}") from None
-    except ScheduleError as error:
-        raise ConfigError(f"--plan {path}: {error}") from None
+    with retold(ConfigError, FileError, before=f"--plan {path} "):
+        text = read_text(path)
+    with retold(ConfigError, ScheduleError, before=f"--plan {path}: "):
+        plan = read_plan(text, path.name)
     if plan.communicates or plan.reduces:
         added = "sends and receives" if plan.communicates else "reductions"
         raise ConfigError(f"--plan {path} names {added}, which are added to a plan before it runs: leave them out")

@@ -19,6 +19,7 @@ from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSIT
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
+from minidist.trainer.files import retold
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 OFFLOADS = ("none", "memory", "disk")
@@ -236,10 +237,8 @@ class Config:
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""
-        try:
+        with retold(ConfigError, ValueError):
             return GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
 
     def without_files(self) -> Config:
         """Return the run that computes the same, and leaves nothing on the disk."""

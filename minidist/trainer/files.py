@@ -12,7 +12,8 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ WORDS: dict[Any, str] = {  # the types that values may have, and their names in 
 
 class FileError(ValueError):
     """A file cannot be used. The message continues after the file's name, such as `is not JSON: ...`."""
+
+
+def reason(error: Exception) -> str:
+    """Return what went wrong, in the words of the file system if it was the one to say so."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+@contextmanager
+def retold(kind: type[Exception], *faults: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+    """Raise faults of the `with` block as a `kind`, whose sentence says which option or file is meant."""
+    try:
+        yield
+    except faults as error:
+        raise kind(f"{before}{reason(error)}{after}") from None
 
 
 def check_regular(path: Path) -> None:
@@ -97,10 +112,8 @@ def _check_values(node: Any, name: str = "", depth: int = 0) -> None:
     if depth == DEEPEST:
         raise FileError(f"is nested more than {DEEPEST} deep at {name[:20]}")
     if type(node) in (int, float):
-        try:
+        with retold(FileError, ValueError, before=f"has {name} = {shown(node)}, which "):
             read_number(node, type(node))
-        except ValueError as error:
-            raise FileError(f"has {name} = {shown(node)}, which {error}") from None
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         _check_values(value, f"{name}.{key}" if name else str(key), depth + 1)
@@ -145,7 +158,5 @@ def at(tree: Any, *keys: str, kind: Any, default: Any = REQUIRED, limit: Limit |
             return default
         if tree is None:
             raise FileError(f"does not say {'.'.join(keys[: depth + 1])}")
-    try:
+    with retold(FileError, ValueError, before=f"has {'.'.join(keys)} = {shown(tree)}, which "):
         return typed(tree, kind, limit)
-    except ValueError as error:
-        raise FileError(f"has {'.'.join(keys)} = {shown(tree)}, which {error}") from None

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from minidist.comm.job.number import flag_of, shown
 from minidist.trainer.config import Config, ConfigError, Sections, flag
-from minidist.trainer.files import FileError, read_tree, typed
+from minidist.trainer.files import FileError, read_tree, retold, typed
 from minidist.trainer.foreign.deepspeed import read_deepspeed
 from minidist.trainer.foreign.megatron import read_megatron
 from minidist.trainer.foreign.names import MEGATRON
@@ -146,10 +146,8 @@ def _nearest(word: str, parser: argparse.ArgumentParser) -> str:
 
 def read_toml(path: Path) -> Sections:
     """Return the sections of a TOML file, unknown ones and wrong types refused."""
-    try:
+    with retold(ConfigError, FileError, before=f"--config {path} "):
         found = read_tree(path, tomllib.loads, "TOML")
-    except FileError as error:
-        raise ConfigError(f"--config {path} {error}") from None
     return {section: _read_section(path, section, options) for section, options in found.items()}
 
 
@@ -169,10 +167,8 @@ def _read_section(path: Path, section: str, options: Any) -> dict[str, Any]:
             near = difflib.get_close_matches(name, types, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(types)}"
             raise ConfigError(f"--config {path}: [{section}] has no {written}: {hint}")
-        try:
+        with retold(ConfigError, ValueError, before=f"--config {path}: {written} = {shown(value)} in [{section}] "):
             converted[name] = typed(value, types[name])
-        except ValueError as error:
-            raise ConfigError(f"--config {path}: {written} = {shown(value)} in [{section}] {error}") from None
     return converted
 
 
@@ -187,10 +183,5 @@ def to_toml(config: Config) -> str:
 
 
 def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, str):  # TOML's escapes are JSON's, and the delete character, too, must be escaped
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+    """Write a value as JSON, which TOML reads, but for one character: TOML has the delete character escaped, too."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -16,6 +16,7 @@ from minidist.mesh import Mesh
 from minidist.model import GPT, cross_entropy_sum
 from minidist.parallel import Parallel, Recipe, vocabulary_parallel_cross_entropy_sum
 from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.files import retold
 
 
 def loss_of(model: GPT, mesh: Mesh) -> Callable[[Tensor, Tensor], Tensor]:
@@ -39,10 +40,8 @@ def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
         layout = mesh.layout
         ranks = (config.parallel.hsdp or layout.dp) * layout.pp * layout.tp
         bytes = sum(parameter.nbytes for parameter in model.parameters()) // ranks
-        try:
+        with retold(ConfigError, OSError, before="--offload disk: "):
             mapped((bytes,), torch.uint8, config.offload_to, "this rank's part of the parameters")
-        except OSError as error:
-            raise ConfigError(f"--offload disk: {error.strerror}") from None
 
 
 def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:
@@ -71,10 +70,8 @@ def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
     groups = decay_groups(parallel.model, options.weight_decay)
     kind: Any = partial(OffloadedOptimizer, to=offload_to) if offload_to else MasterWeights
     betas = (options.beta1, options.beta2)
-    try:
+    with retold(ConfigError, OSError, before="--offload disk: "):
         built: MasterWeights = parallel.optimizer(kind, groups, optimizer=torch.optim.AdamW, lr=options.lr, betas=betas)
-    except OSError as error:
-        raise ConfigError(f"--offload disk: {error.strerror}") from None
     return built
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidist.parallel.data.sampler import Indices
-from minidist.trainer.files import read_bytes
+from minidist.trainer.files import read_bytes, retold
 
 Tokens = npt.NDArray[np.integer[Any]]
 Parts = TypeVar("Parts", Tokens, list[Tokens])
@@ -209,12 +209,9 @@ class FileTokenizer:
                 f"pip install tokenizers, or train on bytes (no --tokenizer)"
             ) from None
         content = _read(Path(file), option="--tokenizer")
-        try:
+        needed = "): --tokenizer needs the tokenizer.json of a Hugging Face model"
+        with retold(TextError, Exception, before=f"{file} is not a tokenizer (", after=needed):  # it raises any kind
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library raises nothing more specific
-            raise TextError(
-                f"{file} is not a tokenizer ({error}): --tokenizer needs the tokenizer.json of a Hugging Face model"
-            ) from None
         # A published file may ask for inputs of one size, and would silently cut a whole corpus down to it.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -249,10 +246,8 @@ class FileTokenizer:
 
 
 def _read(path: Path, option: str = "--text") -> bytes:
-    try:
+    with retold(TextError, OSError, before=f"cannot read {path} (", after=f"): check the path given to {option}"):
         content = read_bytes(path)
-    except OSError as error:
-        raise TextError(f"cannot read {path} ({error.strerror}): check the path given to {option}") from None
     if not content:
         raise TextError(f"{path} is empty: give {option} a file with something in it")
     return content

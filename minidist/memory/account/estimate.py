@@ -8,11 +8,12 @@ microbatch in flight there for each later stage. The framework and its libraries
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Literal
 
 from minidist.memory.account.equation import (
     MIXED_PRECISION_ADAM,
+    ModelStates,
     embedding_and_loss,
     layer_activations,
     layer_input,
@@ -27,21 +28,16 @@ Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Bytes of one GPU, by category."""
+class Estimate(ModelStates):
+    """Bytes of one GPU, by category: model states, activations and communication."""
 
-    parameters: float
-    gradients: float
-    optimizer: float
     activations: float
     communication: float
 
     @property
     def total(self) -> float:
         """All categories together, with fragmentation."""
-        return (
-            self.parameters + self.gradients + self.optimizer + self.activations + self.communication
-        ) * FRAGMENTATION
+        return float(sum(astuple(self)) * FRAGMENTATION)
 
     def __str__(self) -> str:
         """Show a line per category, in GB of 10^9 bytes."""
@@ -121,7 +117,7 @@ def estimate(
     communication += 2 * boundary if pp > 1 else 0
     communication += layer_parameters * MIXED_PRECISION_ADAM.gradients if zero >= 2 else 0
     communication += 2 * layer_parameters * MIXED_PRECISION_ADAM.parameters if zero == 3 else 0
-    return Estimate(states.parameters, states.gradients, states.optimizer, activations, communication)
+    return Estimate(**asdict(states), activations=activations, communication=communication)
 
 
 def _check_whole(**sizes: int) -> None:

@@ -183,7 +183,6 @@ def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:
 
 def _replace(model: nn.Module, substitutes: dict[nn.Module, nn.Module]) -> None:
     """Put each substitute in every place of the original, so a shared layer stays shared."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in substitutes:
-                setattr(parent, name, substitutes[child])
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if name and module in substitutes:
+            model.set_submodule(name, substitutes[module])

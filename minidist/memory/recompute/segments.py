@@ -83,9 +83,7 @@ def recompute(
     ValueError
         If the model has no such list, or the policy does not fit it.
     """
-    parent, _, name = layers.rpartition(".")
-    owner = dict(model.named_modules()).get(parent)
-    found = getattr(owner, name, None)
+    found = dict(model.named_modules(remove_duplicate=False)).get(layers)
     if not isinstance(found, nn.ModuleList) or not len(found):
         raise ValueError(
             f"{type(model).__name__} has no nn.ModuleList named {layers!r} with blocks in it: name it with layers="
@@ -97,7 +95,7 @@ def recompute(
             f"the plan {plan} names blocks {stages_of(plan)}, not 0 to {len(blocks) - 1} in order: plan for this model"
         )
     _recompute_attention(blocks, policy == "selective")
-    setattr(owner, name, Segments(found, plan))
+    model.set_submodule(layers, Segments(found, plan))
 
 
 class Segments(nn.ModuleList):
@@ -288,9 +286,5 @@ def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:
 
 
 def _autocast_as_now(kind: str) -> torch.autocast:
-    return torch.autocast(
-        kind,
-        dtype=torch.get_autocast_dtype(kind),
-        enabled=torch.is_autocast_enabled(kind),
-        cache_enabled=torch.is_autocast_cache_enabled(),
-    )
+    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, dtype, enabled, cache_enabled=torch.is_autocast_cache_enabled())

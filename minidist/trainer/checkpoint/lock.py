@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from minidist.trainer.checkpoint.store import CheckpointError, reason
+from minidist.trainer.checkpoint.store import CheckpointError
+from minidist.trainer.files import reason
 
 try:
     import fcntl

@@ -25,8 +25,8 @@ from torch import Tensor
 from minidist.comm.job.number import NOT_NEGATIVE
 from minidist.trainer.checkpoint import index
 from minidist.trainer.checkpoint.pieces import Extent, Piece, Reader, assemble, flaw, touching
-from minidist.trainer.checkpoint.store import INDEX, STATE, SUMS, CheckpointError, complete, digest, reason
-from minidist.trainer.files import FileError, at, check_regular, parse_tree
+from minidist.trainer.checkpoint.store import INDEX, STATE, SUMS, CheckpointError, complete, digest
+from minidist.trainer.files import FileError, at, check_regular, parse_tree, reason
 
 Parsed = TypeVar("Parsed")
 

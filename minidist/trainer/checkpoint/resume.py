@@ -21,6 +21,7 @@ from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError, Sections, flag
+from minidist.trainer.files import retold
 from minidist.trainer.foreign.llama import read_llama, read_llama_config
 
 
@@ -52,14 +53,11 @@ def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | N
     for name, now in asdict(model.config).items():
         if name != "dropout" and sizes.get(name) != now:
             raise restore.other_model(path, name, sizes.get(name), now)
-    try:
-        counts = ("checksum", "epoch", "position")
-        position = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in counts}
-        batches.load_state_dict(saved("batches", kind=dict) | position)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be continued: {error}") from None
+    counts = ("checksum", "epoch", "position")
+    position = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in counts}
+    there = saved("batches", kind=dict) | position
+    with retold(CheckpointError, ValueError, before=f"{path} cannot be continued: "):
+        batches.load_state_dict(there)
     step = saved("step", kind=int)
     if step > config.run.steps:
         raise CheckpointError(
@@ -119,10 +117,8 @@ def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
             f"--init {folder} holds checkpoints: python -m minidist export {folder} --to FOLDER makes of one what "
             "--init reads"
         )
-    try:
+    with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "):
         theirs = read_llama_config(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--init {folder}: {error}") from None
     for name in ("layers", "hidden", "heads", "key_value_heads", "intermediate", "tied"):
         there, here = getattr(theirs, name), getattr(asked, name)
         if there != here:
@@ -147,12 +143,9 @@ def load_initial(folder: Path, model: GPT) -> None:
         If the folder cannot be read, or has not just these weights.
     """
     parameters = dict(model.named_parameters())
-    try:
-        with torch.no_grad():
-            for name, weight in read_llama(folder, model.config):
-                parameters[name].copy_(weight)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--init {folder}: {error}") from None
+    with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "), torch.no_grad():
+        for name, weight in read_llama(folder, model.config):
+            parameters[name].copy_(weight)
 
 
 def _flags(sizes: GPTConfig) -> str:

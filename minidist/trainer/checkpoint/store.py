@@ -35,6 +35,7 @@ from safetensors.torch import save_file
 from minidist.trainer.checkpoint import index
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.plain import flush
+from minidist.trainer.files import reason
 
 INDEX, STATE, SUMS, UNFINISHED = "index.json", "state.json", "SHA256SUMS", ".unfinished"
 
@@ -229,8 +230,3 @@ def _unwritten(final: Path, problem: str) -> CheckpointError:
     there = [path.name for path in complete(final.parent) if path != final]
     intact = f"{there[-1]} is intact: --resume continues from it" if there else "none was written before"
     return CheckpointError(f"the checkpoint {final} cannot be written ({problem}); {intact}")
-
-
-def reason(error: Exception) -> str:
-    """Return what is wrong, as the file system says it."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)

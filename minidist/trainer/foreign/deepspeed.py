@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.trainer.config import Config, ConfigError, Sections
-from minidist.trainer.files import FileError, read_tree, typed
+from minidist.trainer.files import FileError, read_tree, retold, typed
 from minidist.trainer.foreign.names import ADAM, DEEPSPEED, DEEPSPEED_BATCH, STATE, ZERO
 from minidist.trainer.foreign.options import batch_sections, merged, translate
 
@@ -37,7 +37,7 @@ def read_deepspeed(path: Path, known: Sections | None = None) -> tuple[Sections,
     ConfigError
         If the file cannot be read, or for a key or a value that cannot be, naming the nearest one that exists.
     """
-    try:
+    with retold(ConfigError, ConfigError, before=f"--deepspeed {path}: "):
         given = _flatten(_load(path))
         sections, notes = translate(DEEPSPEED, given)
         parallel = merged(Config().sections(), known or {})["parallel"]
@@ -53,8 +53,6 @@ def read_deepspeed(path: Path, known: Sections | None = None) -> tuple[Sections,
             sections = merged(sections, {"memory": {"offload_folder": folder}})
         elif folder is not None:
             notes.append(f"{STATE}nvme_path: no effect here, the state goes to a disk only if device is nvme")
-    except ConfigError as error:
-        raise ConfigError(f"--deepspeed {path}: {error}") from None
     return sections, notes
 
 
@@ -62,10 +60,8 @@ def read_deepspeed(path: Path, known: Sections | None = None) -> tuple[Sections,
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
+    with retold(ConfigError, FileError, before="it "):
         return read_tree(path, lambda text: json.loads(_without_comments(text), object_pairs_hook=_once))
-    except FileError as error:
-        raise ConfigError(f"it {error}") from None
 
 
 def _without_comments(text: str) -> str:
@@ -99,11 +95,9 @@ def _flatten(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if value is None:  # as if it were left out
             continue
         kind = dict if inner else kinds[name]
-        try:
+        with retold(ConfigError, ValueError, before=f"{name} = {json.dumps(value)[:60]} "):
             whole = kind is int and type(value) is float and value.is_integer()  # such as sizes of 5e8
             value = value if kind is object else typed(int(value) if whole else value, kind)
-        except ValueError as error:
-            raise ConfigError(f"{name} = {json.dumps(value)[:60]} {error}") from None
         flat |= _flatten(value, f"{name}.") if inner else {name: value}
     return flat
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from minidist.model.config import GPTConfig
 from minidist.model.gpt import GPT
-from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree
+from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree, retold
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -154,10 +154,8 @@ def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
 
 def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
     """Return what a file says, as `files.at`; ValueError, naming the file, if that cannot be."""
-    try:
+    with retold(ValueError, FileError, before=f"{path} ", after=": it is not what a Llama comes with."):
         return at(tree, *keys, **what)
-    except FileError as error:
-        raise ValueError(f"{path} {error}: it is not what a Llama comes with.") from None
 
 
 def llama_name(name: str) -> str:
@@ -201,10 +199,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say in one sentence why not."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give the directory that `save_pretrained` wrote.")
-    try:
+    with retold(ValueError, FileError, before=f"{path} ", after=": copy it again."):
         return read_tree(path)
-    except FileError as error:
-        raise ValueError(f"{path} {error}: copy it again.") from None
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -227,19 +223,19 @@ def _read_headers(directory: Path) -> dict[str, _Entry]:
     for file in _weight_files(directory):
         if not file.exists():
             raise FileNotFoundError(f"{file} is missing, though {INDEX_FILE} names it: copy it as well.")
-        try:
-            check_regular(file)
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
-                    part = opened.get_slice(name)
-                    if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
-                        raise ValueError(
-                            f"{file} keeps {name} as {dtype}, not as a float of 16 bits or more: take the unquantised "
-                            "model."
-                        )
-                    entries[name] = _Entry(file, tuple(part.get_shape()))
-        except SafetensorError as error:
-            raise ValueError(f"{file} is truncated or damaged ({error}): copy it again.") from None
+        check_regular(file)
+        damaged = retold(
+            ValueError, SafetensorError, before=f"{file} is truncated or damaged (", after="): copy it again."
+        )
+        with damaged, safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
+                part = opened.get_slice(name)
+                if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
+                    raise ValueError(
+                        f"{file} keeps {name} as {dtype}, not as a float of 16 bits or more: take the unquantised "
+                        "model."
+                    )
+                entries[name] = _Entry(file, tuple(part.get_shape()))
     # Early versions of transformers saved the rotary frequencies, which follow from the configuration.
     return {name: entry for name, entry in entries.items() if not name.endswith("rotary_emb.inv_freq")}
 
