@@ -4,8 +4,8 @@
 
 Read `config.py`, the options, with what they must be beside each other; `checked.py`, what they must be for these
 ranks and this model; then `loop.py`. It takes its tokens from `text.py` and `batches.py`, its learning rate from
-`schedule.py` (a pipeline's schedule is in `parallel/pipeline/`), what `parallelize` asks for from `spread.py`, and says
-how it goes in `metrics.py`. `verify.py` runs the same on one rank. Then read `checkpoint/`.
+`schedule.py` (a pipeline's schedule is in `parallel/pipeline/`), what `parallelize` asks for from `spread.py`, and
+reports each step through `metrics.py`. `verify.py` repeats the run on one rank. Then read `checkpoint/`.
 
 `flags.py` makes a `Config` of a command line; `foreign/` reads other programs' options and weights.
 `files.py` reads and checks any file from elsewhere. `agreement.py` has ranks go on, or stop, together.

@@ -11,12 +11,12 @@ Ready = TypeVar("Ready")
 
 
 def all_or_none(comm: Communicator, work: Callable[[], Ready], *refused: type[Exception]) -> Ready:
-    """Do `work`, which sends nothing or fails on all ranks alike; return this rank's result. Collective.
+    """Do `work` and return this rank's result. Collective: `work` sends nothing, or fails on all ranks alike.
 
     Raises
     ------
     Exception
-        If `work` raises one of the kinds `refused` on some ranks, every rank raises what the first of them did.
+        If `work` raises one of the kinds `refused` on any rank: every rank raises what the first of these ranks did.
     """
     problem = None
     try:

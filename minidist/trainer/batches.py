@@ -4,14 +4,13 @@
     inputs     c  o  m  p  u  t           [b, T]
     targets       o  m  p  u  t  e        [b, T]: each token is predicted from those before it
 
-A global batch is padded to its longest sample, and each rank makes its own rows of it. A thread does so while the rank
-computes; what it has prepared beyond the batch in use is forgotten by a checkpoint, and prepared again.
+A global batch is padded to its longest sample, and each rank makes its own rows of it. A thread makes the next batches
+while the rank computes. A checkpoint counts only the batches that were used: a resumed run makes the others again.
 """
 
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 import torch
@@ -227,7 +226,7 @@ class ReadAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> None:

@@ -1,11 +1,11 @@
-"""Does a run fit its ranks and its model? It is checked once, into a value; whoever takes that does not check again.
+"""Does a run fit its ranks and its model? This is checked once: who takes the `CheckedRun` does not check again.
 
     config, ranks ──layout_of──▶ layout ──Mesh──▶ mesh ─┐
     config, vocabulary of the tokenizer ────────────────┴──check_run──▶ CheckedRun ──▶ Trainer
 
-Options were checked against each other before, in `config.py`. Checking sends nothing, so ranks can still agree on
-whether to start (`agreement.py`). What depends on one machine, its memory and its files, is for the command `train` to
-find out (`cli/train_checks.py`).
+`config.py` has already checked the options against each other. Checking sends nothing, so ranks can still agree on
+whether to start (`agreement.py`). The command `train` checks what depends on one machine, its memory and its files
+(`cli/train_checks.py`).
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class CheckedRun:
 
 
 def layout_of(config: Config, ranks: int) -> Layout:
-    """Return the layout that was asked for, whose data axis takes the ranks that are left if nothing else was said.
+    """Return the layout that was asked for. Without `--dp`, its data axis takes all ranks that the others leave.
 
     Raises
     ------
     ConfigError
-        If it has not as many ranks as were started, or `--hsdp` does not divide its data axis.
+        If it does not have as many ranks as were started, or `--hsdp` does not divide its data axis.
     """
     asked = config.parallel
     with retold(ConfigError, ValueError):
@@ -77,7 +77,7 @@ def layout_of(config: Config, ranks: int) -> Layout:
 
 
 def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
-    """Find out whether the model can be spread in the way that is asked for. Sends nothing, and draws no weights.
+    """Check that the model can be spread over the ranks as asked. Sends nothing, and draws no weights.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def device_of(comm: Communicator) -> torch.device:
 
 
 def _recipe_of(config: Config, layout: Layout) -> Recipe:
-    """Return the recipe that a configuration asks for; what it says was not checked yet."""
+    """Return the recipe that a configuration asks for, not yet checked."""
     parallel = config.parallel
     own = _read_plan(config) if parallel.plan else None
     count = own.microbatches if own else parallel.microbatches or 2 * layout.pp
@@ -134,7 +134,7 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
 
 
 def _check_rows(config: Config, layout: Layout, microbatches: int) -> None:
-    """Raise ConfigError if some microbatch of a whole batch is empty; before planning, which takes a time for each."""
+    """Raise ConfigError if a microbatch of a whole batch would be empty. Planning, which comes later, visits each."""
     parallel, rows = config.parallel, config.data.batch // layout.dp
     if microbatches > rows:
         fewer = f"--microbatches {rows} or fewer, or " if rows and not parallel.plan else ""
@@ -146,7 +146,7 @@ def _check_rows(config: Config, layout: Layout, microbatches: int) -> None:
 
 
 def _read_plan(config: Config) -> Plan:
-    """Return the user's plan, in which nothing but the words has been looked at."""
+    """Return the user's plan. Only its words are checked here: whether it can run, `Recipe.check` finds out."""
     parallel, path = config.parallel, Path(config.parallel.plan)
     if parallel.schedule != ParallelOptions().schedule:
         raise ConfigError(f"--plan {path} takes the place of --schedule {parallel.schedule}: leave one of them out")

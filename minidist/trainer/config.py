@@ -6,7 +6,7 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
     for so many ranks, and for this model          `checked.py`; combinations of strategies: `parallel/recipe.py`
     on this machine: files and memory              `cli/train_checks.py`
 
-`Recipe` repeats what is said here of strategies, in its own words, for those who call `parallelize` without a `Config`.
+`Recipe` refuses the same combinations of strategies, in its own names, for those who call `parallelize` directly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Sections = dict[str, dict[str, Any]]
 
 
 class ConfigError(ValueError):
-    """A run that cannot be; the message says which value, and the fix."""
+    """No run can be made of these options; the message says which value is wrong, and the fix."""
 
 
 BUCKET = Limit("above 0 and at most 1e9", lambda value: 0 < value <= 1e9)
@@ -158,7 +158,7 @@ class Config:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what no run can be made of."""
+        """Refuse options that no run can be made of."""
         for section in fields(self):
             _check_limits(getattr(self, section.name))
         self._check_parallel_options()
@@ -204,7 +204,7 @@ class Config:
             )
         for name in ("schedule", "microbatches", "plan"):
             value = getattr(parallel, name)
-            if parallel.pp == 1 and value != type(parallel).__dataclass_fields__[name].default:
+            if parallel.pp == 1 and value != getattr(ParallelOptions, name):
                 instead = ", or say --accumulate" if name == "microbatches" else ""
                 raise ConfigError(f"{flag(name)} {value} is for pipelines: add --pp RANKS{instead}")
 
@@ -251,7 +251,7 @@ class Config:
 
     def sections(self) -> Sections:
         """Return plain dictionaries, as they stand in a TOML file."""
-        return {section.name: asdict(getattr(self, section.name)) for section in fields(self)}
+        return asdict(self)
 
 
 def flag(name: str) -> str:

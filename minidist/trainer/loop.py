@@ -2,9 +2,9 @@
 
     batch ─▶ microbatches ─▶ forward, backward, ... ─▶ gradients made equal ─▶ clip ─▶ AdamW ─▶ next batch
 
-Each rank takes its rows of the global batch and divides its loss by the tokens of the *global* batch: summed gradients
-are then those of the serial run, whatever the number of ranks and microbatches. In 16 bits AdamW updates float32
-masters; in float16 the loss is scaled, and a step in which a gradient overflows on any rank is left out on all.
+Each rank takes its rows of the global batch and divides its loss by the tokens of the *global* batch. The sum of the
+gradients is then that of the serial run, whatever the number of ranks and microbatches. In 16 bits AdamW updates
+float32 masters. In float16 the loss is scaled, and all ranks leave out a step in which a gradient overflows on any.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class Trainer:
         self.peak_rate = linear_scaling(config.optimizer.lr, base_batch, config.data.batch)
 
     def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
-        """Train to the last step, telling `reporter` of each; return what came of it. Collective.
+        """Train to the last step, report each to `reporter`, and return the outcome. Collective.
 
-        An `account` watches the last step, which then is slow.
+        An `account` watches the last step, and slows it down.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Trainer:
         return Outcome(self._whole_model(), history, sent, self.scaler, saves)
 
     def spread(self) -> Parallel:
-        """Apply the strategies, make the optimizer over what is left, and load what is to be continued. Collective."""
+        """Apply the strategies, build the optimizer over this rank's part, and load a run to resume. Collective."""
         all_or_none(self.comm, lambda: check_room(self.model, self.mesh, self.config), ConfigError)
         sum_of, scaler = loss_of(self.model, self.mesh), self.scaler
 
@@ -194,7 +194,7 @@ class Trainer:
         return {axis: getattr(self.mesh, axis).traffic.bytes_sent for axis in AXES}
 
     def _save(self, writer: Writer, step: int, position: State) -> None:
-        """Begin to write a checkpoint; training goes on meanwhile."""
+        """Begin to write a checkpoint; training continues meanwhile."""
         assert self.parallel is not None and self.optimizer is not None
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
         state["scaler"] = self.scaler.state_dict() if self.scaler else None
@@ -222,7 +222,7 @@ class Trainer:
         return account.recording()
 
     def _overflow_expected(self) -> contextlib.AbstractContextManager[Any]:
-        """Keep numpy from warning of an overflow in reducing, if there is a scaler to deal with it."""
+        """Keep numpy from warning of an overflow in a reduction if there is a scaler, which handles it."""
         if self.scaler is None:
             return contextlib.nullcontext()
         assert self.parallel is not None

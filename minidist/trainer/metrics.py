@@ -42,10 +42,10 @@ class Reporter:
     Parameters
     ----------
     steps, first_step : int
-        Of the whole run, and taken before it was resumed.
+        Steps of the whole run, and steps that were taken before it was resumed.
     file : Path, optional
-        Where each step becomes a line of JSON. What a killed run wrote there beyond its checkpoint is taken out first:
-        those steps happen again.
+        Where each step becomes a line of JSON. Steps that a killed run wrote there after its last checkpoint are
+        removed first, because they happen again.
     label, every
         Printed before each line; print every so many steps.
     """

@@ -28,14 +28,17 @@ def loss_of(model: GPT, mesh: Mesh) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def carried_of(model: GPT, mesh: Mesh, recipe: Recipe) -> Callable[[Tensor], Tensor]:
-    """Return what tells the shape of the activations between stages: [b, T, D], or T/P under sequence parallelism."""
+    """Return a function that maps inputs [b, T] to an empty tensor shaped like the activations between stages.
+
+    They are [b, T, D], and [b, T/P, D] with sequence parallelism over P ranks.
+    """
     hidden, dtype = model.config.hidden, model.embedding.weight.dtype
     share = mesh.layout.tp if recipe.sequence else 1
     return lambda inputs: torch.empty(len(inputs), inputs.shape[1] // share, hidden, dtype=dtype, device="meta")
 
 
 def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
-    """Raise ConfigError if this rank's shards of parameters are to lie in files, and the disk has no room for them."""
+    """Raise ConfigError if this rank's shards of parameters go into files and the disk has no room for them."""
     if config.parallel.zero == 3 and isinstance(config.offload_to, Path):
         layout = mesh.layout
         ranks = (config.parallel.hsdp or layout.dp) * layout.pp * layout.tp
@@ -45,7 +48,7 @@ def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
 
 
 def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:
-    """Return what allocates shards of parameters where the optimizer's state lies, if that is not on the device."""
+    """Return the function that allocates shards of parameters beside the optimizer's state; None: on the device."""
     if config.parallel.zero != 3:
         return None
     if isinstance(config.offload_to, Path):
@@ -57,9 +60,9 @@ def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:
 
 
 def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
-    """Return AdamW that decays matrices and leaves norms alone, over what this rank updates.
+    """Return AdamW over the parameters that this rank updates. It decays matrices and leaves norms alone.
 
-    It updates 16 bits through float32 masters. Its state lives in a folder, in host memory, or beside the parameters.
+    It updates 16-bit parameters through float32 masters. `--offload` says where its state lives.
 
     Raises
     ------

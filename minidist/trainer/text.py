@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         """Return the tokens of a text, in the smallest unsigned type that holds the vocabulary."""
 
     def decode(self, tokens: Tokens | Sequence[int]) -> str:
-        """Return the text of some tokens, to be read by people."""
+        """Return the text of some tokens, for people to read."""
 
 
 def load_text(files: Sequence[str | Path] = ()) -> bytes:

@@ -1,4 +1,4 @@
-"""How often to save: seldom costs work that a failure undoes, often costs the time of writing.
+"""How often to save? Saving seldom costs work that a failure undoes; saving often costs the time of writing.
 
     time ─▶  │ compute τ │ write δ │ compute τ │ write δ │ comp ✗ restart R │ compute τ │ write δ │
                                                  └─────┘ lost: τ/2 or so
@@ -35,7 +35,7 @@ def daly(write_seconds: float, mtbf_seconds: float) -> float:
     Raises
     ------
     ValueError
-        If they are no times.
+        If a time is negative, or failures are 0 seconds apart.
     """
     _check(write_seconds, mtbf_seconds)
     if write_seconds >= 2 * mtbf_seconds:

@@ -8,10 +8,11 @@ weight [4, 6], its columns cut for two ranks of tensor parallelism, each block d
       a b b     │   c d d         c   dim 1, columns 3 to 6, elements 0 to 7
       b b b     │   d d d         d   dim 1, columns 3 to 6, elements 7 to 12
 
-Seen as a matrix [what is before dim, dim and what is behind it], a block is some of its columns, and a piece of a block
-at most three rectangles: the end of a row, whole rows, the beginning of a row. So cutting and pasting is three copies,
-whatever the sizes. Where wanted and stored pieces lie in one block, neighbouring elements stay neighbours, and just
-those are read. Else the wanted piece is cut from the whole tensor, of which only what may touch it is read and pasted.
+Seen as a matrix [dims before `dim`, `dim` and the dims after it], a block is some columns of the tensor, and a piece of
+a block is at most three rectangles: the end of a row, whole rows, the beginning of a row. So cutting and pasting take
+at most three copies, whatever the sizes. Where the wanted and the stored pieces lie in one block, neighbours in one are
+neighbours in the other, and exactly the wanted elements are read. Otherwise the stored pieces that may touch the wanted
+one are pasted into a whole tensor, and the wanted one is cut from it.
 
 Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor at a time.
 """
@@ -19,7 +20,7 @@ Cost: every stored element is read at most once for each wanted piece; memory fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -32,18 +33,18 @@ Reader: TypeAlias = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True)
 class Extent:
-    """Which elements of a whole tensor: some of those of a block, flattened.
+    """Which elements of a whole tensor: a range of those of a block, flattened.
 
     Attributes
     ----------
     shape : tuple[int, ...]
         Of the whole tensor; `()` for a single number.
     dim : int or None
-        Along which tensor parallelism cuts; None if the block is the whole tensor.
+        The dim that tensor parallelism cuts; None if the block is the whole tensor.
     first, last : int
-        The block has rows `first` to `last` along `dim`, `last` not among them; 0, 0 if `dim` is None.
+        The block has the indices `first` to `last` - 1 along `dim`; both are 0 if `dim` is None.
     start, stop : int
-        The elements of the block, flattened, that are meant; `stop` is not among them.
+        The elements `start` to `stop` - 1 of the block, flattened.
 
     Raises
     ------
@@ -69,9 +70,8 @@ class Extent:
     @classmethod
     def of(cls, shape: Iterable[int], dim: int | None = None, first: int = 0, last: int = 0) -> Extent:
         """Return all of a block, or of the whole tensor."""
-        shape = tuple(shape)
-        block = shape if dim is None else (*shape[:dim], last - first, *shape[dim + 1 :])
-        return cls(shape, dim, first, last, 0, prod(block))
+        nothing = cls(tuple(shape), dim, first, last, 0, 0)
+        return replace(nothing, stop=prod(nothing.block_shape))
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -82,38 +82,38 @@ class Extent:
 
     @property
     def count(self) -> int:
-        """The number of elements meant."""
+        """The number of elements."""
         return self.stop - self.start
 
     @property
     def block(self) -> tuple[int | None, int, int]:
-        """Which block; two extents in one block count its elements alike."""
+        """Which block it is: two extents of one block number its elements alike."""
         return self.dim, self.first, self.last
 
     @property
     def row(self) -> tuple[int, int, int]:
-        """Of the matrix in which a block is some columns: the length of a row, the first of these columns, how many."""
+        """The matrix in which the block is some columns: the length of a row, the first column, how many columns."""
         if self.dim is None:
             return prod(self.shape), 0, prod(self.shape)
         behind = prod(self.shape[self.dim + 1 :])
         return self.shape[self.dim] * behind, self.first * behind, (self.last - self.first) * behind
 
     def straight(self) -> Extent:
-        """Return the same elements as a run of the whole tensor's, if they are one because their block is."""
+        """Return the same elements as a range of the whole tensor, flattened, if the block is one; otherwise `self`."""
         length, column, width = self.row
         if self.dim is None or (prod(self.shape[: self.dim]) != 1 and width != length):
             return self
         return Extent(self.shape, None, 0, 0, self.start + column, self.stop + column)
 
     def span(self) -> tuple[int, int]:
-        """Return the first element in the whole tensor, flattened, and the one after the last; it must not be empty."""
+        """Return where these elements begin and end in the whole tensor, flattened; there must be at least one."""
         length, column, width = self.row
         begin, end = ((at // width) * length + column + at % width for at in (self.start, self.stop - 1))
         return begin, end + 1
 
 
 class Piece(NamedTuple):
-    """A named tensor's elements that a rank holds: flat `[extent.count]`, or of the block's shape if all of it."""
+    """What a rank holds of a named tensor: flat [extent.count], or in the block's shape if it is the whole block."""
 
     name: str
     extent: Extent
@@ -124,7 +124,7 @@ class Piece(NamedTuple):
 
 
 def take(whole: Tensor, extent: Extent) -> Tensor:
-    """Return the elements `[extent.count]` of a whole tensor, as a copy."""
+    """Return a copy of these elements of a whole tensor: [extent.count]."""
     values = whole.new_empty(extent.count)
     for rows, columns, elements in _rectangles(extent):
         box = _matrix(whole, extent)[rows, columns]
@@ -133,7 +133,7 @@ def take(whole: Tensor, extent: Extent) -> Tensor:
 
 
 def put(values: Tensor, extent: Extent, whole: Tensor) -> None:
-    """Write elements `[extent.count]` to where they belong in a whole tensor, which is contiguous."""
+    """Write the elements [extent.count] to their places in a whole tensor, which is contiguous."""
     for rows, columns, elements in _rectangles(extent):
         box = _matrix(whole, extent)[rows, columns]
         box.copy_(values[elements].view(box.shape))
@@ -144,7 +144,7 @@ def _matrix(whole: Tensor, extent: Extent) -> Tensor:
 
 
 def _rectangles(extent: Extent) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield rows and columns of the matrix, and which of the extent's elements stand there."""
+    """Yield rectangles: their rows and columns in the matrix, and which of the extent's elements stand there."""
     _, column, width = extent.row
     at = extent.start
     while at < extent.stop:
@@ -163,7 +163,7 @@ def _rectangles(extent: Extent) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def touching(one: Extent, other: Extent) -> bool:
-    """Return whether two extents of a tensor may share an element; False only if they do not."""
+    """Tell whether two extents of a tensor may share an element. False is certain; True is not."""
     if not one.count or not other.count:
         return False
     one, other = one.straight(), other.straight()
@@ -176,9 +176,9 @@ def touching(one: Extent, other: Extent) -> bool:
 
 
 def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: torch.dtype) -> Tensor:
-    """Return the `wanted` elements `[wanted.count]` from stored pieces that have each of them once.
+    """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them once.
 
-    If one of these is just what is wanted, nothing else is read.
+    If a stored piece is exactly the wanted one, nothing else is read.
     """
     for extent, read in stored:
         if extent == wanted:
@@ -191,16 +191,16 @@ def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: tor
             start, stop = max(run.start, goal.start), min(run.stop, goal.stop)
             runs.append(read(start - run.start, stop - run.start))
         return torch.cat(runs)
-    whole = torch.empty(wanted.shape, dtype=dtype)  # where nothing is pasted, it takes no memory either
+    whole = torch.empty(wanted.shape, dtype=dtype)  # pages that nothing is pasted into take no memory
     for extent, read in needed:
         put(read(0, extent.count), extent, whole)
     return take(whole, wanted)
 
 
 def flaw(extents: Sequence[Extent]) -> str:
-    """Say what keeps extents of one tensor from having each of its elements exactly once; "" if nothing does.
+    """Say which elements of a tensor these extents miss or have twice; "" if they have each exactly once.
 
-    They are to be of one layout: blocks along one dim, each dealt out in flat ranges. Cost: sorting them.
+    They must come from one layout: blocks along one dim, each dealt out in flat ranges. Cost: sorting them.
     """
     if len({(extent.shape, extent.dim) for extent in extents}) != 1:
         return "its pieces are cut along different dims, or from different shapes"
@@ -211,13 +211,13 @@ def flaw(extents: Sequence[Extent]) -> str:
     if dim is not None and (words := _seam(list(ranges), shape[dim])):
         return f"along dim {dim}, {words}"
     for (first, last), parts in ranges.items():
-        if words := _seam(parts, prod(Extent.of(shape, dim, first, last).block_shape)):
+        if words := _seam(parts, Extent.of(shape, dim, first, last).count):
             return f"of {list(shape)}, {'' if dim is None else f'dim {dim} from {first} to {last}, '}elements {words}"
     return ""
 
 
 def _seam(intervals: list[tuple[int, int]], size: int) -> str:
-    """Say what of 0 to `size` is missing or there twice."""
+    """Say which part of 0 to `size` is missing or there twice; "" if none is."""
     covered = 0
     for start, stop in [*sorted(intervals), (size, size)]:
         if start > covered:

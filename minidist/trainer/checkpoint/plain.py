@@ -7,8 +7,8 @@ A rename is one atomic act of the file system, so a kill at any moment leaves wh
 new checkpoint, never half of one. What is flushed (`fsync`) before the rename is on the disk before the name is:
 without that, a name may outlive a power failure and what it names may not.
 
-Cost: each rank writes what it alone holds, once; nothing is sent. A rank that loads reads all of every tensor of which
-it wants some elements. Files are in the format of `store.py`, but for its checksums: `restore.read` reads them, too.
+Cost: each rank writes what it alone holds, once; nothing is sent. A rank that loads reads each tensor whole, even if it
+wants only some elements. The files have the format of `store.py` without checksums, so `restore.read` reads them too.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from minidist.trainer.checkpoint.pieces import Piece, put, take
 
 
 def save(folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], comm: Communicator) -> Path:
-    """Save what the ranks hold, and `state`, fit for JSON; return the folder. Collective.
+    """Save what the ranks hold, and `state`, which must fit into JSON; return the folder. Collective.
 
-    Together the `pieces` of all ranks are to be each element of each tensor once. FileExistsError, on every rank, if
-    there is a checkpoint of this step: it is never overwritten.
+    Together, the `pieces` of all ranks must be each element of each tensor exactly once. If there is a checkpoint of
+    this step, every rank raises FileExistsError: it is never overwritten.
     """
     final, unfinished = folder / f"step-{step:08d}", folder / f".unfinished-{step:08d}"
     if comm.roll_call(final.exists())[0]:
@@ -62,7 +62,7 @@ def save(folder: Path, step: int, pieces: Sequence[Piece], state: Mapping[str, A
 
 
 def load(path: Path, wanted: Sequence[Piece]) -> None:
-    """Fill the wanted pieces, in place, from the checkpoint `path`, whatever ranks have saved it. Sends nothing."""
+    """Fill the wanted pieces in place from the checkpoint `path`, whichever ranks saved it. Sends nothing."""
     stored = index.parse((path / "index.json").read_text())
     for name, extent, tensor in wanted:
         whole = torch.empty(stored[name].shape, dtype=stored[name].dtype)
@@ -73,7 +73,7 @@ def load(path: Path, wanted: Sequence[Piece]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold what was written: a rename must not overtake the data it names."""
+    """Wait until the disk holds what was written: a rename must not overtake the data it names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,9 +6,9 @@
                  rank-0001 ─────────────▶ rank 1
                           ╲─────────────▶ rank 2
 
-Every rank asks for its own pieces. It opens the files that have some of them, and of these it reads what it needs (see
-`pieces`): with the layout that wrote them, its own bytes and no others. Nothing is sent and no code is run. Whatever is
-wrong is found out before the first tensor is changed, and told in one sentence with what can be done.
+Every rank asks for its own pieces. It opens only the files that have some of them, and reads only what it needs (see
+`pieces`): with the layout that wrote the checkpoint, exactly its own bytes. Nothing is sent and no code is run. A fault
+is found before the first tensor is changed; one sentence names it and the fix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Parsed = TypeVar("Parsed")
 
 
 def verify(path: Path, files: Iterable[str] | None = None) -> None:
-    """Compare files of a checkpoint, by default all, with their checksums; ranks may share out its `files_of`.
+    """Compare files of a checkpoint, by default all, with their checksums. Ranks may divide its `files_of` up.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _check_model(path: Path, piece: Piece, stored: index.Stored | None, convert:
 def _readers(
     path: Path, name: str, stored: index.Stored, wanted: Extent, opened: Callable[[str], Any]
 ) -> list[tuple[Extent, Reader]]:
-    """Return the pieces that may be needed, each with what reads some of it, having looked whether it is there."""
+    """Return the pieces that may be needed, each with a function that reads part of it; check that they are there."""
     if fault := flaw([extent for extent, _ in stored.pieces]):
         raise CheckpointError(f"{path / INDEX} does not say where each element of {name} is: {fault}: {_remedy(path)}")
     readers: list[tuple[Extent, Reader]] = []
@@ -111,7 +111,7 @@ def _readers(
         held = opened(file)
         if name not in held.keys():  # noqa: SIM118  # it is no dictionary
             raise CheckpointError(f"{path / file} lacks {name}, which {INDEX} says it has: {_remedy(path)}")
-        tensor = held.get_tensor(name).view(-1)  # of a mapped file: what is not looked at is not read
+        tensor = held.get_tensor(name).view(-1)  # a view of a mapped file: only what is used is read
         if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
             raise CheckpointError(
                 f"{path / file} has {words(tensor.dtype, tensor.shape)} of {name}, and {INDEX} says it has "
@@ -172,7 +172,7 @@ def _remedy(path: Path) -> str:
 
 
 def other_model(path: Path, name: str, there: object, here: object) -> CheckpointError:
-    """Return what to raise where a checkpoint has something else than this run."""
+    """Return the error to raise where a checkpoint does not have what this run has."""
     return CheckpointError(
         f"{path} belongs to another model: {name} is {there} there and {here} here: use the options it was trained "
         "with, or another --save"
@@ -180,5 +180,5 @@ def other_model(path: Path, name: str, there: object, here: object) -> Checkpoin
 
 
 def words(dtype: torch.dtype, shape: Iterable[int]) -> str:
-    """Return dtype and shape, to be read by people."""
+    """Return dtype and shape for people to read."""
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -1,7 +1,7 @@
-"""Where a run starts: from a checkpoint, from somebody's Llama, or from random weights; found out before any work.
+"""Where a run starts: from a checkpoint, from somebody's Llama, or from random weights. It is checked before any work.
 
 --resume   the checkpoint's weights and optimizer, its step, and its place in the text
---init     the weights in a folder; also its base of the rotation and epsilon of the norms, for which is no option
+--init     the weights in a folder, with its rotary base and its epsilon of the norms, for which there are no options
 neither    weights drawn from --seed
 """
 
@@ -27,22 +27,22 @@ from minidist.trainer.foreign.llama import read_llama, read_llama_config
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on: after `step` steps, with the tensors of the checkpoint `path`."""
+    """Where a run continues: after `step` steps, with the tensors of the checkpoint `path`."""
 
     path: Path
     step: int
-    changed: list[str]  # options that shape the numbers and are not what they were
+    changed: list[str]  # options that affect the numbers and have changed since
 
 
 def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | None, comm: Communicator) -> Resumed:
-    """Find the newest checkpoint, look whether it can be continued, and set position and loss scale. Sends nothing.
+    """Find the newest checkpoint, check that it can be continued, and set position and loss scale. Sends nothing.
 
-    The ranks share out the work of comparing checksums: what one of them finds, the caller has to tell the others.
+    Each rank compares its share of the checksums, so the caller has to tell the other ranks of an error.
 
     Raises
     ------
     CheckpointError
-        If there is none, it is damaged, or belongs to another model, text, or a longer run.
+        If there is none, or it is damaged, or it belongs to another model, another text, or a longer run.
     """
     path = store.newest(Path(config.run.save))
     restore.verify(path, restore.files_of(path)[comm.rank :: comm.size])
@@ -88,7 +88,7 @@ def _check_parameters(path: Path, model: GPT) -> None:
 
 
 def changed_options(before: Sections, now: Sections) -> list[str]:
-    """Return, in words, the options that shape the numbers of a run and are not what they were."""
+    """Return, in words, the options that affect the numbers of a run and have changed."""
     names = [("model", "dropout"), ("data", "batch"), ("run", "steps")]
     names += [("optimizer", name) for name in now["optimizer"]]
     old_and_new = [(name, before[section].get(name), now[section][name]) for section, name in names]
@@ -99,14 +99,14 @@ def changed_options(before: Sections, now: Sections) -> list[str]:
 
 
 def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
-    """Return the sizes of the model to train. With `--init`, what is no option is what its folder says.
+    """Return the sizes of the model to train. With `--init`, its folder decides what is not an option.
 
-    A vocabulary may then be larger than the tokenizer's: published models pad it.
+    The vocabulary may then be larger than the tokenizer's: published models pad it.
 
     Raises
     ------
     ConfigError
-        If the folder cannot be read, or is a model of other sizes.
+        If the folder cannot be read, or holds a model of other sizes.
     """
     asked = config.gpt(vocabulary)
     if not config.run.init:
@@ -140,7 +140,7 @@ def load_initial(folder: Path, model: GPT) -> None:
     Raises
     ------
     ConfigError
-        If the folder cannot be read, or has not just these weights.
+        If the folder cannot be read, or its weights are not exactly these.
     """
     parameters = dict(model.named_parameters())
     with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "), torch.no_grad():

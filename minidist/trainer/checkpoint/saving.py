@@ -3,9 +3,9 @@
     training   step │ copy │ step │ step │ step │ wait, copy │ step ...
     writer               └── write ─ meet ─ commit ──┘    └── write ...      a thread; rank 0 commits
 
-Only the copy stands in the way of training, and a writer that has not finished when the next checkpoint is due. Each
-element is saved by one rank: of replicas along the data axis the first, of copies along the others the one that
-`counts`. Held besides: one copy of what this rank saves, on the CPU.
+Training waits only for the copy, and for a writer that is still busy when the next checkpoint is due. One rank saves
+each element: the first of the replicas along the data axis, and of copies along other axes the one that `counts`.
+Memory: one copy, on the CPU, of what this rank saves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Writer:
     Attributes
     ----------
     stalled : list of float
-        Seconds for which training stood still, of each checkpoint.
+        For each checkpoint, the seconds that training waited.
     wrote : list of float
-        Seconds from then on until each was on the disk.
+        For each checkpoint, the seconds from then on until it was on the disk.
     """
 
     def __init__(self, folder: Path, comm: Communicator, keep: int, every: int) -> None:
@@ -54,7 +54,7 @@ class Writer:
         self.wrote: list[float] = []
 
     def save(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> None:
-        """Begin to write a checkpoint, once the one before is written. Collective.
+        """Begin to write a checkpoint as soon as the one before is written. Collective.
 
         Raises
         ------
@@ -68,13 +68,13 @@ class Writer:
         self.job = self.stream.launch(self._write, step, copies, state)
 
     def wait(self) -> None:
-        """Wait until what was begun is on the disk. Raises as `save`, on every rank."""
+        """Wait until the checkpoint that was begun is on the disk. Raises as `save`, on every rank."""
         job, self.job = self.job, None
         if job is not None and (problem := job.wait()):
             raise CheckpointError(problem)
 
     def _copy(self, piece: Piece) -> Tensor:
-        """Copy a tensor to the CPU, into memory that is there from the last time."""
+        """Copy a tensor to the CPU, into the memory of its last copy."""
         kept = self.copies.get(piece.name)
         if kept is None or kept.shape != piece.tensor.shape or kept.dtype != piece.tensor.dtype:
             kept = self.copies[piece.name] = torch.empty_like(piece.tensor, device="cpu")
@@ -129,7 +129,7 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
 def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> None:
     """Fill what this rank updates, and its optimizer, from a checkpoint of any layout. Sends nothing.
 
-    Afterwards `parallel.stepped()`, on all ranks together, has whole parameters follow.
+    Call `parallel.stepped()` afterwards, on all ranks together: whole parameters then follow.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
 
 
 def held(parallel: Parallel) -> list[tuple[str, Extent, nn.Parameter]]:
-    """Return what this rank holds of every parameter that it updates: the serial name, which elements, and these."""
+    """Return, of every parameter that this rank updates, its name in the serial model, which elements, and these."""
     names = {parameter: name for name, parameter in parallel.model.named_parameters()}
     found = []
     for parameter in parallel.kept:
@@ -177,6 +177,6 @@ def extent_of(parameter: Tensor) -> Extent:
 
 
 def _first_replica(parallel: Parallel, parameter: Tensor) -> bool:
-    """Whether this rank is, along the data axis, among the first that hold the parameter together."""
+    """Tell whether this rank is among the first, along the data axis, that together hold the parameter."""
     placement = placement_of(parameter)
     return parallel.mesh.dp.rank < (placement.comm.size if placement else 1)

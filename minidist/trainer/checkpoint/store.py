@@ -1,17 +1,17 @@
-"""Sharded checkpoints beyond `plain.py`: its steps can be called one by one, from a thread beside training; what the
-disk refuses or damages is told in a sentence; old checkpoints are removed.
+"""Sharded checkpoints beyond `plain.py`: its steps are functions, so a thread beside training can call them one by one;
+one sentence tells what the disk refused or damaged; old checkpoints are removed.
 
     runs/a/step-00000100/          rank-0000.safetensors  rank-0001.safetensors  ...  index.json  state.json  SHA256SUMS
     runs/a/.unfinished-00000100/   what a killed run was writing, or removing; nobody reads it, the next save clears it
 
     rank 0   begin ─┬─ write_shard ─┬─ commit ── forget      commit: the index, the checksums, then one rename
-    rank 1          └─ write_shard ─┘                        nothing is sent here: whoever calls this brings `Written`
-                                                             to rank 0, which has `begin` done before others write
+    rank 1          └─ write_shard ─┘                        nothing is sent here: the caller waits for `begin`, and
+                                                             brings what each `write_shard` returns to rank 0
 
-`index.json` says of each tensor its dtype, its shape, and which file has which of its elements, so a rank reads the
-pieces that it needs, and only its own if the layout is the same (`restore.py`). What the disk damages later is found
-out by `SHA256SUMS` (`sha256sum -c` reads it too). Safetensors holds plain tensors, the rest is JSON: loading runs no
-code.
+`index.json` says of each tensor its dtype, its shape, and which file has which of its elements. So a rank reads only
+the pieces that it needs: its own file, if the layout is the same (`restore.py`). `SHA256SUMS`, which `sha256sum -c`
+reads too, tells what the disk has damaged since. Safetensors holds plain tensors and the rest is JSON, so loading runs
+no code.
 
 Cost of saving: each rank writes what it alone holds, once, and reads it once for its checksum.
 """
@@ -41,11 +41,11 @@ INDEX, STATE, SUMS, UNFINISHED = "index.json", "state.json", "SHA256SUMS", ".unf
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used or written; the message says why, and what can be done."""
+    """A checkpoint cannot be used or written; the message says why, and what to do."""
 
 
 class Written(NamedTuple):
-    """What one rank has written: plain data, to be brought to rank 0."""
+    """What one rank has written: plain data, for rank 0."""
 
     file: str  # "" if the rank had nothing to write
     size: int  # in bytes
@@ -57,12 +57,12 @@ class Written(NamedTuple):
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Clear what killed runs left and make the folder that ranks write to; return it. Rank 0 calls this.
+    """Remove what killed runs left, and make and return the folder that ranks write to. Rank 0 calls this.
 
     Raises
     ------
     CheckpointError
-        If that cannot be done, or there is a checkpoint of this step.
+        If the disk refuses, or there is a checkpoint of this step.
     """
     final, unfinished = final_of(folder, step), folder / f"{UNFINISHED}-{step:08d}"
     try:
@@ -77,14 +77,14 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def write_shard(unfinished: Path, rank: int, pieces: Sequence[Piece]) -> Written:
-    """Write a rank's pieces to its file, so that the disk holds them. Every rank calls this, after `begin`.
+    """Write a rank's pieces to its file, and wait until the disk holds them. Every rank calls this, after `begin`.
 
-    Each element of a tensor is to be written once: of replicas, one writes. Empty pieces are left out.
+    Each element of a tensor must be written once, so only one of several replicas writes. Empty pieces are left out.
 
     Raises
     ------
     CheckpointError
-        If the disk is full or refuses. This rank's file is gone then; `abandon` removes those of the others.
+        If the disk is full or refuses. This rank's file is then removed; `abandon` removes those of the others.
     """
     pieces = [piece for piece in pieces if piece.extent.count]
     tensors = {piece.name: piece.tensor.detach().contiguous() for piece in pieces}
@@ -109,12 +109,12 @@ def write_shard(unfinished: Path, rank: int, pieces: Sequence[Piece]) -> Written
 def commit(folder: Path, step: int, written: Iterable[Written], state: dict[str, Any]) -> Path:
     """Make a checkpoint of what all ranks have written; return its folder. Rank 0 calls this, after all `write_shard`.
 
-    `state` is whatever else the run needs to go on, fit for JSON.
+    `state` is what else the run needs to continue; it must fit into JSON.
 
     Raises
     ------
     CheckpointError
-        If the disk refuses, or a rank wrote to another disk. The earlier checkpoints are intact then.
+        If the disk refuses, or a rank wrote to another disk. Earlier checkpoints stay intact.
     AssertionError
         If ranks have not written each element of each tensor exactly once.
     """
@@ -159,7 +159,7 @@ def forget(folder: Path, keep: int, every: int = 0) -> None:
             if every and step_of(old) % every == 0:
                 continue
             doomed = old.rename(folder / f"{UNFINISHED}-{step_of(old):08d}")
-            flush(folder)  # so that nobody ever takes what is half removed for a checkpoint
+            flush(folder)  # so that nobody takes a half-removed folder for a checkpoint
             shutil.rmtree(doomed)
     except OSError as error:
         raise CheckpointError(
