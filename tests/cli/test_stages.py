@@ -42,7 +42,7 @@ def rows_of(out: str, columns: Sequence[str], *beginnings: str) -> dict[str, dic
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compared(stages, 4, "--layers 6 --steps 2 --hidden 32") == 0
+    assert compared(stages, 4, "--layers 4 --steps 2 --hidden 28") == 0
     rows = rows_of(capsys.readouterr().out, COLUMNS, "DDP", "ZeRO")
     ddp, one, two, three, groups, recomputed = rows.values()
     assert one["optimizer"] == pytest.approx(ddp["optimizer"] / 4, rel=0.02) == two["optimizer"]

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -83,6 +84,7 @@ class Account:
         self.optimizers: list[Optimizer] = []
         self.holders: list[Holder] = []
         self.comms: list[Communicator] = [] if comm is None else [comm]
+        self.modules: list[nn.Module] = []  # of the models, while a recording lasts: to find them takes long
         self.saved: weakref.WeakSet[Saved] = weakref.WeakSet()
         self.recomputed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
@@ -111,7 +113,9 @@ class Account:
         """
         self.sample()
         with ExitStack() as hooks:
-            for module in (module for model in self.models for module in model.modules()):
+            self.modules = self._modules()
+            hooks.callback(self.modules.clear)
+            for module in self.modules:
                 hooks.callback(module.register_forward_pre_hook(self._boundary).remove)
                 hooks.callback(module.register_forward_hook(self._boundary).remove)
             for optimizer in self.optimizers:
@@ -129,16 +133,22 @@ class Account:
         ValueError
             If a holder names an unknown category.
         """
-        windows = [(start, bytes) for comm in self.comms for start, bytes, _ in list(comm.registered.windows.values())]
+        windows = sorted(
+            (start, bytes) for comm in self.comms for start, bytes, _ in list(comm.registered.windows.values())
+        )
+        begins = [start for start, _ in windows]
         counted: set[int] = set()
         held = dict.fromkeys(CATEGORIES, 0)
-        for category, buffer in self._claims():
+        for category, buffers in self._claims():
             if category not in held:
                 raise ValueError(f"held() names the category {category!r}: there are {', '.join(CATEGORIES)}")
-            start, bytes = _storage(buffer, windows)
-            if start not in counted:
-                counted.add(start)
-                held[category] += bytes
+            for buffer in buffers:
+                start, bytes = _storage(buffer)
+                if windows and (before := bisect_right(begins, start)) and start < sum(windows[before - 1]):
+                    start, bytes = windows[before - 1]  # a view of registered memory
+                if start not in counted:
+                    counted.add(start)
+                    held[category] += bytes
         if not self.timeline or held != self.timeline[-1][1]:
             now = time.perf_counter() if self.comm is None else self.comm.clock()
             self.timeline.append((now, held))
@@ -163,23 +173,26 @@ class Account:
 
     # ---------------------------------------------------------------- what is held
 
-    def _claims(self) -> Iterator[tuple[str, Buffer | torch.UntypedStorage]]:
-        """Yield every buffer with its category. Of two claims to one storage, the first counts."""
+    def _claims(self) -> Iterator[tuple[str, Iterable[Buffer | torch.UntypedStorage]]]:
+        """Yield buffers with their category. Of two claims to one storage, the first counts."""
         for holder in self.holders:
-            for category, buffers in holder.held().items():
-                yield from ((category, buffer) for buffer in buffers)
-        parameters = [parameter for model in self.models for parameter in model.parameters()]
-        yield from (("parameters", parameter) for parameter in parameters)
-        yield from (("parameters", buffer) for model in self.models for buffer in model.buffers())
+            yield from holder.held().items()
+        modules = self.modules or self._modules()
+        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+        yield "parameters", parameters
+        yield "parameters", (b for module in modules for b in module._buffers.values() if b is not None)
         # Parameters that no model has belong to the optimizer: the master weights of mixed precision.
         masters = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
-        yield from (("gradients", p.grad) for p in (*parameters, *masters) if p.grad is not None)
-        yield from (("optimizer", master) for master in masters)
+        yield "gradients", (p.grad for p in (*parameters, *masters) if p.grad is not None)
+        yield "optimizer", masters
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
-        yield from (("optimizer", value) for state in states for value in state.values() if isinstance(value, Tensor))
-        yield from (("communication", buffer) for comm in self.comms for buffer in _kept_by(comm))
-        yield from (("activations", saved.tensor) for saved in self.saved)
-        yield from (("activations", storage) for storage in self.recomputed)
+        yield "optimizer", (value for state in states for value in state.values() if isinstance(value, Tensor))
+        yield "communication", (buffer for comm in self.comms for buffer in _kept_by(comm))
+        yield "activations", (saved.storage for saved in self.saved)
+        yield "activations", self.recomputed
+
+    def _modules(self) -> list[nn.Module]:
+        return [module for model in self.models for module in model.modules()]
 
     # ---------------------------------------------------------------- hooks
 
@@ -205,6 +218,7 @@ class Saved:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
+        self.storage = tensor.untyped_storage()
 
 
 class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -240,16 +254,12 @@ def total(held: Mapping[str, int]) -> int:
     return sum(held.values())
 
 
-def _storage(buffer: Buffer | torch.UntypedStorage, windows: list[tuple[int, int]]) -> tuple[int, int]:
+def _storage(buffer: Buffer | torch.UntypedStorage) -> tuple[int, int]:
     """Return the address of a buffer's storage (a unique number, if it is meta), and its bytes."""
-    if isinstance(buffer, Tensor):
-        buffer = buffer.untyped_storage()
-    if isinstance(buffer, torch.UntypedStorage):
-        start, bytes = buffer.data_ptr() or buffer._cdata, buffer.nbytes()
-    else:
-        start, bytes = address(buffer), buffer.nbytes
-    inside = (window for window in windows if window[0] <= start < window[0] + window[1])
-    return next(inside, (start, bytes))
+    storage = buffer.untyped_storage() if isinstance(buffer, Tensor) else buffer
+    if isinstance(storage, torch.UntypedStorage):
+        return storage.data_ptr() or storage._cdata, storage.nbytes()
+    return address(storage), storage.nbytes
 
 
 def _kept_by(comm: Communicator) -> Iterator[Buffer]:

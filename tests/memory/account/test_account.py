@@ -157,12 +157,12 @@ def test_what_is_recomputed_counts_while_it_is_there(recomputed: bool) -> None:
     assert account.now["activations"] == 0
 
 
-TWELVE = GPTConfig(vocabulary=8, layers=12, hidden=64, heads=4, sequence=64)
+EIGHT = GPTConfig(vocabulary=8, layers=8, hidden=64, heads=4, sequence=64)
 
 
 def recomputed_peak(policy: str, sizes: tuple[int, int] | None = None) -> int:
     """The most activations of a step in which blocks are recomputed: as `policy` says, or each one by torch."""
-    account, model = Account(), GPT(TWELVE)
+    account, model = Account(), GPT(EIGHT)
     account.watch(model)
     if policy == "torch":
         for layer in model.layers:
@@ -170,7 +170,7 @@ def recomputed_peak(policy: str, sizes: tuple[int, int] | None = None) -> int:
     else:
         recompute(model, policy, sizes=sizes)
     with account.recording():
-        model(torch.zeros(8, 64, dtype=torch.int64)).sum().backward()
+        model(torch.zeros(12, 64, dtype=torch.int64)).sum().backward()
     assert account.now["activations"] == 0
     return account.peaks["activations"]
 
@@ -180,11 +180,11 @@ def test_hooks_of_a_checkpoint_do_not_hide_what_it_recomputes(without_collector:
 
     Where k does not divide L, the last segment is shorter, and its input gone when the peak comes.
     """
-    model, x = GPT(TWELVE), torch.randn(8, 64, 64)
+    model, x = GPT(EIGHT), torch.randn(12, 64, 64)
     c, a_block = measure_block(model.layers[0], x, model.rotary(torch.arange(64), x.dtype), Where())
-    found = {k: recomputed_peak(f"every {k}") for k in range(1, 13)}
+    found = {k: recomputed_peak(f"every {k}") for k in range(1, 9)}
     for k, seen in found.items():
-        assert seen == pytest.approx(k * a_block + (12 // k - 1) * c, rel=0.005)
+        assert seen == pytest.approx(k * a_block + (8 // k - 1) * c, rel=0.005)
     assert recomputed_peak("sqrt", (c, a_block)) == min(found.values())
     assert recomputed_peak("torch") == pytest.approx(found[1], rel=0.001)
 
