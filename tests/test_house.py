@@ -157,17 +157,17 @@ def test_the_package_stays_compact(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(counts.values()) < MOST_LINES[1], "the package has outgrown its promise"
 
 
-def test_nothing_imports_in_a_circle() -> None:
+def test_nothing_imports_in_a_cycle() -> None:
     """Neither do files, nor folders of one floor; imports that only name a type and imports inside functions count."""
     files = {file: set(files_imported(file)) - {file} for file in FILES}
-    assert circles(files) == []
+    assert cycles(files) == []
     folders: dict[Path, set[Path]] = {}
     for file, targets in files.items():
         if file.parent != PACKAGE:
             folders.setdefault(file.parent, set()).update(
                 target.parent for target in targets if target.parent != PACKAGE and not inside(file, target)
             )
-    assert circles(folders) == []
+    assert cycles(folders) == []
 
 
 def inside(file: Path, target: Path) -> bool:
@@ -191,7 +191,7 @@ def files_imported(file: Path) -> Iterator[Path]:
             )
 
 
-def circles(edges: dict[Path, set[Path]]) -> list[str]:
+def cycles(edges: dict[Path, set[Path]]) -> list[str]:
     """Return what cannot be put in an order: leave out what imports nothing that is left, as often as possible."""
     left = dict(edges)
     while done := [one for one, targets in left.items() if not targets & left.keys() - {one}]:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator
+from minidist.collectives import COLLECTIVES
 from minidist.course.grader import contract
-from minidist.course.grader.calls import OPERATIONS, forward_backward, spelled
+from minidist.course.grader.calls import forward_backward, spelled
 from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, sent_by
 
 BLOCKS_HELD = 6  # of keys and values, in ring attention
@@ -127,7 +128,7 @@ def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         needed = 4 * out.nbytes // case.ranks
         for phase in ("forward", "backward"):
             rows = result[phase].reshape(-1, 2).astype(int)
-            if {OPERATIONS[row[0]] for row in rows} != {"all_to_all"} or rows[:, 1].sum() != needed:
+            if {COLLECTIVES[row[0]] for row in rows} != {"all_to_all"} or rows[:, 1].sum() != needed:
                 wanted = f"all_to_alls of {needed} bytes together"
                 raise Wrong(f"rank {rank}: {phase} calls {spelled(rows)}, expected {wanted}")
         if not result["refused"]:

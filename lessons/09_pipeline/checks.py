@@ -107,7 +107,7 @@ CHECKS = [
     Check(CUT, "one stage, and as many as layers", 3, cuts((5, 1), (5, 5)), cut, judge_cut),
     Check(CLOCK, "GPipe", 6, clocks(named("gpipe", 2, 1), named("gpipe", 3, 4)), clock, judge_clock),
     Check(CLOCK, "1F1B", 4, clocks(named("1f1b", 4, 6)), clock, judge_clock),
-    Check(CLOCK, "stuck", 4, clocks((CROSSED, "a circle of two"), (TURNED, "B before F")), clock, judge_clock),
+    Check(CLOCK, "stuck", 4, clocks((CROSSED, "a cycle of two"), (TURNED, "B before F")), clock, judge_clock),
     Check(CLOCK, "stuck behind a rank that is done", 2, clocks((MISSING, "no F1 on rank 0")), clock, judge_clock),
     Check(GPIPE, "forwards, then backwards", 6, sizes((2, 4), (4, 6)), all_gpipe, judge_gpipe),
     Check(ONE, "bubble and memory", 12, sizes((2, 4), (4, 8)), all_1f1b, judge_1f1b),

@@ -165,7 +165,7 @@ CHECKS = [
     memory("one rank holds more", 5, accounts(ACTIVATIONS, BUFFERS, TWICE)),
     memory("everything fits", 3, accounts(("never together", [USUAL, NEVER_TOGETHER]), ("just full", [USUAL, FULL]))),
     memory("the same under mpirun", 3, accounts(("activations", [MORE_ACTIVATIONS, USUAL])), "mpi"),
-    watch("a deadlock", 4, scenes("three wait in a circle", "who leads to the circle moves")),
+    watch("a deadlock", 4, scenes("three wait in a cycle", "who leads to the cycle moves")),
     watch("a rank that has gone", 4, scenes("rank 2 has finished")),
     watch("a rank that is slow", 4, scenes("rank 2 computes for long", "rank 0 has waited for long")),
     watch("nothing to report", 4, scenes("a message was on its way", "all is well", "a clock of whole seconds")),
@@ -275,7 +275,7 @@ def judge_looks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     raise AssertionError("every scene comes to an end")
 
 
-SCENES["rank 0 only waits for a circle"] = (
+SCENES["rank 0 only waits for a cycle"] = (
     100,
     ("1: 3@0 C 3@0 2@0", "2: 3@0 C 3@0 2@0"),
     ("deadlock", [2, 3]),
@@ -292,6 +292,6 @@ CHECKS += [
     slow("other runs", 2, traces(("some rank", some_rank_slow)), hidden=True),
     slow("a rank that never communicates", 1, traces(("rank 2 of 4", silent)), hidden=True),
     memory("timelines at random", 5, drawn_accounts, hidden=True),
-    watch("outside of a circle", 2, scenes("rank 0 only waits for a circle"), hidden=True),
+    watch("outside of a cycle", 2, scenes("rank 0 only waits for a cycle"), hidden=True),
     watch("states at random", 5, drawn_looks, judge_looks, hidden=True),
 ]

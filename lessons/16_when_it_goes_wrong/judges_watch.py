@@ -17,7 +17,7 @@ Finding = tuple[str, list[int]] | None
 # What it is: the limit; the looks: the time, and of each rank whether it Computes, has Finished, or waits for whom and
 # since when; the finding; and after how many looks.
 SCENES: dict[str, tuple[float, tuple[str, ...], Finding, int]] = {
-    "three wait in a circle": (
+    "three wait in a cycle": (
         100,
         ("1: C 2@0.5 3@0.5 C", "2: 2@1.5 2@0.5 3@0.5 1@1.5", "3: 2@1.5 2@0.5 3@0.5 1@1.5"),
         ("deadlock", [1, 2, 3]),
@@ -37,7 +37,7 @@ SCENES: dict[str, tuple[float, tuple[str, ...], Finding, int]] = {
         ("slow", [0, 1, 2]),
         3,
     ),
-    "who leads to the circle moves": (
+    "who leads to the cycle moves": (
         100,
         ("1: 2@0.5 4@0.5 3@0.5 2@0.5 F", "2: 2@1.5 4@0.5 3@0.5 2@0.5 F"),
         ("deadlock", [2, 3]),
@@ -123,11 +123,11 @@ def overlooked(finding: Finding, kind: str, ranks: Sequence[int], late: bool) ->
     if finding is None:
         return ""
     if kind == finding[0] == "deadlock" and {*ranks} > {*finding[1]}:
-        return ": ranks that lead to the circle are not in it"
+        return ": ranks that lead to the cycle are not in it"
     if kind == finding[0] == "deadlock" and {*ranks} == {*finding[1]} and not late:
-        return ": the circle begins with its lowest rank"
+        return ": the cycle begins with its lowest rank"
     return {
-        "deadlock": ": the ranks in the circle wait as at the look before; those that lead to it need not",
+        "deadlock": ": the ranks in the cycle wait as at the look before; those that lead to it need not",
         "gone": ": the ranks in the chain that wait do so as at the look before; the finished one need not",
         "slow": ": the rank where the chain begins has waited for more than the limit, whoever it waits for",
     }[finding[0]]

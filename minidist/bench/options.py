@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidist.comm.job.number import AT_LEAST_ONE, NOT_NEGATIVE, RANKS, flag_of, read_number, shown
+from minidist.collectives import COLLECTIVES, algorithms
+from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, flag_of, read_number, shown
 from minidist.launch.parser import Parser
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw")
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 PEERS = ("native", "tuned", "gloo")
@@ -18,6 +18,7 @@ DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 MOST_BYTES = 64 << 30
 HEADS = 4  # of the models that are trained
+WIDTH = Limit("a multiple of 8: the model has 4 heads with pairs of channels", lambda it: it > 0 and it % 8 == 0)
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
@@ -124,7 +125,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(flag_of(int, AT_LEAST_ONE)(word) for word in text.split(","))
+    return tuple(flag_of(int, WIDTH)(word) for word in text.split(","))
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -133,8 +134,6 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
     """Refuse what none of the chosen benches knows; what only some know is left out of the others."""
-    from minidist.collectives import algorithms
-
     known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives)) - {"native"}
     for algorithm in options.algorithms:
         if algorithm not in known:
@@ -152,6 +151,3 @@ def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
         parser.error(f"--json {options.json} cannot be written ({error.strerror}): give another file")
     if "tensor" in options.names and HEADS % options.ranks:
         parser.error(f"--ranks {options.ranks}: tensor deals out the {HEADS} heads of its model, so use 2 or {HEADS}")
-    for hidden in options.hidden:
-        if hidden < 8 or hidden % 8:
-            parser.error(f"--hidden {hidden}: the model has 4 heads with pairs of channels, so use a multiple of 8")

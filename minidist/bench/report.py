@@ -8,9 +8,9 @@ from textwrap import indent
 from typing import Any
 
 from minidist.bench.measure import Measurement
-from minidist.bench.options import COLLECTIVES
 from minidist.bench.subject import DTYPE, RANKS, Bound, find_subject
 from minidist.bench.subjects.copy import state
+from minidist.collectives import COLLECTIVES
 from minidist.trace.table import aligned
 
 

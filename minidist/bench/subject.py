@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from minidist.bench.measure import Measurement, Run, alternate
-from minidist.bench.options import COLLECTIVES, Options
+from minidist.bench.options import Options
+from minidist.collectives import COLLECTIVES
 
 RANKS, DTYPE = 2, "float32"  # for which the bounds are
 

@@ -26,9 +26,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if not options.program:
         parser.error("name a program: minidist launch -n 4 file.py")
-    program = ["-m", *options.program] if options.module else options.program
     try:
-        command, env = command_line(options.ranks, program, wire=options.wire, limit=options.limit)
+        command, env = command_line(options)
     except LaunchError as error:
         print(f"minidist launch: {error}", file=sys.stderr)
         return 2
@@ -44,31 +43,25 @@ def main(argv: list[str]) -> int:
     return outcome.returncode
 
 
-def command_line(
-    ranks: int, program: list[str], *, wire: str = "mpi", limit: float | None = None
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs `program` (a file or `-m`, a module, and arguments) on `ranks` ranks, and its
-    environment.
+def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs the program on so many ranks, and its environment.
 
     Raises
     ------
     LaunchError
         If there is no such file, or no mpirun that fits.
     """
+    program = ["-m", *options.program] if options.module else options.program
     if program[0] != "-m" and not os.path.isfile(program[0]):
         raise LaunchError(f"there is no file {program[0]}")
-    rank = [sys.executable, "-m", "minidist.launch.marked_output", *program]
-    extra = {} if limit is None else {"MINIDIST_LIMIT": str(limit)}
-    if wire == "torch":
-        return [*torchrun(ranks), *rank[1:]], environment() | extra
+    rank = ["-m", "minidist.launch.marked_output", *program]
+    extra = {} if options.limit is None else {"MINIDIST_LIMIT": str(options.limit)}
+    if options.wire == "torch":  # torchrun puts Python in front of the ranks' program itself
+        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks)]
+        here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        return [*start, *here, *rank], environment() | extra
     mpirun = find_mpirun()
-    return [mpirun.path, "-n", str(ranks), *rank], environment(mpirun) | extra
-
-
-def torchrun(ranks: int) -> list[str]:
-    """Return the command that starts ranks of torch.distributed on this machine, without Python in front of theirs."""
-    here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *here]
+    return [mpirun.path, "-n", str(options.ranks), sys.executable, *rank], environment(mpirun) | extra
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -80,14 +80,9 @@ def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
     return Answer(lesson.folder / file, may_lean=True, beside=(lesson.folder,))
 
 
-def judges_of(lesson: Path) -> list[Path]:
-    """Return a lesson's files of judges: first `judges.py`, from which `judges_cost.py` and its like may import."""
-    return sorted(lesson.glob("judges*.py"), key=lambda path: path.stem)
-
-
 def load_checks(path: Path) -> list[Check]:
-    """Return the checks of a lesson, which may import the files of judges beside them."""
-    for judges in judges_of(path.parent):
+    """Return the checks of a lesson. They may import the judges beside them, and all judges may import `judges.py`."""
+    for judges in sorted(path.parent.glob("judges*.py"), key=lambda path: path.stem):  # `judges.py` first
         load_module(judges.stem, judges)
     checks: list[Check] = load_module("checks", path).CHECKS
     return checks

@@ -60,7 +60,7 @@ def in_words(recording: Recording, frames: int = 6) -> str:
 
 
 def key_frames(recording: Recording, frames: int) -> list[int]:
-    """Return after how many steps to look: evenly spread over the moments, the beginning and the end included."""
+    """Return the number of steps before each frame: evenly spread over the moments, from the beginning to the end."""
     if frames < 2:
         raise ValueError(f"frames={frames}: a filmstrip has at least 2, the beginning and the end")
     steps, last = recording.steps, len(recording.steps)
@@ -71,7 +71,7 @@ def key_frames(recording: Recording, frames: int) -> list[int]:
 
 
 def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
-    """Draw how all ranks stand after `count` steps, and the messages that are under way or have just come."""
+    """Draw all ranks after `count` steps, and the messages that are under way or have just come."""
     panel.set_xlim(0, grid.width)
     panel.set_ylim(grid.height, 0)
     panel.set_aspect("equal")
@@ -112,7 +112,7 @@ def _cell(panel: Any, grid: Grid, x: int, y: int, contents: Contents) -> None:
 
 
 def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
-    """Draw messages in the margin: those under way grey, those that came in this moment blue, waiting ranks red."""
+    """Draw the messages in the margin: grey while under way, blue if just received, red if a rank waits for ever."""
     waiting = {(step.rank, step.peer) for step in recording.steps[:count] if step.kind == Does.WAITS}
     sends = [step for step in recording.under_way(count) if (step.rank, step.peer) not in waiting]
     for step in sends:
@@ -128,7 +128,7 @@ def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
 def _arrow(
     panel: Any, grid: Grid, start: int | None, end: int | None, colour: str, style: str = "-", under_way: bool = False
 ) -> None:
-    """Draw a curve between two rows, the farther apart the wider: with a tip, or half of it if it is under way."""
+    """Draw a curve between two rows, wider if they are farther apart: with a tip, or the first half if under way."""
     assert start is not None and end is not None
     from matplotlib.patches import Circle, PathPatch, Polygon
     from matplotlib.path import Path as Curve

@@ -29,12 +29,13 @@ STACK = {
 def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> None:
     """Draw the timelines of ranks 0, 1, ... to a file whose suffix tells the format (png, pdf, svg).
 
-    All panels share their axes, so heights can be compared. Needs matplotlib.
+    Each sample is a time in seconds and the bytes of each category then. All panels share their axes, so heights can be
+    compared. Needs matplotlib.
 
     Raises
     ------
     ValueError
-        If there is no timeline, or one without a sample.
+        If there is no timeline, or one of them has no sample.
     """
     if not timelines or not all(timelines):
         raise ValueError("nothing was sampled: give the timeline of at least one account, after account.recording()")
@@ -58,7 +59,7 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
 
 
 def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: float, bytes: float) -> None:
-    """Draw one rank: what a sample found is held until the next."""
+    """Draw one rank. What a sample found counts until the next sample."""
     times = [(moment - begin) / scale for moment, _ in timeline] + [(end - begin) / scale]
     held = [each for _, each in timeline] + [timeline[-1][1]]
     layers = [[each[name] / bytes for each in held] for name in STACK]
@@ -73,6 +74,6 @@ def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: floa
 
 
 def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[float, str]:
-    """Return the size and the name of the first unit that `largest` fills, else of the last."""
+    """Return the size and the name of the first unit that is at most `largest`, or else of the last unit."""
     name, size = next((unit for unit in units if largest >= unit[1]), units[-1])
     return size, name

@@ -1,10 +1,11 @@
-"""Pictures in a notebook: each as a PNG as well, since a notebook that is only looked at runs no script.
+"""Pictures in a notebook. What needs a script is shown as a PNG as well: a notebook that is only viewed runs none.
 
     show(record(program, ranks=4))                                  key frames, then the player
     picture(lambda file: draw_memory(timelines, file), "Memory")    whatever draws to a file
     schedules(simulate(plan("gpipe", 4, 8)), ...)                   pipelines, below each other
 
-Each says in words what it shows, for who cannot see it. Needs IPython, which every notebook has.
+Each picture comes with words that say what it shows, for readers who cannot see it. Needs IPython, which every notebook
+has; a PNG needs matplotlib and Pillow.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def show(recording: Recording, frames: int = 6) -> None:
 
 
 def picture(draw: Callable[[IO[bytes]], object], alt: str) -> Shown:
-    """Return what `draw(file)` draws, as a PNG of 64 colours that a cell shows: a third of the bytes.
+    """Return what `draw(file)` draws, as a PNG of 64 colours, which takes a third of the bytes.
 
-    `alt` says in words what is to be seen.
+    `alt` says in words what it shows.
     """
     from PIL import Image as Pixels
 
@@ -43,7 +44,7 @@ def picture(draw: Callable[[IO[bytes]], object], alt: str) -> Shown:
 
 
 def schedules(*timelines: Timeline) -> None:
-    """Show pipelines that have been simulated, below each other."""
+    """Show simulated pipelines, one below the other."""
     from IPython.display import display
 
     from minidist.draw.pipeline import draw_svg, draw_text

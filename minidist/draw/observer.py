@@ -1,4 +1,4 @@
-"""What one rank of a recorded run has shown so far: its buffers at each of its own events."""
+"""One rank's part of a recording: what its buffers held at each of its own events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), syscon
 class Observer:
     """What one rank has shown so far.
 
-    While a receive is posted its cells are shown as they were: the sender's thread may fill them at any moment.
+    While a receive is posted, its cells are shown as they were before: the sender's thread may fill them at any moment.
     `moments`, which all ranks share, says when each message was sent, on Lamport's clock.
     """
 
@@ -49,7 +49,7 @@ class Observer:
         self.shown = self.steps[-1].buffers
 
     def step(self, kind: Does, text: str, line: Line | None = None, **more: Any) -> Step:
-        """Return what could be noted now."""
+        """Return the step that would be noted now."""
         assert self.comm is not None
         traffic, held = self.comm.traffic, sum(cell.nbytes for cells in self.cells.values() for cell in cells)
         line = line or line_of(sys._getframe(1))
@@ -72,7 +72,7 @@ class Observer:
         self.note(Does.RECEIVES, text, cells=self._overlapping(array), peer=peer, message=message)
 
     def follow(self, frame: FrameType, event: str, _: object) -> Any:
-        """Note what the last line changed, before the next one runs: this is a trace function, as debuggers set one."""
+        """Note what the last line changed, before the next one runs: a trace function, such as a debugger sets."""
         if not followed(frame):
             return None
         now = self._read()
@@ -92,7 +92,7 @@ class Observer:
             self.shown = self.start.buffers
 
     def expect(self, array: Array) -> None:
-        """Note that a receive into `array` is posted. If nothing that is shown holds it, it is a temporary."""
+        """Note that a receive into `array` is posted. An array that lies in no shown buffer is shown as a temporary."""
         shown = sum(len(self.cells[name][number]) for name, number in self._overlapping(array))
         if len(array) > shown and (not shown or address(array) in self.temporaries):
             name = self.temporaries.setdefault(address(array), f"temporary {len(self.temporaries) + 1}")
@@ -126,14 +126,14 @@ class Observer:
 
 
 def line_of(frame: FrameType | None) -> Line:
-    """Return the innermost line that is not about messages themselves: an algorithm's, or the program's."""
+    """Return the innermost line of an algorithm or of the program: the floors that carry messages are passed over."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(NOT_FOLLOWED):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def followed(frame: FrameType) -> bool:
-    """Tell whether lines of this code are of interest: the package's algorithms, and the program."""
+    """Tell whether to follow the lines of this code: the package's algorithms, and the program, but no library."""
     name: str = frame.f_globals.get("__name__", "")
     if name.startswith("minidist."):
         return not name.startswith(NOT_FOLLOWED)
@@ -144,7 +144,7 @@ def followed(frame: FrameType) -> bool:
 
 
 def contents(cell: np.ndarray[Any, Any], ranks: int, bits: int) -> Contents:
-    """Read off a cell how often each rank's contribution is in it; `bits` is how wide a digit is."""
+    """Return how often each rank's contribution is in a cell, as its digits of `bits` bits tell, or else words."""
     if not len(cell) or (cell != cell[0]).any():
         return "mixed" if len(cell) else "empty"
     value = float(cell[0])

@@ -22,15 +22,15 @@ KINDS = {
     Kind.WEIGHTS: ("backward for weights", (230, 159, 0)),
     Kind.REDUCE: ("reduction over the data axis", (213, 94, 0)),
 }
-MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # wide enough for any screen; what needs more is drawn without its labels
+MOST_COLUMNS, MOST_PIXELS = 5_000, 30_000  # a wider drawing is scaled down to this, without labels
 ROW, STEP, LEFT, TOP, DIGIT = 26, 32, 62, 12, 7  # pixels: a row, from row to row, the margins, the width of a digit
 
 
 def draw_text(timeline: Timeline) -> str:
-    """Return a line of text for each rank, time from left to right, then what is idle.
+    """Return a line of text for each rank, with time from left to right, and a line that says how large the bubble is.
 
-    An action is its kind and microbatch (`F0`), with its stage in front if a rank holds several (`4F0`); dashes fill
-    the time that it takes, dots are idle.
+    An action is written as its kind and microbatch (`F0`), with its stage in front if a rank holds several (`4F0`).
+    Dashes fill the time that it takes; dots are idle time.
     """
     plan = timeline.plan
     several = plan.stages > plan.ranks
@@ -50,7 +50,8 @@ def draw_text(timeline: Timeline) -> str:
 def draw_svg(timeline: Timeline) -> str:
     """Return the text of an SVG file, readable on light and on dark ground.
 
-    Colours tell the kind; a rank's later chunks are lighter than its first. A box's tooltip: its action, its times.
+    The colour tells the kind of an action; a rank's later chunks are lighter than its first. The tooltip of a box says
+    which action it is, and when it starts and ends.
     """
     plan = timeline.plan
     digits = len(str(plan.microbatches - 1))
@@ -81,7 +82,7 @@ _HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{heig
 
 
 def _box(action: Action, left: float, right: float, top: int, chunks: list[int]) -> str:
-    """Return one action: a rectangle, the microbatch in its middle if there is room."""
+    """Return one action: a rectangle, with the microbatch's number in its middle if there is room."""
     fill, ink = _colours(action.kind, chunks.index(action.stage), len(chunks))
     wide, number = right - left, "R" if action.kind == Kind.REDUCE else str(action.microbatch)
     box = f'<rect x="{left + 0.5:.1f}" y="{top}" width="{max(wide - 1, 0):.1f}" height="{ROW}" rx="2" fill="{fill}"/>'
@@ -92,7 +93,7 @@ def _box(action: Action, left: float, right: float, top: int, chunks: list[int])
 
 
 def _colours(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
-    """Return the colours of a box and of its number: the more chunks come before it, the lighter."""
+    """Return the colours of a box and of its number. Later chunks of a rank are lighter."""
     light = 0.65 * chunk / max(chunks - 1, 1)
     red, green, blue = (round(shade + (255 - shade) * light) for shade in KINDS[kind][1])
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 100
@@ -100,7 +101,7 @@ def _colours(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
 
 
 def _legend(timeline: Timeline, y: int) -> str:
-    """Return the kinds that take time, a square for each chunk."""
+    """Return the legend: each kind of action that takes time, with a square for each chunk."""
     plan = timeline.plan
     used = {action.kind for rank in range(plan.ranks) for action, start, end in timeline.spans(rank) if end > start}
     chunks = max(len(plan.stages_of(rank)) for rank in range(plan.ranks))
@@ -120,6 +121,6 @@ def _summary(timeline: Timeline) -> str:
 
 
 def _shortest(timeline: Timeline) -> float:
-    """Return what the shortest action takes that takes any time: it gets just the room that its label needs."""
+    """Return the length of the shortest action that takes any time: it gets just the room that its label needs."""
     spans = (span for rank in range(timeline.plan.ranks) for span in timeline.spans(rank))
     return min((end - start for _, start, end in spans if end > start), default=1.0)

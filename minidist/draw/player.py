@@ -5,9 +5,9 @@
            │                                              ▶ 53    comm.exchange(leaving, right, arriving, left)
     rank 2 ◀  [  2 ][  2 ][  2 ][  2 ]  [    ][ 12 ]      ▶ 55    combine(arriving, own, leaving)
 
-A row is a rank, a box a cell of one of its buffers, with a place for each rank whose contribution may be in it. The
-slider counts events, not seconds. The page is one fragment of HTML, which loads nothing: the events as JSON, in which
-a step says only how it left its own rank, and a script (player.html) that draws them.
+A row is a rank. A box is a cell of one of its buffers, with a place for each rank whose contribution it may hold. The
+slider counts events, not seconds. The page is one fragment of HTML that loads nothing else: the events as JSON, where
+each step says only what changed on its own rank, and the script in `player.html` that draws them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from minidist.trace.events import file_name
 
-Contents: TypeAlias = tuple[int, ...] | str  # how often each rank is in it; or, if that cannot be told, what to say
+Contents: TypeAlias = tuple[int, ...] | str  # how often each rank's contribution is in it; or words
 Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the cell
 Buffers: TypeAlias = dict[str, tuple[Contents, ...]]  # what the cells of each buffer hold
 Line: TypeAlias = tuple[str, int]  # a file and a line number
@@ -79,34 +79,34 @@ class Step:
 
 @dataclass(frozen=True, repr=False)
 class Recording:
-    """A run: how the ranks started, what happened, and why they could not go on, if they could not."""
+    """A run: how the ranks started, what happened, and the deadlock that ended it, if one did."""
 
     start: tuple[Step, ...]
     steps: tuple[Step, ...]
     formulas: dict[str, str] = field(default_factory=dict)
     deadlock: str = ""
-    computes: bool = False  # on a virtual clock: then a rank's time that is not spent computing is its bubble
-    sources: dict[str, tuple[str, ...]] = field(init=False)  # the lines of the files that steps stand in
+    computes: bool = False  # on a virtual clock; the rest of a rank's time is its bubble
+    sources: dict[str, tuple[str, ...]] = field(init=False)  # the lines of each file that a step points at
 
     def __post_init__(self) -> None:
         files = dict.fromkeys(step.line[0] for step in (*self.start, *self.steps))  # in the order of the first step
         object.__setattr__(self, "sources", {file: tuple(map(str.rstrip, getlines(file))) for file in files})
 
     def at(self, count: int) -> tuple[Step, ...]:
-        """Return every rank's latest step after the first `count` of all steps."""
+        """Return each rank's latest step among the first `count` steps of all ranks."""
         latest = list(self.start)
         for step in self.steps[:count]:
             latest[step.rank] = step
         return tuple(latest)
 
     def under_way(self, count: int) -> list[Step]:
-        """Return the sends among the first `count` steps whose message has not been received by then."""
+        """Return the sends among the first `count` steps whose messages have not been received by then."""
         received = {step.message for step in self.steps[:count] if step.kind == Does.RECEIVES}
         return [step for step in self.steps[:count] if step.kind == Does.SENDS and step.message not in received]
 
     @property
     def rounds(self) -> list[int]:
-        """After how many steps each round of messages has ended, and all of the run.
+        """The number of steps after which each round of messages has ended; the last is that of all steps.
 
         A message's round is one more than that of the messages its sender had received by then; a round ends before the
         first message of the next is sent.
@@ -160,7 +160,7 @@ def contents_in_words(contents: Contents, ranks: int) -> str:
 
 
 class Grid:
-    """Where things are in the picture, in pixels: a row for each rank, a column for each buffer, cells in it."""
+    """Where things are in the picture, in pixels: a row for each rank, a column for each buffer, its cells."""
 
     def __init__(self, recording: Recording, row: int = 0) -> None:
         self.ranks = len(recording.start)
@@ -204,7 +204,7 @@ def player(recording: Recording) -> str:
 
 
 def _data(recording: Recording) -> dict[str, Any]:
-    """Return what the script draws. Steps hold only what changed on their rank."""
+    """Return what the script draws. A step holds only the buffers that it changed."""
     context = 2 if len(recording.start) <= 4 else 1
     grid = Grid(recording, row=40 + 17 * (2 * context + 1))
     names, paths = list(recording.sources), [_short(file) for file in recording.sources]
@@ -236,7 +236,7 @@ def _data(recording: Recording) -> dict[str, Any]:
 
 
 def _short(file: str) -> str:
-    """Return what to call a file: a path within the package, or as `file_name` has it."""
+    """Return what the player calls a file: its path within the package, or else what `file_name` gives."""
     path = Path(file)
     if path.is_relative_to(PACKAGE):
         return path.relative_to(PACKAGE.parent).as_posix()

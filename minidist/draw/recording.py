@@ -3,9 +3,9 @@
     rank 0   sends ──────────── receives ─ adds ─ ...        a rank's own buffers are read at its own events, on its
     rank 1   sends ─ receives ─ adds ─ ...                   own thread; then all ranks' steps are put in one order
 
-Whose contributions a number holds can be read off it: rank r brings B^r, so a sum has, in base B, a digit for each
-rank, which says how often that rank is in it. Nothing is simulated a second time: the program gets a communicator that
-is a wire around the wire and notes each message; `sys.settrace` tells which line changed a buffer in between.
+A number tells whose contributions it holds: rank r contributes B^r, so a sum, written in base B, has one digit for each
+rank, which says how often that rank is in it. Nothing is simulated a second time: the program runs on a communicator
+whose wire notes each message and passes it on; `sys.settrace` tells which line changed a buffer in between.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def record(
     Parameters
     ----------
     formulas : optional
-        What to print next to a counter: `messages sent`, `bytes sent`, `bytes held`, and on a cluster `bubble`.
+        What to print next to each counter, by its name: `messages sent`, `bytes sent`, `bytes held`, and on a cluster
+        `bubble`, which is in per cent.
 
     Raises
     ------
@@ -89,7 +90,7 @@ def record(
 
 
 class Watching(Communicator):
-    """What a recorded program is given: a communicator that shows buffers, on a wire that shows messages."""
+    """The communicator that a recorded program is given. It shows buffers; its wire shows messages."""
 
     def __init__(self, wire: Wire, ledger: Ledger, observer: Observer) -> None:
         super().__init__(wire, ledger)
@@ -97,7 +98,7 @@ class Watching(Communicator):
 
     @property
     def contribution(self) -> int:
-        """The number that stands for one contribution of this rank."""
+        """The number that stands for one contribution of this rank: fill its buffers with it."""
         return 1 << self.observer.bits * self.observer.rank
 
     def watch(self, name: str, buffer: np.ndarray[Any, Any], cells: int = 1) -> np.ndarray[Any, Any]:
@@ -120,7 +121,7 @@ class Watching(Communicator):
 
 
 class _WatchedWire(WireAround):
-    """A wire around a wire, which has an observer note what passes."""
+    """A wire that has an observer note each message, and passes it on."""
 
     def __init__(self, inner: Wire, observer: Observer) -> None:
         super().__init__(inner)
@@ -132,17 +133,14 @@ class _WatchedWire(WireAround):
         return _Watched(self.inner.isend(array, to, tag), self.observer, "send to", receiver, lambda: None)
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
-        observer, sender, message = (
-            self.observer,
-            self.members[source],
-            self._message("receive", source, self.rank, tag),
-        )
+        observer, sender = self.observer, self.members[source]
+        message = self._message("receive", source, self.rank, tag)
         observer.expect(array)
         request = self.inner.irecv(array, source, tag)
         return _Watched(request, observer, "receive from", sender, lambda: observer.received(array, sender, message))
 
     def _message(self, kind: str, source: int, to: int, tag: int) -> str:
-        """Name a message as one end of it is posted. Both ends count alike, so they arrive at the same name."""
+        """Name a message when one end of it is posted. Both ends count alike, so they give it the same name."""
         key = (kind, source, to, tag)
         self.posted[key] += 1
         return f"{self.name}:{source}>{to}:{tag}:{self.posted[key]}"
@@ -161,7 +159,7 @@ class _WatchedWire(WireAround):
 
 
 class _WatchedSpan(Span):
-    """A span whose beginning and end are steps, if it is a collective."""
+    """A span. If it is a collective, its beginning and its end are steps."""
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -180,7 +178,7 @@ class _WatchedSpan(Span):
 
 @dataclass
 class _Watched:
-    """A request that tells when its message is through, and what its rank waits for until then."""
+    """A request that says what its rank waits for, and when the message has come."""
 
     request: Request
     observer: Observer

@@ -13,10 +13,11 @@ from ranks import clean_environment, mpirun
 
 from minidist.bench import main
 from minidist.bench.measure import BUS_FACTORS, Measurement
-from minidist.bench.options import COLLECTIVES, NAMES, parse, size_text
+from minidist.bench.options import NAMES, parse, size_text
 from minidist.bench.report import Results, quantity
 from minidist.bench.subject import find_subject
 from minidist.bench.subjects.copy import state
+from minidist.collectives import COLLECTIVES
 
 
 def bench(*arguments: str) -> dict[str, Any]:

@@ -42,8 +42,8 @@ WRAPPERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """What is dropped goes at once, and does not wait for Python to look for circles."""
-    train(layers())  # on the way torch imports what leaves circles behind
+    """What is dropped goes at once, and does not wait for Python to look for cycles."""
+    train(layers())  # on the way torch imports what leaves cycles behind
     gc.collect()
     gc.disable()
     yield
@@ -271,12 +271,12 @@ def test_a_group_is_taken_again_once_all_its_ranks_have_forgotten_it() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_groups_in_circles_are_found_before_there_are_many() -> None:
+def test_groups_in_cycles_are_found_before_there_are_many() -> None:
     def program(comm: Communicator) -> int:
         origin = Group(None)
         for _ in range(5 * MANY):
-            circle: list[object] = [origin.derive(comm, [[0, 1]], object)]
-            circle.append(circle)
+            cycle: list[object] = [origin.derive(comm, [[0, 1]], object)]
+            cycle.append(cycle)
         return len(origin.pool.made)
 
     assert max(minidist.run(program, 2)) <= 2 * MANY

@@ -4,7 +4,7 @@
     rank 1   split ──────────── forget it ─────── split: "number 1 is free here" ─┴▶ both take number 1 again
 
 Engines have few groups (MPICH 2,048), and MPI's and NCCL's are freed by all their ranks together, while Python forgets
-a communicator at another moment on every rank, the garbage collector's for one in a circle. So none is freed. What
+a communicator at another moment on every rank, the garbage collector's for one in a cycle. So none is freed. What
 nobody holds any more goes back to a pool of the group that it came from, and when all come to derive the next, in the
 same order on every rank, they tell each other what is free: a group is taken again once all its ranks have forgotten
 it. There are never more groups than were in use at the same time. As in MPI, a message that was sent on one
@@ -54,7 +54,7 @@ class Group:
         """
         made, free = self.pool.made, self.pool.free
         if len(made) - len(free) >= self.pool.many:
-            gc.collect()  # what is in a circle
+            gc.collect()  # what is in a cycle
             self.pool.many = max(MANY, 2 * (len(made) - len(free)))
         mine = next(part for part in parts if wire.rank in part)
         everyones = wire.roll_call({number: made[number][0] for number in sorted(free)})

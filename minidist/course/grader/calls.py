@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minidist.collectives import COLLECTIVES
 from minidist.comm.communicator import Communicator
 from minidist.course.grader.contract import Array, Note, Wrong
 from minidist.trace import Trace
-
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 
 
 def forward_backward(
@@ -36,12 +35,12 @@ def forward_backward(
 def calls(trace: Trace) -> list[list[int]]:
     """Return the collectives so far: which, and the bytes of its whole buffer."""
     found = [(event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"]
-    return [[OPERATIONS.index(name), bytes] for name, bytes in found]
+    return [[COLLECTIVES.index(name), bytes] for name, bytes in found]
 
 
 def spelled(rows: Array) -> str:
     """Return calls in words."""
-    return ", ".join(f"{OPERATIONS[int(row[0])]} of {int(row[1])} bytes" for row in rows) or "no collective"
+    return ", ".join(f"{COLLECTIVES[int(row[0])]} of {int(row[1])} bytes" for row in rows) or "no collective"
 
 
 def expect_collectives(notes: Sequence[Note]) -> None:
