@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,6 +35,17 @@ def train_on(ranks: int, *words: str) -> int:
     """Train on threads, with the words of these strings after `TINY`; return the status that the job would have."""
     argv = [*TINY, *shlex.split(" ".join(words))]
     return max(minidist.run(lambda comm: train(argv, comm), ranks))
+
+
+def count_calls(calls: Counter[str], owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `calls` count the calls of a function of a class or module."""
+    plain = getattr(owner, name)
+
+    def counted(*args: Any) -> Any:
+        calls[name] += 1
+        return plain(*args)
+
+    monkeypatch.setattr(owner, name, counted)
 
 
 def metrics(file: Path) -> list[dict[str, float]]:

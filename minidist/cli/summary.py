@@ -60,7 +60,6 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         what = "gradients and parameters" if parallel.zero else "gradients"
         rows.append((f"bytes of {what} sent by rank 0", f"{outcome.sent['dp']:,}"))
         if mesh.layout.pp == 1 or parallel.zero < 2:
-            assert trainer.parallel is not None
             label, formula = trainer.parallel.replica.volume(parallel.accumulate)
             rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
     return rows

@@ -28,7 +28,6 @@ from minidist.mesh import AXES
 from minidist.model import GPT, Where
 from minidist.parallel import Parallel, parallelize
 from minidist.parallel.data.sampler import State
-from minidist.parallel.meta import on_device
 from minidist.trainer.agreement import all_or_none
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checked import CheckedRun
@@ -66,6 +65,9 @@ class Trainer:
         If the run is to be resumed and cannot be.
     """
 
+    parallel: Parallel  # from `spread` on
+    optimizer: MasterWeights
+
     def __init__(self, run: CheckedRun, samples: Samples) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
         self.recipe, self.device, self.dtype = run.fit.recipe, run.device, run.dtype
@@ -75,8 +77,6 @@ class Trainer:
         if config.run.init and not config.run.resume:
             resume.load_initial(Path(config.run.init), self.model)
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
-        self.parallel: Parallel | None = None  # from `run` on, and the optimizer, which updates what is left by then
-        self.optimizer: MasterWeights | None = None
         dp, by_length = mesh.dp, config.data.by_length
         multiple = mesh.layout.tp if config.parallel.sp else 1
         self.batches = Batches(
@@ -134,17 +134,16 @@ class Trainer:
             return scaler.scale_loss(mean) if scaler else mean
 
         carried = carried_of(self.model, self.mesh, self.recipe)
-        self.parallel = parallel = parallelize(self.model, self.mesh, self.checked.fit, loss, carried)
-        self.optimizer = optimizer = all_or_none(self.comm, lambda: build_optimizer(parallel, self.config), ConfigError)
+        self.parallel = parallelize(self.model, self.mesh, self.checked.fit, loss, carried)
+        self.optimizer = all_or_none(self.comm, lambda: build_optimizer(self.parallel, self.config), ConfigError)
         if self.resumed is not None:
             path = self.resumed.path
-            all_or_none(self.comm, lambda: load_pieces(path, parallel, optimizer), CheckpointError)
-            parallel.stepped()
-        return parallel
+            all_or_none(self.comm, lambda: load_pieces(path, self.parallel, self.optimizer), CheckpointError)
+            self.parallel.stepped()
+        return self.parallel
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
         """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
-        assert self.parallel is not None
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
         where = [Where(self.config.run.seed, step, part.first_row) for part in parts]
@@ -159,7 +158,6 @@ class Trainer:
 
     def _update(self, rate: float) -> float:
         """Clip and step, unless a gradient overflowed on some rank; return the norm of the gradients, unscaled."""
-        assert self.parallel is not None and self.optimizer is not None
         measured = self.parallel.clip(0)  # of gradients in 16 bits: the step widens them before it clips
         overflow, scale = False, 1.0
         if self.scaler is not None:
@@ -195,26 +193,22 @@ class Trainer:
 
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""
-        assert self.parallel is not None and self.optimizer is not None
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
         state["scaler"] = self.scaler.state_dict() if self.scaler else None
         writer.save(step, pieces_to_save(self.parallel, self.optimizer), state)
 
     def _whole_model(self) -> GPT:
         """End training; return the model as one rank would have it. Collective."""
-        assert self.parallel is not None
         self.parallel.unwrap()
         if self.mesh.layout.tp == self.mesh.layout.pp == 1:
             return self.model
         whole = GPT(self.model.config, dtype=self.dtype, device="meta")
-        on_device(whole, self.device)
-        names = dict(whole.named_parameters())
-        for name, value in self.parallel.whole_parameters(names.items()):
-            names[name].data = value
+        weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
+        whole.load_state_dict(weights, strict=False, assign=True)  # a tied head has no weights of its own
+        whole.tie()
         return whole
 
     def _watching(self, account: Account) -> contextlib.AbstractContextManager[None]:
-        assert self.parallel is not None
         replica = self.parallel.replica
         account.watch(replica.called, self.optimizer, self.comm)
         if replica.stream is not None:
@@ -225,7 +219,6 @@ class Trainer:
         """Keep numpy from warning of an overflow in a reduction if there is a scaler, which handles it."""
         if self.scaler is None:
             return contextlib.nullcontext()
-        assert self.parallel is not None
         if (stream := self.parallel.replica.stream) is not None:
             stream.launch(_ignore_overflow).wait()  # each thread has settings of its own
         return np.errstate(over="ignore", invalid="ignore")

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import training
 from ranks import mpirun, torchrun
 from torch import Tensor
-from training import PROGRAM, TINY, losses, metrics, train_on
+from training import PROGRAM, TINY, count_calls, losses, metrics, train_on
 
 from minidist.cli import train as command
 from minidist.cli.train import main
@@ -106,19 +107,9 @@ def test_recomputing_and_offloading_change_no_bit(zero: int, precision: str, tmp
 def test_backward_computes_again_what_the_policy_says(
     policy: str, blocks: int, attentions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = {"forward": 0, "causal_attention": 0}
-
-    def count(owner: Any, name: str) -> None:
-        plain = getattr(owner, name)
-
-        def counted(*args: Any) -> Any:
-            calls[name] += 1
-            return plain(*args)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(gpt.Layer, "forward")
-    count(gpt, "causal_attention")
+    calls: Counter[str] = Counter()
+    count_calls(calls, gpt.Layer, "forward", monkeypatch)
+    count_calls(calls, gpt, "causal_attention", monkeypatch)
     assert train_on(1, f"--layers 3 --steps 1 --recompute '{policy}'") == 0
     assert calls == {"forward": blocks, "causal_attention": attentions}
 

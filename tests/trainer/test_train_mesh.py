@@ -7,11 +7,10 @@ import shlex
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks import mpirun, torchrun
-from training import PROGRAM, TINY, losses, short_text, train_on
+from training import PROGRAM, TINY, count_calls, losses, short_text, train_on
 
 import minidist
 from minidist.cli.train import train
@@ -101,7 +100,6 @@ def test_verify_finds_a_stage_that_forgets_its_gradients(
     clip = loop.Trainer._update
 
     def broken(self: loop.Trainer, rate: float) -> float:
-        assert self.parallel is not None
         if self.comm.rank == 2:
             for parameter in self.parallel.replica.trained:
                 if parameter.grad is not None:
@@ -136,19 +134,9 @@ def test_every_launcher_trains_a_mesh_alike(tmp_path: Path, text: Path) -> None:
 def test_each_rank_checks_a_run_once(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its recipe, the plan of its pipeline, and how its matrices are cut."""
     calls: Counter[str] = Counter()
-
-    def count(owner: Any, name: str) -> None:
-        plain = getattr(owner, name)
-
-        def counted(*args: Any) -> Any:
-            calls[name] += 1
-            return plain(*args)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(recipe.Recipe, "check")
-    count(recipe.Recipe, "plan")
-    count(tensor_plan, "_matched")  # what `check_plan` begins with, whoever calls it
+    count_calls(calls, recipe.Recipe, "check", monkeypatch)
+    count_calls(calls, recipe.Recipe, "plan", monkeypatch)
+    count_calls(calls, tensor_plan, "_matched", monkeypatch)  # what `check_plan` begins with, whoever calls it
     assert train_on(8, MESH, f"--dp 2 --tp 2 --pp 2 --steps 1 --text {text}") == 0
     assert calls == {"check": 8, "plan": 8, "_matched": 8}
 

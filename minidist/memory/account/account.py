@@ -19,7 +19,7 @@ Each storage counts *once*, in the first category that claims it: what holders r
 buffers), gradients, optimizer, communication, activations. A piece of registered memory is one storage.
 
 Tensors that a checkpoint recomputes, ours or torch's, count as activations while they exist. The account does not see
-an operation's own temporaries, gradients on their way, and what inner saved-tensor hooks keep from forward.
+an operation's own temporaries, gradients on their way, or what inner saved-tensor hooks keep from forward.
 
 Cost: a sample visits all tensors, about a microsecond each, and autograd causes two samples for each tensor that it
 saves: 0.3 s a step for 4 layers, and four times as much for twice the layers. Every operation passes through Python.
@@ -157,14 +157,9 @@ class Account:
         return held
 
     @property
-    def now(self) -> dict[str, int]:
-        """Bytes by category at the last sample."""
-        return self.timeline[-1][1] if self.timeline else dict.fromkeys(CATEGORIES, 0)
-
-    @property
     def peak(self) -> dict[str, int]:
         """Bytes by category at the moment of the largest total."""
-        return max((held for _, held in self.timeline), key=total, default=self.now)
+        return max((held for _, held in self.timeline), key=total, default=dict.fromkeys(CATEGORIES, 0))
 
     @property
     def peaks(self) -> dict[str, int]:

@@ -6,11 +6,11 @@
         {"file": "rank-0001.safetensors", "block": [0, 0], "elements": [4, 6]}]},
     ...
 
-`block` and `elements` are `first`, `last` and `start`, `stop` of an `Extent`; in the file, a tensor of that name has
-just these elements, flat or in the block's shape.
+`block` and `elements` are `first`, `last` and `start`, `stop` of an `Extent`. The tensor of that name in the file has
+exactly these elements, flat or in the block's shape.
 
-`compose` and `parse` alone know this format. It has no number of a version: whoever changes it goes on reading what is
-on the disks already.
+Only `compose` and `parse` know this format. It has no version number, so whoever changes it must still read what is
+already on disks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 
 def compose(held: dict[str, dict[str, tuple[torch.dtype, Extent]]]) -> str:
-    """Return the text of the index, a tensor a line, of what each file holds.
+    """Return the text of an index, one tensor a line, given what each file holds.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def parse(text: str) -> dict[str, Stored]:
     Raises
     ------
     ValueError
-        If it is not an index. Whether it has all of a tensor is for `flaw` to say.
+        If it is not an index. `flaw` says whether all elements of a tensor are there.
     """
     return {name: _stored(entry) for name, entry in at(parse_tree(text), "tensors", kind=dict).items()}
 

@@ -137,23 +137,22 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
         If it is damaged, or another model's. Nothing has been changed then.
     """
     there, wanted = restore.names(path), []
-    mine = list(held(parallel))
-    for name, extent, parameter in mine:
-        wanted.append(Piece(name, extent, torch.empty(extent.count, dtype=parameter.dtype)))
-        for full, (dtype, shape) in there.items():
-            if full.startswith(f"{name}/"):
-                whole = extent if shape else Extent.of(())
-                wanted.append(Piece(full, whole, torch.empty(whole.count, dtype=dtype)))
-    restore.read(path, wanted)
-    found = {piece.name: piece.tensor for piece in wanted}
+    values: dict[nn.Parameter, Tensor] = {}
     states: dict[nn.Parameter, dict[str, Any]] = {}
+    for name, extent, parameter in held(parallel):
+        values[parameter] = torch.empty(parameter.shape, dtype=parameter.dtype)
+        wanted.append(Piece(name, extent, values[parameter]))
+        for full, (dtype, whole) in there.items():
+            if full.startswith(f"{name}/"):
+                part, shape = (extent, parameter.shape) if whole else (Extent.of(()), torch.Size())
+                moment = torch.empty(shape, dtype=dtype)
+                states.setdefault(parameter, {})[full.removeprefix(f"{name}/")] = moment
+                wanted.append(Piece(full, part, moment))
+    restore.read(path, wanted)
     with torch.no_grad():
-        for name, _, parameter in mine:
-            parameter.copy_(found[name].view(parameter.shape))
-            moments = {full: full.removeprefix(f"{name}/") for full in found if full.startswith(f"{name}/")}
-            shapes = {full: parameter.shape if there[full][1] else () for full in moments}
-            states[parameter] = {moment: found[full].view(shapes[full]) for full, moment in moments.items()}
-    optimizer.restore({parameter: state for parameter, state in states.items() if state})
+        for parameter, value in values.items():
+            parameter.copy_(value)
+    optimizer.restore(states)
 
 
 def held(parallel: Parallel) -> list[tuple[str, Extent, nn.Parameter]]:

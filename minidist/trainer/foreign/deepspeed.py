@@ -22,7 +22,7 @@ from minidist.trainer.foreign.options import batch_sections, merged, translate
 
 
 def read_deepspeed(path: Path, known: Sections | None = None) -> tuple[Sections, list[str]]:
-    """Return the options in a DeepSpeed JSON, and notes on what has no effect or another one.
+    """Return our options for those in a DeepSpeed JSON, and notes on keys with no effect here, or another effect.
 
     train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * dp: of the three in the file any
     two will do if `known` has the ranks of the data axis; all three say how many ranks that has to be.
@@ -30,7 +30,7 @@ def read_deepspeed(path: Path, known: Sections | None = None) -> tuple[Sections,
     Parameters
     ----------
     known
-        What is known otherwise: `dp` and `pp` in its section "parallel" are looked at.
+        Options from elsewhere; of these, `dp` and `pp` in the section "parallel" are used.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _without_comments(text: str) -> str:
-    """Blank out comments; strings with slashes stay, and so do the places that JSON's errors name."""
+    """Replace comments by blanks, so that lines and columns in JSON's errors stay right. Strings stay."""
     string_or_comment = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/'
 
     def blank(match: re.Match[str]) -> str:
@@ -82,7 +82,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _flatten(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return values by their dotted names, checked to be ones that DeepSpeed has, of the right type."""
+    """Return the values by dotted name; refuse names that DeepSpeed does not have, and values of another type."""
     kinds = {row.name: row.kind for row in DEEPSPEED}
     flat: dict[str, Any] = {}
     for key, value in options.items():

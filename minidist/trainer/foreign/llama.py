@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from minidist.model.config import GPTConfig
 from minidist.model.gpt import GPT
@@ -97,10 +97,9 @@ def load_llama(
         If a file is damaged, the weights belong to another model, or the model has a feature that ours lacks.
     """
     config = read_llama_config(directory)
+    weights = {name: weight.to(device or "cpu", dtype) for name, weight in read_llama(directory, config)}
     model = GPT(config, device="meta")  # no memory yet: the tensors of the file become the parameters
-    for name, weight in read_llama(directory, config):
-        module = model.get_submodule(name.removesuffix(".weight"))
-        module.weight = nn.Parameter(weight.to(device=device or "cpu", dtype=dtype))
+    model.load_state_dict(weights, strict=False, assign=True)  # a tied head has no weights of its own
     model.tie()
     return model
 

@@ -17,15 +17,15 @@ from minidist.trainer.foreign.options import batch_sections, merged, translate
 
 
 def read_megatron(given: dict[str, Any], files: Sections, flags: Sections) -> tuple[Sections, list[str]]:
-    """Return the options that flags of Megatron stand for, and notes on those with no effect or another one.
+    """Return our options for Megatron's flags, and notes on flags with no effect here, or another effect.
 
     Parameters
     ----------
     given
         Values by flag; a switch is True.
     files, flags
-        What our own files say, which is overruled, and our own flags, which overrule; such as the `dp` to count
-        microbatches with.
+        What our own files say, which Megatron's flags overrule, and our own flags, which overrule those. The number of
+        microbatches depends on their `dp`, for one.
 
     Raises
     ------

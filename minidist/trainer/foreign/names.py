@@ -4,9 +4,9 @@
                            │                 │                          │                 │
                      [parallel] zero      a note                 [model] layers        a note
 
-A name with dashes in front is a flag of Megatron's, any other a key of DeepSpeed's, its sections before it. They are
-those of the page "DeepSpeed Configuration JSON" and of `megatron/training/arguments.py`. What is not written there
-keeps the default of minidist, which may not be that of the other program.
+A name that begins with dashes is a flag of Megatron's; any other is a key of DeepSpeed's, behind its sections. They
+come from the page "DeepSpeed Configuration JSON" and from `megatron/training/arguments.py`. An option that the user
+leaves out keeps the default of minidist, which may differ from the other program's.
 """
 
 from __future__ import annotations
