@@ -148,17 +148,16 @@ def read_toml(path: Path) -> Sections:
     """Return the sections of a TOML file, unknown ones and wrong types refused."""
     with retold(ConfigError, FileError, before=f"--config {path} "):
         found = read_tree(path, tomllib.loads, "TOML")
-    return {section: _read_section(path, section, options) for section, options in found.items()}
+    with retold(ConfigError, ConfigError, before=f"--config {path}: "):
+        return {section: _read_section(section, options) for section, options in found.items()}
 
 
-def _read_section(path: Path, section: str, options: Any) -> dict[str, Any]:
+def _read_section(section: str, options: Any) -> dict[str, Any]:
     names = ", ".join(f"[{name}]" for name in classes())
     if not isinstance(options, dict):
-        raise ConfigError(
-            f"--config {path}: {section} = {shown(options)} stands outside the sections {names}: move it into one"
-        )
+        raise ConfigError(f"{section} = {shown(options)} stands outside the sections {names}: move it into one")
     if section not in classes():
-        raise ConfigError(f"--config {path}: [{section}] is not one of the sections {names}")
+        raise ConfigError(f"[{section}] is not one of the sections {names}")
     types = typing.get_type_hints(classes()[section])
     converted = {}
     for written, value in options.items():
@@ -166,8 +165,8 @@ def _read_section(path: Path, section: str, options: Any) -> dict[str, Any]:
         if name not in types:
             near = difflib.get_close_matches(name, types, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(types)}"
-            raise ConfigError(f"--config {path}: [{section}] has no {written}: {hint}")
-        with retold(ConfigError, ValueError, before=f"--config {path}: {written} = {shown(value)} in [{section}] "):
+            raise ConfigError(f"[{section}] has no {written}: {hint}")
+        with retold(ConfigError, ValueError, before=f"{written} = {shown(value)} in [{section}] "):
             converted[name] = typed(value, types[name])
     return converted
 

@@ -3,9 +3,9 @@
     runs/a/.lock     process 4711 on node7 since 2026-03-04 12:00:05      rank 0's, from its first write to its end
 
 The operating system keeps the lock (flock), not the file: it is free the moment its process ends, also by `kill -9`,
-so after a crash the next run starts at once. The file stays and says who had the lock last. NFS, and Lustre mounted with
-`-o flock`, lock between machines too. On a file system without locks the run goes on and says so: nothing else tells a
-run that is still going from one that was killed.
+so after a crash the next run starts at once. The file stays and says who had the lock last. NFS, and Lustre mounted
+with `-o flock`, lock between machines too. On a file system without locks the run goes on and says so: nothing else
+tells a run that is still going from one that was killed.
 """
 
 from __future__ import annotations

@@ -42,9 +42,7 @@ def verify(path: Path, files: Iterable[str] | None = None) -> None:
     sums = _sums(path)
     for name in sums if files is None else files:
         if _reading(path / name, digest) != sums.get(name):
-            raise CheckpointError(
-                f"{path / name} is truncated or damaged: its checksum is not the one in {SUMS}: {_remedy(path)}"
-            )
+            raise _damaged(path / name, f"is truncated or damaged: its checksum is not the one in {SUMS}")
 
 
 def files_of(path: Path) -> list[str]:
@@ -62,7 +60,7 @@ def state_at(path: Path, state: dict[str, Any], *keys: str, **what: Any) -> Any:
     try:
         return at(state, *keys, **what)
     except FileError as error:
-        raise CheckpointError(f"{path / STATE} {error}: {_remedy(path)}") from None
+        raise _damaged(path / STATE, str(error)) from None
 
 
 def names(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -103,20 +101,18 @@ def _readers(
 ) -> list[tuple[Extent, Reader]]:
     """Return the pieces that may be needed, each with a function that reads part of it; check that they are there."""
     if fault := flaw([extent for extent, _ in stored.pieces]):
-        raise CheckpointError(f"{path / INDEX} does not say where each element of {name} is: {fault}: {_remedy(path)}")
+        raise _damaged(path / INDEX, f"does not say where each element of {name} is: {fault}")
     readers: list[tuple[Extent, Reader]] = []
     for extent, file in stored.pieces:
         if not touching(extent, wanted):
             continue
         held = opened(file)
         if name not in held.keys():  # noqa: SIM118  # it is no dictionary
-            raise CheckpointError(f"{path / file} lacks {name}, which {INDEX} says it has: {_remedy(path)}")
+            raise _damaged(path / file, f"lacks {name}, which {INDEX} says it has")
         tensor = held.get_tensor(name).view(-1)  # a view of a mapped file: only what is used is read
         if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
-            raise CheckpointError(
-                f"{path / file} has {words(tensor.dtype, tensor.shape)} of {name}, and {INDEX} says it has "
-                f"{words(stored.dtype, (extent.count,))}: {_remedy(path)}"
-            )
+            there, said = words(tensor.dtype, tensor.shape), words(stored.dtype, (extent.count,))
+            raise _damaged(path / file, f"has {there} of {name}, and {INDEX} says it has {said}")
         readers.append((extent, functools.partial(_some, tensor)))
     return readers
 
@@ -144,7 +140,7 @@ def _sums(path: Path) -> dict[str, str]:
     sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
     needed = {INDEX, STATE} | {file for stored in _index(path).values() for _, file in stored.pieces}
     if sums.keys() != needed:
-        raise CheckpointError(f"{path / SUMS} or {INDEX} is damaged: they do not name the same files: {_remedy(path)}")
+        raise _damaged(path / SUMS, f"or {INDEX} is damaged: they do not name the same files")
     return sums
 
 
@@ -153,7 +149,7 @@ def _parsed(file: Path, parse: Callable[[str], Parsed]) -> Parsed:
     try:
         return parse(content.decode())
     except ValueError:
-        raise CheckpointError(f"{file} is damaged: it is not what was written: {_remedy(file.parent)}") from None
+        raise _damaged(file, "is damaged: it is not what was written") from None
 
 
 def _reading(file: Path, read: Callable[[Path], Parsed]) -> Parsed:
@@ -161,14 +157,17 @@ def _reading(file: Path, read: Callable[[Path], Parsed]) -> Parsed:
         check_regular(file)
         return read(file)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read ({reason(error)}): {_remedy(file.parent)}") from None
+        raise _damaged(file, f"cannot be read ({reason(error)})") from None
 
 
-def _remedy(path: Path) -> str:
+def _damaged(file: Path, words: str) -> CheckpointError:
+    """Return the error that says what is wrong with a file of a checkpoint, and what to do."""
+    path = file.parent
     earlier = [other.name for other in complete(path.parent) if other.name < path.name]
+    fix = "there is no earlier one: start afresh, with another --save"
     if earlier:
-        return f"remove {path.name} to resume from {earlier[-1]}"
-    return "there is no earlier one: start afresh, with another --save"
+        fix = f"remove {path.name} to resume from {earlier[-1]}"
+    return CheckpointError(f"{file} {words}: {fix}")
 
 
 def other_model(path: Path, name: str, there: object, here: object) -> CheckpointError:
