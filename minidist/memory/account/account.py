@@ -157,9 +157,14 @@ class Account:
         return held
 
     @property
+    def now(self) -> dict[str, int]:
+        """Bytes by category at the last sample."""
+        return self.timeline[-1][1] if self.timeline else dict.fromkeys(CATEGORIES, 0)
+
+    @property
     def peak(self) -> dict[str, int]:
         """Bytes by category at the moment of the largest total."""
-        return max((held for _, held in self.timeline), key=total, default=dict.fromkeys(CATEGORIES, 0))
+        return max((held for _, held in self.timeline), key=total, default=self.now)
 
     @property
     def peaks(self) -> dict[str, int]:
