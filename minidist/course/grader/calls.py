@@ -17,7 +17,7 @@ from minidist.trace import Trace
 def forward_backward(
     comm: Communicator, forward: Callable[[], Tensor], leaves: Mapping[str, Tensor], gradient: Tensor | None
 ) -> dict[str, Any]:
-    """Return what forward gives, the leaves' gradients, and which collectives were called in forward and backward."""
+    """Return what `forward` gives, the gradients of the leaves, and the collectives of forward and of backward."""
     comm.trace = trace = Trace()
     for leaf in leaves.values():
         leaf.requires_grad_()
@@ -33,7 +33,7 @@ def forward_backward(
 
 
 def calls(trace: Trace) -> list[list[int]]:
-    """Return the collectives so far: which, and the bytes of its whole buffer."""
+    """Return the collectives so far: of each its place in `COLLECTIVES`, and the bytes of its whole buffer."""
     found = [(event.name.split()[0], event.bytes) for event in trace.events if event.kind == "collective"]
     return [[COLLECTIVES.index(name), bytes] for name, bytes in found]
 
@@ -44,7 +44,7 @@ def spelled(rows: Array) -> str:
 
 
 def expect_collectives(notes: Sequence[Note]) -> None:
-    """Raise `Wrong` if something was sent otherwise than by a collective, where the trace would not see it."""
+    """Raise `Wrong` if something was sent other than by a collective, where the trace does not see it."""
     for note in notes:
         plain = note.kind in ("send", "roll_call", "allocate")
         if plain and not any(name.startswith("minidist.collectives") for name in note.through):

@@ -4,7 +4,7 @@
     2  load the lesson's checks, then the student's file
     3  run the check's program through a witness; see that nothing of the package was replaced; one record per rank
 
-Whoever loads the student's code first has lost: the nonces would lie open. So the order above is the point.
+The order is the point: student code that is loaded before step 1 has ended could read the nonces.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMORY = 4 << 30  # bytes that one process may hold
 
 @dataclass
 class Share:
-    """What one rank is given, and what has become of it."""
+    """What one rank is given, and what it hands back."""
 
     rank: int
     nonce: str
@@ -49,7 +49,7 @@ class Share:
 
 
 def main(name: str) -> None:
-    """Run the case that the grader has laid into the folder of this name."""
+    """Run the case that the grader has put into the folder `name`."""
     silence()
     folder = Path(name)
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
@@ -127,8 +127,8 @@ def take_share(folder: Path, rank: int) -> Share:
 def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]:
     """Return an error as plain text: its type, what it says, and where it came from.
 
-    `line` is that of the student's file if the error came out of it, or out of a library or a function of the checks
-    that it called; else the checks' own. What is not started is told by a `NotImplementedError` of the student's.
+    `line` is the innermost line of the student's file that led to the error, or if none did, that of the checks. A
+    `NotImplementedError` raised by the student's own file says that the task is not started; any other does not.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [place_of(frame) for file in (lesson, exercise) for frame in frames if frame.filename.startswith(file)]
@@ -140,7 +140,7 @@ def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]
 
 
 def seal() -> Parts:
-    """Return what the package's modules and the classes in them consist of by now: each function, with its code."""
+    """Return what the package's modules, and the classes in them, consist of by now: each function with its code."""
     modules = {name: dict(vars(one)) for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"}
     classes = {  # that are in many modules, but each once
         f"{one.__module__}.{one.__qualname__}": one
@@ -167,7 +167,7 @@ def check_untouched(before: Parts) -> None:
 
 
 def hooked_by_torch(found: Any, value: Any) -> bool:
-    """Tell whether this is torch's hook around a method: `step` gets one with the first optimizer of a class."""
+    """Tell whether `found` is torch's hook around the method `value`: the first optimizer of a class puts it there."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(found, FunctionType):
         return False
@@ -176,14 +176,14 @@ def hooked_by_torch(found: Any, value: Any) -> bool:
 
 
 def check_seen(share: Share, sent: int) -> None:
-    """Raise if messages went past the witness: the wire below it counts as well."""
+    """Raise if messages went past the witness: the traffic of the communicator below it is counted as well."""
     seen = sum(note.kind in ("send", "barrier") for note in share.notes)
     if sent != seen:
         raise Wrong(f"{sent} messages were sent, but {seen} through the communicator that was given")
 
 
 def limit_resources() -> None:
-    """Bound memory and file sizes, where the system can: the student's process ends, not the machine."""
+    """Bound memory and file sizes, where the system can: then the student's process fails, and not the machine."""
     with suppress(ImportError):
         import resource
 
@@ -192,7 +192,7 @@ def limit_resources() -> None:
 
 
 def silence() -> None:
-    """Read nothing and print nowhere from now on: what a student prints is no grade, and may be endless."""
+    """Read nothing and print nothing from now on: what a student prints is no grade, and may be endless."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

@@ -59,7 +59,7 @@ def expect_close(
     others : sequence of arrays
         What each rank should have, by rank: an answer may have another's.
     before : array
-        What was given, if the answer was to change it: it may have left it.
+        What was given, if the answer was to change it: it may still be there.
     """
     if is_close(found, expected, tolerance):
         return
@@ -102,7 +102,7 @@ def is_close(found: Array, expected: Array, tolerance: float) -> bool:
 def known(instead: Instead, same: Callable[[Any], bool]) -> str:
     """Return which of the mistakes in `instead` gives the `same`, in words that go behind the rejection, or nothing.
 
-    For what is no array: `known({"ranks are counted from 1": 5}, lambda value: value == found)`.
+    It also serves for what is no array: `known({"ranks are counted from 1": 5}, lambda value: value == found)`.
     """
     for story, value in instead.items():
         if same(value() if callable(value) else value):
@@ -137,7 +137,7 @@ def likeness(
 
 
 def scaled(found: Array, expected: Array) -> str:
-    """Return what is to be said if everything is a whole factor too large or small, or has the other sign."""
+    """Return what to say if all of an array is too large or too small by one whole factor, or has the other sign."""
     a, b = found.astype(np.complex128), expected.astype(np.complex128)
     if a.any() and np.abs(a + b).max() <= 1e-6 * np.abs(a).max():
         return ": all of it has the other sign"

@@ -5,11 +5,11 @@
     parent   draw(rng) ─▶ cases ─┐                               ┌─▶ judge(case, results, notes): silence, or Wrong
     child                        └─▶ program(exercise, comm, given) on every rank ─┘
 
-`program` is the only part that runs beside the student's code. It gets what *its* rank is given and returns arrays
+`program` is the only part that runs beside the student's code. It gets what *its* rank is given, and returns arrays
 or numbers by name. `judge` runs in the grader's own process, computes the right answer with numpy, and raises `Wrong`
-with one sentence for the student; `compare.py` finds the words for a wrong value. So may a program. Counts decide
-(messages and bytes, from the notes), never the clock. A judge may return figures of its own, the smaller the better
-({"bubble": 0.2}): the leaderboard shows the largest of all cases.
+with one sentence for the student; a program may raise it, too. `compare.py` finds the words for a wrong value. What
+decides are counts of messages and bytes, from the notes, and never the clock. A judge may return figures of its own
+({"bubble": 0.2}), the smaller the better; the leaderboard shows the largest of all cases.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a proce
 class Task:
     """One task of an exercise, and what an answer may not lean on.
 
-    `not_from` lists modules that the student's code may not call into, nor send through (`minidist.collectives`: all
-    modules of that folder as well). `may_use` lists which of the communicator's shortcuts it may use: those in
-    `SHORTCUTS` tell each rank what the others hold without a message that counts, so a task whose text does not offer
-    one does not have it. (`all_gather` and other collectives may call them for their own ends, but for `comm.native`.)
-    `imports` are what an answer makes torch import when it runs, which takes seconds where its calls are watched.
+    `not_from` lists modules that the student's code may neither call nor send through; a folder such as
+    `minidist.collectives` stands for all its modules. `may_use` lists the communicator's shortcuts that it may use:
+    `SHORTCUTS` tell each rank what the others hold without a message that counts, so an answer may use one only if the
+    task's text offers it. (Collectives may call them for their own ends, all but `comm.native`.) `imports` lists what an
+    answer makes torch import: it is imported before, since that takes seconds while calls are watched.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Case:
-    """One run: what each rank is given, by rank, and in a few words what is special about it."""
+    """One run: what each rank is given, by rank, and a label that says what is special about it."""
 
     given: tuple[Arrays, ...]
     label: str
@@ -70,7 +70,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Note:
-    """What the witness saw: a message of one rank, the use of a shortcut, or a call that the task bars.
+    """What the witness or the watch saw: a message of a rank, the use of a shortcut, or a call that the task bars.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def expect_dtype(rank: int, name: str, found: Array, expected: Array) -> None:
 
 
 def awaited(trace: Trace | None) -> list[int]:
-    """Return how many sends, and how many receives, a rank has waited for: what `expect_orderly` is told."""
+    """Return how many sends, and how many receives, a rank has waited for: what `expect_orderly` takes."""
     events = trace.events if trace else []
     return [sum(event.kind == kind for event in events) for kind in ("send", "recv")]
 
@@ -172,7 +172,7 @@ def barred(task: Task, name: str) -> bool:
 
 
 def leaning(task: Task, notes: Sequence[Note]) -> str:
-    """Return the sentence that costs the task, if it was not built by hand; else nothing."""
+    """Return the sentence that tells why the task is lost, if it was not built by hand; else nothing."""
     verbs = {"send": "sends through", "barrier": "sends through", "call": "calls", "hides": "calls"}
     for note in notes:
         where = note.line or f"rank {note.rank}"

@@ -58,17 +58,17 @@ def grade(
     Parameters
     ----------
     seed : int
-        What the cases are drawn from. Another seed draws other values, and where a check says so, other sizes and
-        rank counts.
+        The cases are drawn from it. Another seed draws other values and, where a check says so, other sizes and rank
+        counts.
     limit : float
         Seconds that one case may take on simulated ranks.
     only
         Says which checks to run; the others are left out of the result.
     warm : optional
-        What runs simulated cases, to be shared by several gradings of one lesson, and as which user. Default: made and
-        ended here.
+        The processes that run the cases, and as which user. Several gradings of one lesson may share them. Default:
+        they are started and ended here.
     enough
-        Says of a graded case that no other needs to begin; those are left out of the result.
+        Says of a graded case that no further case needs to begin; those are left out of the result.
     """
     plan: list[tuple[int, Case, float]] = []
     for index, check in enumerate(lesson.checks):
@@ -117,7 +117,7 @@ def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, st
 def numbered(tests: list[Graded]) -> list[Graded]:
     """Number the tests by task: 1.1, 1.2, 2.1, ...
 
-    A task of which one case leaned on what it may not has no points, and all its cases say so.
+    If one case of a task leaned on what it may not, the task has no points, and all its cases say why.
     """
     found = {test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS}
     result: list[Graded] = []

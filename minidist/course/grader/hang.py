@@ -17,7 +17,7 @@ FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 
 
 def hang_report(folder: Path, ranks: int, limit: float) -> str:
-    """Say where each rank stood when the time was up; nothing if it was not."""
+    """Say where each rank stood when the time was up; return nothing if it was not."""
     places: dict[str, str] = {}
     over = False
     for path in sorted(folder.glob("hang-*.txt")):

@@ -4,8 +4,8 @@
     {"done": true, "arrays": [["shard", "<f8", [3]]], ...}
     <24 bytes>
 
-The signature is made with the rank's nonce, which is not in the file: who can read a record cannot make another. No
-pickle and no archive: reading a record runs nothing and unpacks nothing, whoever wrote it.
+The signature is made with the rank's nonce, which is not in the file: reading a record does not help to make another. A
+record is no pickle and no archive: to read one runs nothing and unpacks nothing, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write(path: Path, facts: Mapping[str, Any], arrays: Arrays, nonce: str = "")
 
 
 def read(path: Path, nonce: str = "") -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the facts and the arrays of a record. Raises BadRecord for whatever is none, or was not signed so."""
+    """Return the facts and the arrays of a record. Raises BadRecord if it is none, or is not signed with this nonce."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
@@ -62,7 +62,7 @@ def read(path: Path, nonce: str = "") -> tuple[dict[str, Any], dict[str, Array]]
 
 
 def plain(results: Mapping[str, Any]) -> dict[str, Array]:
-    """Return a program's results as arrays of numbers. Raises Wrong, by name, for what is none."""
+    """Return a program's results as arrays of numbers. Raises Wrong with the name of a result that is none."""
     arrays = {}
     for name, value in results.items():
         array = np.asarray(value)

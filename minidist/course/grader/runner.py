@@ -1,10 +1,10 @@
-"""Run one case in a process of its own, and find out what became of it.
+"""Run one case in a process of its own, and collect what its ranks recorded.
 
     folder/  job.json  exercise.py (the student's, and nothing else of theirs)  given-0  given-1  ...
              ──▶ child.main(folder) ──▶   record-0  record-1 ...   hang-0.txt
 
-The process gets an environment without anything of the student's, an empty folder to stand in, a session of its own,
-and a limit of time. Nothing that it prints or exits with is a grade: only records signed with the nonces are.
+The process gets an environment with nothing of the student's in it, an empty working folder, a session of its own and a
+time limit. Neither what it prints nor its exit status is a grade: only records that are signed with the nonces count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SECONDARY = ("RankFailed", "CommunicationError")  # raised because another rank 
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a case: all ranks' results, or why there are none."""
+    """The outcome of a case: all ranks' results, or why there are none."""
 
     results: Sequence[Arrays] = ()
     notes: Sequence[Note] = ()
@@ -46,7 +46,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank recorded: nothing, if there is no record that bears its nonce."""
+    """What one rank recorded: nothing, if no record is signed with its nonce."""
 
     done: bool = False
     error: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Told:
 
 
 def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: float, warm: Warm) -> Ran:
-    """Run check number `index` of the lesson on one case, for at most `limit` seconds. Leaves no process behind."""
+    """Run check number `index` of the lesson on one case, for at most `limit` seconds. It leaves no process behind."""
     check = lesson.checks[index]
     with tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
@@ -119,7 +119,7 @@ def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
 
 
 def sentence(rank: int, type: str, text: str, line: str) -> str:
-    """Return what a student is told of an error that a rank ended with."""
+    """Return what a student is told about the error that ended a rank."""
     if type == "DeadlockError":
         return text
     if type == "Wrong":

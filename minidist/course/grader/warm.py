@@ -1,11 +1,11 @@
-"""Processes that have imported what a lesson needs and fork for each case: to import torch takes longer than a case.
+"""Processes that have imported what a lesson needs and fork for each case: importing torch takes longer than a case.
 
     grader ── "folder" ─▶ warm.main ── fork ─▶ child.main(folder): the student's code, from a clean state
            ◀── "." ──  (never runs it)  ── ends the child and all that it started, wherever that has hidden
 
-The ranks of a case under mpirun are forked off it as well: see launch/standin.py. The warm process adopts its
-descendants' orphans, so it can find and end them. A student's code that ends *it* loses that case, and the next case
-gets a fresh one. Linux only: elsewhere every case imports for itself.
+The ranks of a case under mpirun are forked off the warm process as well: see launch/standin.py. Orphans among its
+descendants become its children, so it can find and end them. An answer that ends the warm process loses its case, and
+the next case gets a fresh process. Linux only: elsewhere every case imports for itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ START = "import sys; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = 
     "from minidist.course.grader import {0}; {0}.main(*sys.argv[2:])"
 )
 NEEDED = ("minidist.collectives",)  # by most answers, besides what the checks import
-NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
+NEEDED_WITH_TORCH = (
+    "minidist.parallel",
+    "torch.fx.experimental.symbolic_shapes",
+)  # the latter by the first backward of a process
 GRACE = 5.0  # seconds beyond a case's limit before the warm process itself counts as stuck
 
 
@@ -71,8 +74,8 @@ class Warm:
     ) -> None:
         """Run the case that lies in `folder`, standing in `stand`; its processes have ended when this returns.
 
-        The case is one process, or `ranks` of those that `launch` starts, and waits for: stand-ins that connect to
-        the socket `folder/ranks`.
+        The case is one process, or `ranks` of them: then `launch` starts a stand-in for each, which connects to the
+        socket `folder/ranks`, and returns when all have ended. `limit` is in seconds.
         """
         process = self.free.get()
         try:
@@ -133,7 +136,7 @@ class _Process:
 def main(checks: str, number: str) -> None:
     """Import what the checks and the answers need; then fork for each case that is named on standard input.
 
-    Simulated ranks take turns, and on one core in half the time: processes of consecutive numbers have one each.
+    Simulated ranks take turns, and take half the time on a single core: processes of consecutive numbers have one each.
     """
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     cores = sorted(os.sched_getaffinity(0))
@@ -170,7 +173,7 @@ def run_forked(folder: str, stand: str) -> None:
 
 
 def fork_listening(folder: Path, ranks: int) -> bool:
-    """Fork as many ranks as stand-ins connect to `folder/ranks`, and wait for them; tell whether this is a rank."""
+    """Fork a rank for each stand-in that connects to `folder/ranks`, and wait for all; tell whether this is a rank."""
     os.chdir(folder)  # the name of a socket is a short one
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("ranks")

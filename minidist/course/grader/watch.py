@@ -1,15 +1,16 @@
-"""What sees the calls of an answer, and whether it is the answer that led to them.
+"""Which functions an answer calls, and whether it is the answer that led to a call.
 
     exercise.py ─▶ functools.partial, map, a thread ─▶ minidist.parallel...     the answer's doing
     exercise.py ─▶ optimizer.step ─▶ torch's hooks ──▶ minidist.parallel...     its doing only if it handed that over
 
-A call counts if the frames from it outwards, those of the package and of Python's own library left out, come to the
-student's file, or to the end of a thread that the student's code started. A frame of the checks, or of another library
-such as torch, ends the search: that library calls back whoever registered there, which was the package or the checks,
-unless the answer itself handed a barred function to it. So what an answer hands over is looked at, too.
+A call counts if the answer led to it. To find out, follow the frames from the call outwards, past those of the package
+and of Python's own library. The answer led to the call if they reach the student's file, or the start of a thread that
+the student's code started. A frame of the checks, or of another library such as torch, ends the search: a library calls
+back what was registered with it, and that was done by the package or the checks, unless the answer itself handed over a
+barred function. So what an answer hands to a library is looked at, too.
 
-`sys.setprofile` shows every Python call of a thread; an audit hook (PEP 578), which cannot be removed, what would turn
-that off. Threads are started by a function of ours, in this process only, which remembers on whose behalf.
+`sys.setprofile` shows every Python call of a thread. An audit hook (PEP 578), which cannot be removed, shows what would
+turn that off. Threads are started by a function of ours, in this process only, which remembers which line asked for it.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class Watch:
     Parameters
     ----------
     exercise, lesson : str
-        The student's file; the folder of the checks. Of these an answer may call what programs hand it: methods and
-        functions within functions. Those of a whole module are the checks' own, and may be what a task asks for.
+        The student's file; the folder of the checks. An answer may call what a program of the checks hands it: methods,
+        and functions defined within functions. Those at the top of a module are the checks' own: one may be the answer.
     """
 
     def __init__(self, task: Task, exercise: str, lesson: str, note: Callable[[Note], None]) -> None:
         self.task, self.exercise, self.lesson, self.note = task, exercise, lesson, note
         self.calls = self.profile  # one and the same object, to be recognized
-        self.dull: dict[str, bool] = {}  # files without anything that is barred
-        self.shortcuts: dict[int, str] = {}  # code of the witness that carries data past the messages
+        self.dull: dict[str, bool] = {}  # whether a file holds nothing that is barred, so that its calls need no look
+        self.shortcuts: dict[int, str] = {}  # by code: what of the witness carries data past the messages
         self.below: dict[int, str] = {}  # the same, of the wire
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
@@ -68,12 +69,12 @@ class Watch:
         self.switch(self.calls)
 
     def switch(self, calls: Callable[..., None] | None) -> None:
-        """Have `calls` look at this thread's calls from now on, or nobody. Python refuses two threads at a time."""
+        """Have `calls`, or nobody, look at this thread's calls from now on. Python lets one thread switch at a time."""
         with self.switching:
             sys.setprofile(calls)
 
     def look_at(self, code: CodeType, kind: str, among: dict[int, str]) -> None:
-        """Note whoever calls this code, one of the communicator's shortcuts."""
+        """Note from now on who calls this code, which is one of the communicator's shortcuts."""
         among[id(code)] = kind
         self.dull[code.co_filename] = False
 
@@ -117,7 +118,7 @@ class Watch:
         return False
 
     def starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function to start threads by, whose calls are seen; it remembers the student's line that does."""
+        """Return `start` so changed that a thread's calls are watched, and that it remembers the student's line."""
 
         def watched(function: Callable[..., Any], *rest: Any, **named: Any) -> Any:
             def begin(*arguments: Any, **options: Any) -> None:
@@ -135,7 +136,7 @@ class Watch:
         return watched
 
     def audit(self, event: str, _: tuple[object, ...]) -> None:
-        """Look at what would make calls unseen: the audit hook."""
+        """Forbid what would hide calls: the audit hook."""
         if event in HIDING:
             frame = sys._getframe(1)
             ours = frame.f_code is Watch.switch.__code__ and self.owner(frame.f_back or frame) == __name__
@@ -143,12 +144,12 @@ class Watch:
                 self.forbid(event, line)
 
     def forbid(self, what: str, line: str) -> None:
-        """Note it, and have it not done."""
+        """Note what an answer tried, and prevent it."""
         self.note(Note(-1, "hides", through=(what,), line=line))
         raise PermissionError(f"{what} is not for answers: it hides from the grader what they call")
 
     def called(self, name: str, frame: FrameType | None) -> None:
-        """Note a call of module `name` if the task bars it and the answer led to `frame`."""
+        """Note a call of the module `name`, if the task bars it and the answer led to `frame`."""
         if barred(self.task, name):
             _, line, _, led = self.stack(frame)
             if led and line and (name, line) not in self.noted:
@@ -156,7 +157,7 @@ class Watch:
                 self.note(Note(-1, "call", through=(name,), line=line))
 
     def owner(self, frame: FrameType) -> str:
-        """Return whose code a frame runs: a module of the package by name, or the student's, the checks', ..."""
+        """Return whose code a frame runs: the name of a module of the package, or `STUDENT`, `CHECKS`, ..."""
         file = frame.f_code.co_filename
         if file == "<string>" and module_of(frame).startswith("minidist"):  # as dataclasses write
             return module_of(frame)
@@ -169,10 +170,10 @@ class Watch:
         return self.owners[file]
 
     def stack(self, frame: FrameType | None) -> tuple[tuple[str, ...], str, bool, bool]:
-        """Return how the student's file came to a frame.
+        """Return how the student's file came to a frame: four answers.
 
-        The package's modules between them; the file's line, or nothing; whether that is by a barrier; and whether it
-        led there, and no hook of a library, nor the checks, nor an import.
+        The package's modules between the two; the line of the file, or nothing; whether a barrier lies between; and
+        whether the answer led there, and not a hook of a library, the checks or an import.
         """
         through: dict[str, None] = {}
         barrier, led = False, True
@@ -187,7 +188,7 @@ class Watch:
         return tuple(through), f"exercise.py:{frame.f_lineno} in {frame.f_code.co_name}", barrier, led
 
     def handed(self, values: Iterable[Any], depth: int = 3) -> Iterator[str]:
-        """Yield the modules of the functions and classes among `values`, and in what is the student's among them."""
+        """Yield the modules of the functions and classes among `values`, and in objects of the student's classes."""
         for value in values if depth else ():
             kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
             own: list[Iterable[Any]] = [vars(kind).values() for kind in kinds if kind.__module__ == STUDENT]
@@ -210,7 +211,7 @@ def module_of(frame: FrameType) -> str:
 
 
 def library_of(function: Any) -> str:
-    """Return the name of the module that a function in C, or the type it is a method of, belongs to."""
+    """Return the name of the module to which a function in C belongs, or the type whose method it is."""
     owner = getattr(function, "__self__", None)
     if owner is None or isinstance(owner, ModuleType):
         return str(function.__module__)
@@ -218,7 +219,7 @@ def library_of(function: Any) -> str:
 
 
 class Handed(ModuleType):
-    """The exercise as the checks' programs see it: what they take out of it may be the package's own under its name."""
+    """The exercise as the checks' programs see it. What they take is looked at: it may be the package's own."""
 
     def __init__(self, exercise: ModuleType, watch: Watch) -> None:
         super().__init__(exercise.__name__)

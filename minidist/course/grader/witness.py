@@ -2,8 +2,8 @@
 
     exercise.py ─▶ comm.exchange(...) ─▶ Witness.exchange: who sent this? ─▶ the real wire
 
-`Communicator` stands on the witness, so nothing that is sent goes unseen: neither by `exchange`, nor from inside a
-collective, nor on a communicator that was split or forked. Calls that send nothing are seen by `watch.py`.
+The answer's `Communicator` stands on the witness, so every message is seen: those of `exchange`, those from inside a
+collective, those on a communicator that was split or forked. Calls that send nothing are seen by `watch.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Witness(WireAround):
         self._see(to, leaving.nbytes)
         self.inner.exchange(leaving, to, arriving, source, tag)
 
-    # What follows calls the wire below from this file, and so is seen to be the witness's own doing.
+    # The methods below call the inner wire from this file, so that the watch knows the witness as the caller.
 
     def roll_call(self, answer: Any) -> list[Any]:
         return super().roll_call(answer)
