@@ -5,12 +5,12 @@
       ├─ mpirun -n 2 ... worker, told to keep memory     auto, registered, native           A B C A B C ...
       └─ tables: medians, quartiles, bus bandwidth, ratios within a launch, bounds
 
-The second launch is there because MPI allocates a temporary in each call, and a fresh one costs a page fault every
-4 KiB. Told to keep freed memory, its all-reduce of 64 MiB is 2.5 times as fast: that is the honest peer.
+The second launch is there because MPI allocates a temporary in each call, and fresh memory costs a page fault every
+4 KiB. If it is told to keep freed memory, its all-reduce of 64 MiB is 2.5 times as fast: that is the honest peer.
 
-`subject.py` says how a bench is declared, and `subjects/` has them, a file each: `ddp.py` is a good first read. The
-rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` takes
-turns and medians, `machine.py` says where, and `report.py` holds the ratios against the bounds.
+`subject.py` says how a bench is declared. `subjects/` has the benches, one in a file: `ddp.py` is a good first read.
+The rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` lets
+the competitors take turns, `machine.py` describes the machine, and `report.py` compares the ratios with the bounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on."""
+"""Which machine and which libraries the numbers of a run depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy
 
 
 def machine() -> dict[str, object]:
-    """Return what the numbers depend on."""
+    """Return what the numbers depend on, by name; empty where this process has not loaded the library."""
     torch, mpi = sys.modules.get("torch"), sys.modules.get("mpi4py.MPI")
     library = "" if mpi is None else mpi.Get_library_version().replace("\t", " ").split("\n")[0]
     return {
@@ -25,7 +25,7 @@ def machine() -> dict[str, object]:
 
 
 def processor() -> str:
-    """Return the processor's name, where the system tells it."""
+    """Return the name of the processor, or of its architecture where the system tells no more."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

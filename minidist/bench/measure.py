@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Run: TypeAlias = Callable[[], object]
 
-ROUND = 0.02  # seconds that one competitor takes in one round, about
-MOST = 2000  # iterations of it
+ROUND = 0.02  # seconds, about, that one competitor takes in one round
+MOST = 2000  # iterations of one competitor in one round
 
-# What nccl-tests multiplies bytes/seconds with, to say how busy the slowest link was (doc/PERFORMANCE.md there): the
-# bytes that have to cross it, for each byte of the whole buffer. Sizes are those of the whole buffer throughout.
+# nccl-tests multiplies bytes/seconds by this to say how busy the slowest link was (doc/PERFORMANCE.md there): it is the
+# bytes that have to cross that link for each byte of the whole buffer. All sizes here are those of the whole buffer.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
     **dict.fromkeys(
@@ -41,13 +41,13 @@ class Measurement:
     Attributes
     ----------
     bench, case, competitor : str
-        `all_reduce`, `4 KiB`, `auto`. Competitors of one bench, case and launch took turns.
+        Such as `all_reduce`, `4 KiB` and `auto`. Competitors of one bench, case and launch took turns.
     launch : str
         `shipped`, `tuned` (the whole run was told to keep freed memory) or `here` (this process).
     values : tuple[float, ...]
         Seconds of one iteration, or what `unit` says.
     bytes : int
-        Size of the whole buffer, where there is one.
+        The size of the whole buffer, where there is one.
     """
 
     bench: str

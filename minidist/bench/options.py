@@ -133,7 +133,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
-    """Refuse what none of the chosen benches knows; what only some know is left out of the others."""
+    """Refuse what none of the chosen benches knows. What some of them do not know, those leave out."""
     known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives)) - {"native"}
     for algorithm in options.algorithms:
         if algorithm not in known:

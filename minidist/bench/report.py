@@ -1,4 +1,4 @@
-"""From measurements to tables: ratios to peers, bounds, and whether they were met."""
+"""From measurements to tables: ratios to peers, and whether the bounds were met."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Verdict:
 
 
 class Results:
-    """All measurements of a run, to be asked for ratios, bounds and text."""
+    """All measurements of a run: their ratios, bounds and tables."""
 
     def __init__(self, measurements: Iterable[Measurement], dtype: str, machine: dict[str, object]):
         self.measurements, self.dtype, self.machine = list(measurements), dtype, machine
@@ -44,7 +44,7 @@ class Results:
         self.verdicts = list(self._verdicts())
 
     def ratio(self, measurement: Measurement, peer: str) -> float | None:
-        """Return the ratio to a peer that took turns with this one. `native tuned` did so in the tuned launch."""
+        """Return the ratio to a peer that took turns with this one: in the tuned launch if that is `native tuned`."""
         bench, case, competitor = measurement.bench, measurement.case, measurement.competitor
         launch, name = ("tuned", "native") if peer == "native tuned" else ("shipped", peer)
         mine, other = self.found.get((bench, case, competitor, launch)), self.found.get((bench, case, name, launch))

@@ -1,4 +1,4 @@
-"""How a bench is declared: who does the same thing, in which cases, and how fast minidist has to be.
+"""How a bench is declared: which competitors do the same thing, in which cases, and how fast minidist has to be.
 
     @subject(peers=("local", "torch DDP"), bounds=at_most("DDP", "torch DDP", {"D=256, 8 x 128": 0.96}))
     def ddp(setting: Setting) -> Iterator[Case]:
@@ -84,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a bench has found out itself for each competitor: a value for each round."""
+    """What a bench has measured itself for each competitor: a value for each round."""
 
     name: str
     values: Mapping[str, Sequence[float]]

@@ -41,7 +41,7 @@ def main(launch: str, file: str, argv: list[str]) -> None:
 
 
 def measure(setting: Setting) -> Iterator[Measurement]:
-    """Yield what this launch measures, between two probes: the tuned one only what MPI has a peer for."""
+    """Yield what this launch measures, between two probes of the machine. The tuned launch runs collectives only."""
     names = setting.options.names if setting.launch == "shipped" else setting.options.collectives
     copy = find_subject("copy")
     yield from measured(copy, setting)

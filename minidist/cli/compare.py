@@ -1,4 +1,4 @@
-"""One training run in several variants, side by side: what each holds, sends and costs, and that the numbers agree."""
+"""Train several variants of one run, and compare what each holds, sends and costs, and whether the numbers agree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from minidist.trainer.verify import largest_difference, serial_run
 
 @dataclass(frozen=True)
 class Variant:
-    """A run by name: how, and on which layout of the ranks."""
+    """One way to do the run: its name, its options, and the layout of the ranks."""
 
     name: str
     config: Config
@@ -31,7 +31,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """What one variant did. Bytes are of the rank with the most: of each category, of all at once, sent a step."""
+    """What one variant did. Bytes are of the rank with the most: in each category, in all at once, sent a step."""
 
     name: str
     held: dict[str, int]
@@ -64,7 +64,7 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config,
 
 
 def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:
-    """Train, and account for the last step."""
+    """Train, and account for the memory of the last step."""
     comm = run.mesh.world
     account = Account(comm)
     trainer = together(comm, lambda: Trainer(run, samples))

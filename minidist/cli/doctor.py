@@ -4,7 +4,7 @@
     !!  shared memory: /dev/shm has 64 MB free
         fix: in a container, start it with --shm-size=2g
 
-Each line was tried, not looked up: two MPI ranks and two of gloo are really started. No GPU is no fault.
+Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Yield the findings, in the order of a reader's questions."""
+    """Yield the findings, in the order in which a reader would ask."""
     for check in (check_packages, check_cores, check_shared_memory, check_mpi, check_torch):
         yield from check()
 
@@ -102,7 +102,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_cores() -> Iterator[Finding]:
-    """How many ranks run side by side. More are right, but slow."""
+    """How many ranks run side by side. More than that work, but slowly."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():

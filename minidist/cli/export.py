@@ -1,4 +1,4 @@
-"""`python -m minidist export runs/a --to FOLDER`: make of a checkpoint what other programs read.
+"""`python -m minidist export runs/a --to FOLDER`: turn a checkpoint into files that other programs read.
 
     runs/a/step-00000100/                    FOLDER/
       rank-0000.safetensors  ─┐
@@ -6,8 +6,8 @@
       ...                    ─┘                                    (the optimizer's state stays behind)
       state.json             ── sizes ─────▶   config.json
 
-One process does it, whatever layout of ranks wrote the checkpoint. Held in memory: all parameters, once. The format is
-that of Hugging Face's Llama, in the precision of the run; `train --init FOLDER` reads it as well.
+One process does it, whatever layout of ranks wrote the checkpoint. It holds all parameters in memory once. The format
+is that of Hugging Face's Llama, in the precision of the run; `train --init FOLDER` reads it as well.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def find(run: Path, step: int | None = None) -> Path:
 
 
 def export(checkpoint: Path, folder: Path) -> str:
-    """Compare all checksums, then write a Llama to a folder, new or empty; return in words what is there now.
+    """Compare all checksums, then write a Llama to a new or an empty folder; return words that say what is there now.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, or the folder is in use or cannot be written; it is left as it was then.
+        If the checkpoint is damaged, or the folder is in use or cannot be written. The folder is then left as it was.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -145,7 +145,7 @@ def _unwritten(folder: Path, error: Exception) -> CheckpointError:
 
 
 def _of_tokens(tokenizer: str) -> str:
-    """Say how text becomes the numbers that the model knows: that is not among what is written."""
+    """Say how text becomes the tokens that the model knows: what is written does not tell."""
     if tokenizer:
         return f"its tokenizer is not written with it: copy {tokenizer} there, as tokenizer.json"
     return "there is no tokenizer: a token is one byte, torch.tensor([list(text.encode())])"

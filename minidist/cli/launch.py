@@ -1,8 +1,8 @@
 """`python -m minidist launch -n 4 file.py`: start ranks on this machine, whichever MPI is installed.
 
-It finds the mpirun that belongs to the MPI which this Python speaks (under another one's, ranks start but do not see
-each other), sets what that one needs, marks each line of output with its rank, and ends the whole job, leaving no
-process behind, when a time limit passes or Ctrl-C comes. The exit status is the job's.
+It finds the mpirun of the MPI that this Python speaks (under another MPI's, ranks start but do not see each other),
+sets what that mpirun needs, and marks each line of output with its rank. When a time limit passes or Ctrl-C comes, it
+ends the whole job and leaves no process behind. The exit status is the job's.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def variants(config: Config, ranks: int) -> list[Variant]:
-    """Return the layouts by name: data parallelism alone, and all pairs of axes; with eight ranks all three."""
+    """Return the layouts by name: data parallelism alone, each pair of axes, and with eight ranks all three axes."""
     if ranks < 2 or ranks % 2:
         raise ConfigError(f"{ranks} ranks cannot be laid out in two ways: use mpirun -n 4, or another even number")
     half = ranks // 2

@@ -1,4 +1,4 @@
-"""`python -m minidist stages`: one training run under every strategy that shards; what each holds, sends and costs.
+"""`python -m minidist stages`: one training run under every strategy that shards: what each holds, sends and costs.
 
               parameters  gradients  optimizer  activations  communication │ sent a step │ tokens/s │ difference
 DDP
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def stages(config: Config, ranks: int) -> list[Variant]:
-    """Return the stages by name: the same run, otherwise."""
+    """Return the variants: the same run under each strategy."""
     layout = layout_of(config, ranks)
 
     def stage(name: str, zero: int, hsdp: int = 0, recompute: str = "none") -> Variant:

@@ -1,4 +1,4 @@
-"""What the commands that run on every rank share: they start together, and a user's mistake stops them together."""
+"""What commands that run on every rank share: the ranks start together, and a user's mistake stops all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minidist.trainer.config import ConfigError
 from minidist.trainer.flags import HelpAsked
 from minidist.trainer.text import TextError
 
-USER_ERRORS = (ConfigError, TextError, CheckpointError, FloatingPointError)  # whatever else is a bug
+USER_ERRORS = (ConfigError, TextError, CheckpointError, FloatingPointError)  # every other kind is a bug
 INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
 
 

@@ -49,7 +49,7 @@ def train(argv: Sequence[str], comm: Communicator) -> int:
 
 
 def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
-    """Set up on all ranks alike, and run as the only one that saves to its folder."""
+    """Set up the same on all ranks, then run, as the only run that saves to its folder."""
     config, notes = together(comm, lambda: parse_with_notes(argv))
     if comm.rank == 0 and notes:
         print("\n".join(notes), flush=True)
@@ -110,7 +110,7 @@ def opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
 
 
 def headline(trainer: Trainer, samples: Samples) -> str:
-    """Say what is about to be trained, on what."""
+    """Say what is about to be trained, on which text and ranks."""
     comm, config = trainer.comm, trainer.config
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     line = (

@@ -1,6 +1,7 @@
 """Floor 6: the course, how it is handed out and graded. The lessons themselves, with their checks, are in `lessons/`.
 
-Read `lesson.py`, what is in a lesson's folder, then `grader/`, which runs and judges answers. `handout.py` leaves the
-answers out; `package.py` is the zip for Gradescope; `twin.py` is what a lesson's *twin* starts with, the training at
-full scale in its `cluster.py`. `course.py`, `grade.py` and `notebooks.py` are the commands.
+Read `lesson.py`, which says what a lesson's folder holds, then `grader/`, which runs and judges answers. `handout.py`
+copies the course without its answers; `package.py` writes the zip for Gradescope; `twin.py` is shared by the lessons'
+*twins*, which train at full scale, each in its lesson's `cluster.py`. `course.py`, `grade.py` and `notebooks.py` are
+the commands.
 """

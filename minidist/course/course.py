@@ -1,4 +1,4 @@
-"""`python -m minidist course`: the course to hand out, without its answers; and its notebooks, executed.
+"""`python -m minidist course`: write the course without its answers, to hand it out, or execute its notebooks.
 
 python -m minidist course build --student OUT     every lesson's text, exercise and visible checks
 python -m minidist course notebooks 02 04         notebooks/src/*.py ──▶ notebooks/*.ipynb, with outputs
@@ -19,7 +19,7 @@ from minidist.course.notebooks import build_notebooks
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build the handout or the notebooks; return the exit status: 2 if they cannot be written."""
+    """Build the handout or the notebooks; return the exit status: 0, or 2 if they cannot be written."""
     parser = argparse.ArgumentParser(prog="minidist course", description="Build the course's handout or notebooks.")
     commands = parser.add_subparsers(dest="command", required=True)
     handout = commands.add_parser("build", help="the handout for students")

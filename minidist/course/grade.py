@@ -6,8 +6,8 @@
 
     python -m minidist grade --package 02 --seed 7     the zip for Gradescope, in place of a grade
 
-Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. With `--format gradescope` a results file is
-written in any case; until the grade is known it says 0.
+Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. `--format gradescope` always writes a results
+file, which gives 0 points until the grade is known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("name one lesson, as in minidist grade 02, or say --all")
     if options.package and options.all:
         parser.error("a zip grades one lesson: minidist grade --package 02")
-    results: Path | None = None  # Gradescope's, where nothing but this file tells that something went wrong
+    results: Path | None = None  # Gradescope's: only this file tells it that something went wrong
     try:
         if options.package:
             return build_zip(options)
@@ -91,7 +91,7 @@ def graded(options: argparse.Namespace) -> list[Graded]:
 
 
 def default_lessons() -> Path:
-    """Return the lessons that we stand in or above, else those beside the package or, if it was installed, in it."""
+    """Return the lessons' folder: at or near the working folder, else beside the package, else installed in it."""
     here = Path.cwd()
     beside = PACKAGE.parent / "lessons"
     places = (here / "lessons", here, here.parent, beside)

@@ -1,9 +1,9 @@
 """The course as it is handed out: no solution, no mistake, no hidden check.
 
-    OUT/lessons/    README.md and what else lies there, and of each lesson its text, exercise, twin, visible checks
+    OUT/lessons/    what lies beside the lessons, and of each lesson its text, exercise, twin and visible checks
     OUT/notebooks/  the executed notebooks
 
-A lesson's `checks.py` has its hidden checks at the end, below the line `HIDDEN`; the handout's ends there.
+A lesson's `checks.py` has its hidden checks at its end, below the line `HIDDEN`; the handout's copy ends at that line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def build(lessons: Path, out: Path) -> list[Path]:
 
 
 def copy(files: Iterable[Path], folder: Path) -> None:
-    """Copy files into a folder, which is made if need be."""
+    """Copy files into a folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(files):
         shutil.copyfile(file, folder / file.name)

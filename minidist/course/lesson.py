@@ -2,9 +2,10 @@
 
     lessons/05_zero/    README.md      the text
                         exercise.py    what is to be filled in
-                        checks.py      `CHECKS`: of each task, what is given, and the points
-                        judges*.py     what runs beside an answer, and the judges, who know what is right
-                        solution.py    the answer, out of the package; honest.py: by hand. Both score full
+                        checks.py      `CHECKS`: for each task the cases, and what they are worth
+                        judges*.py     what runs beside an answer, and the judges, which know what is right
+                        solution.py    the answer, taken from the package
+                        honest.py      the answer, written by hand; both have full points
                         mistakes/      wrong answers, each of which loses points
                         cluster.py     the twin: the same idea at full scale, in torch's own classes
 
@@ -23,7 +24,7 @@ from minidist.course.grader.contract import Check
 
 
 class GradeError(ValueError):
-    """Something cannot be graded; the text is one sentence that says what to mend."""
+    """Something cannot be graded. The text is one sentence that says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Lesson:
 class Answer:
     """A file to be graded.
 
-    `beside` are folders that it may import from, and `may_lean` lets it use the package's own answer: for the lesson's
-    solution, which is nothing but that, and for the mistakes, which change one function of it.
+    `beside` are folders that it may import from. `may_lean` lets it use the package's own answer, as the lesson's
+    solution does, and its mistakes, each of which changes one function of the solution.
     """
 
     path: Path
@@ -68,7 +69,7 @@ def find_lesson(folder: Path, number: str) -> Lesson:
 
 
 def students_answer(lesson: Lesson, folder: Path) -> Answer:
-    """Return the exercise of a student: in a handout at `folder`, in its folder of the lesson's name, or in itself."""
+    """Return a student's exercise, in the handout at `folder`, a folder there of the lesson's name, or `folder`."""
     for place in (folder / "lessons" / lesson.name, folder / lesson.name, folder):
         if (place / "exercise.py").is_file():
             return Answer(place / "exercise.py")

@@ -3,7 +3,7 @@
     notebooks/src/02_ring_all_reduce.py ──▶ cells ──▶ a kernel ──▶ notebooks/02_ring_all_reduce.ipynb
 
 The source is a script whose cells begin with `# %%` or `# %% [markdown]` (py:percent). The same source gives the same
-file: cells are numbered, and nothing of when or where they ran is kept. What answers a prediction is folded until the
+file: cells are numbered, and nothing tells when or where they ran. The answer to a prediction is folded until the
 reader opens it.
 """
 
@@ -44,7 +44,7 @@ def build_notebook(source: Path, target: Path) -> Path:
     from nbclient import NotebookClient
 
     notebook = cells_of(source)
-    options = {"record_timing": False, "coalesce_streams": True}  # however the kernel's prints were cut on their way
+    options = {"record_timing": False, "coalesce_streams": True}  # in whichever pieces a kernel's prints arrive
     NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", **options).execute()
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     text = nbformat.writes(notebook) + "\n"

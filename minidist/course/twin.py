@@ -1,9 +1,9 @@
-"""What every lesson's `cluster.py` starts with: one training at full scale, in two ways.
+"""What every lesson's `cluster.py` calls: one training at full scale, in two ways.
 
     torchrun --nproc-per-node 4 cluster.py              production's own classes
     torchrun --nproc-per-node 4 cluster.py --minidist   the same training with minidist, on the same wires
 
-One process is one rank: of NCCL with a GPU each, of gloo where there are none. Rank 0 prints the losses.
+One process is one rank: on a GPU of its own with NCCL, or on the CPU with gloo. Rank 0 prints the losses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Starting programs on many ranks, and ending them for certain. What is started knows nothing of it.
+"""Floor 5: start programs on many ranks, and end them for certain. The programs know nothing of it.
 
-`mpirun.py` finds the launcher that belongs to this Python; `jobs.py` runs a command with everything that it starts;
-`marked_output.py` names the rank in each printed line; `standin.py` forks ranks that have imported what they need.
-`parser.py` and `imports.py` are for commands that run as one process.
+`mpirun.py` finds the launcher that belongs to this Python's MPI; `jobs.py` runs a command and ends it with everything
+that it started; `marked_output.py` puts the rank in front of each printed line; `standin.py` forks ranks off a process
+that has imported what they need. `parser.py` and `imports.py` are for commands that run as one process.
 """

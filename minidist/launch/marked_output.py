@@ -3,8 +3,8 @@
     python -m minidist.launch.marked_output file.py args...        [2] step 10, loss 3.1
     python -m minidist.launch.marked_output -m module args...
 
-Launchers have options for this, each its own, and none of them keeps lines whole. Here a line is one write, so lines
-of several ranks never mix. What C libraries and subprocesses print goes out unmarked.
+Each launcher has an option of its own for this, and none of them keeps lines whole. Here a line is one write, so lines
+of several ranks never mix. What C libraries and subprocesses print is not marked.
 """
 
 from __future__ import annotations

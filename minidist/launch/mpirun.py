@@ -1,4 +1,4 @@
-"""The mpirun of the MPI that this Python speaks. Under another one's, ranks start but do not see each other."""
+"""Find the mpirun of the MPI that this Python speaks. Under another's, ranks start but do not see each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Mpirun:
 
 
 def environment(mpirun: Mpirun | None = None) -> dict[str, str]:
-    """Return this process's environment, with what ranks on one machine need."""
+    """Return this process's environment, and in it what ranks on one machine need."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(STARTED_BY)}
     needed = {"OMP_NUM_THREADS": "1"}  # ranks share the cores already
     if mpirun is not None and mpirun.vendor == "Open MPI":
@@ -99,6 +99,6 @@ def version_of(path: str) -> str:
 
 
 def vendor(text: str) -> str:
-    """Return whose MPI describes itself so; MVAPICH starts as MPICH does. Intel names both itself and MPICH."""
+    """Return whose MPI describes itself like this. MVAPICH starts as MPICH does; Intel's names itself and MPICH."""
     names = {"Open MPI": "Open MPI", "Intel": "Intel MPI", "MPICH": "MPICH", "HYDRA": "MPICH", "MVAPICH": "MPICH"}
     return next((name for word, name in names.items() if word in text), UNKNOWN)

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong without printing all options first."""
+    """A parser that says what is wrong without printing all options first."""
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2."""

@@ -1,10 +1,10 @@
-"""Ranks that are forked off a process which has imported what they need: what a launcher starts stands in for one.
+"""Fork ranks off a process that has imported what they need. What a launcher starts only stands in for a rank.
 
     mpirun ─▶ stand-in ── its descriptors, folder, environment ─▶ warm process ── fork ─▶ the rank
               (bare Python, 20 ms) ◀───────── status ──────────
 
-A launcher knows a rank by the descriptors and the environment that it started it with, so a fork that has both is that
-rank. The stand-in ends as the rank does, and a rank whose stand-in is ended is ended by the system. Linux only.
+A launcher knows a rank by the descriptors and the environment that it gave it, so a fork that has both is that rank.
+The stand-in ends as the rank does, and the system kills a rank whose stand-in has ended. Linux only.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def fork_ranks(listener: socket.socket, ranks: float) -> list[str] | None:
     Returns
     -------
     list of str or None
-        In a fork, which by then is in its stand-in's place: the arguments that its command line ends with. In the
-        process that forks: None.
+        In a fork, which by then has taken its stand-in's place: the last arguments of the stand-in's command line. In
+        the process that forks: None.
     """
     alive: dict[int, tuple[int, socket.socket]] = {}
     while ranks or alive:
@@ -99,6 +99,6 @@ def end_with(stand_in: int) -> None:
 
 
 def dismiss(stand_in: socket.socket, status: int) -> None:
-    """Tell a stand-in how its rank ended, so that it ends likewise."""
+    """Tell a stand-in how its rank ended, so that it ends in the same way."""
     with suppress(OSError):  # it was ended first
         stand_in.sendall(str(os.waitstatus_to_exitcode(status)).encode())

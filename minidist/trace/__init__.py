@@ -1,7 +1,7 @@
 """Floor 0: events. Who did what, when, how many bytes.
 
-A `Trace` is a list of events that anybody may append to and that draws itself three ways: as a table of where the
-time went (`table`), as a file for Perfetto or chrome://tracing (`save`), and as plain data (`events`).
+A `Trace` is a list of events to which anybody may append. It can be seen in three ways: as a table of where the time
+went (`table`), as a file for Perfetto or chrome://tracing (`save`), and as plain data (`events`).
 Times are seconds on the clock of the communicator that recorded them: the machine's, or a modelled cluster's.
 
 Read `events.py`, then `trace.py`, the list; `table.py` and `perfetto.py` draw it.

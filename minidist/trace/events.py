@@ -27,7 +27,7 @@ class EventKind(StrEnum):
     HELD = "held"  # no work: how many bytes the rank holds from then on
 
 
-# What every message and collective names: Python 3.11 takes 0.1 microseconds to look a member up in its class.
+# Every message and collective uses these: Python 3.11 takes 0.1 microseconds to look a member up in its class.
 COMPUTE, SEND, RECEIVE, COLLECTIVE = EventKind.COMPUTE, EventKind.SEND, EventKind.RECEIVE, EventKind.COLLECTIVE
 
 COMMUNICATION = tuple(kind for kind in EventKind if kind not in (EventKind.COMPUTE, EventKind.HELD))
@@ -56,8 +56,8 @@ class Event:
     line : str
         The line of the program that asked for it; see `source_line`.
     waited_from : float or None
-        When the rank began to wait for a message that it had posted ahead. Until then the message lies beside whatever
-        the rank did. None says that the rank waited from `start` on.
+        When the rank began to wait for a message that it had posted ahead; until then it did something else beside the
+        message. None if the rank waited from `start` on.
     """
 
     rank: int
@@ -75,7 +75,7 @@ class Event:
 def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:
     """Return each send with its receive, without messages of which only one end was recorded.
 
-    A trace of several runs may hold a flow name more than once: then the k-th send belongs to the k-th receive.
+    A trace of several runs may hold the same flow name several times: then the k-th send belongs to the k-th receive.
     """
     sends: dict[str, list[Event]] = defaultdict(list)
     receives: dict[str, list[Event]] = defaultdict(list)

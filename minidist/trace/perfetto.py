@@ -7,13 +7,13 @@
     rank 1    receives                      ├──────▶ from 0 ┤├▶ from 0 ┤
                                             └ posted before it was sent
 
-A process is a rank, and a thread of it is a *row* of slices. Slices of one row must nest, or the viewer drops them.
-Spans of one thread do; messages need not, since one that was posted ahead lies beside the next. So sends and receives
-have rows of their own, as many as it takes for no two to overlap; and so has every stream.
+A process is a rank, and each of its threads is a *row* of slices. Slices of one row must nest, or the viewer drops
+them. The spans of one thread nest. Messages need not: one that was posted ahead overlaps the next. So sends and
+receives have rows of their own, as many as it takes for no two to overlap, and so has every stream.
 
-An arrow binds to the slice that opened last in its row, so it is written right behind that slice, at the same moment.
-It must not run back in time: a receive that was posted before its send gets a slice inside, `arriving`, from the send
-on, for the arrow to point at. What lies before that is how long the receiver waited for a late sender.
+An arrow binds to the slice that opened last in its row, so it is written right behind that slice, with the same time.
+It must not run back in time: a receive that was posted before its send gets an inner slice, `arriving`, which begins
+with the send, and the arrow points at that. The part before it shows how long the receiver waited for a late sender.
 
 Format: "Trace Event Format" (Google, 2016). Perfetto's reading of it: src/trace_processor/importers/json.
 """
@@ -81,20 +81,20 @@ def _rows(events: list[Event]) -> dict[tuple[int, str, int], list[Event]]:
 
 @dataclass
 class _Lane:
-    """Slices of a row that do not cross, in order, and when those of them end that are open, the outermost first."""
+    """Slices of a row that do not cross, in order, and the ends of those that are still open, the outermost first."""
 
     members: list[Event] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
 
     def takes(self, event: Event, may_nest: bool) -> bool:
-        """Tell whether a slice fits, which starts no earlier than the last one."""
+        """Tell whether a slice that starts no earlier than the last one fits in."""
         while self.ends and self.ends[-1] <= event.start:
             self.ends.pop()
         return not self.ends or (may_nest and event.end <= self.ends[-1])
 
 
 def _lanes(events: list[Event], may_nest: bool) -> list[list[Event]]:
-    """Divide a row, first fit, into as few lanes as let no two slices cross, or overlap at all unless they may nest."""
+    """Divide a row, first fit, into few lanes. In a lane no two slices cross, and none overlap unless they may nest."""
     outer_first = -1 if may_nest else 1  # the longer one, and of two alike the one that was recorded last
     ordered = sorted(
         enumerate(events), key=lambda item: (item[1].start, outer_first * item[1].end, outer_first * item[0])
@@ -123,7 +123,7 @@ def _arrows(events: list[Event]) -> dict[int, Arrow]:
 
 
 def _names(what: str, where: Entry, name: str, place: int) -> list[Entry]:
-    """Return what names a process or a thread, and says in which place it stands."""
+    """Return the entries that give a process or a thread its name and its place."""
     return [
         {"ph": "M", "name": f"{what}_name", **where, "args": {"name": name}},
         {"ph": "M", "name": f"{what}_sort_index", **where, "args": {"sort_index": place}},

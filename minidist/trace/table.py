@@ -5,9 +5,9 @@
                    ├ overlapped┤├ exposed ─┤├ other ┤
              └────────────────── total ───────────────────────┘
 
-Communication is *exposed* while the rank's own thread does nothing else, *overlapped* while it hides behind something
-else; compute + exposed + other = total. Events nest, a collective spans its sends: times are lengths of *unions* of
-intervals, so no moment counts twice.
+Communication is *exposed* while the rank's own thread only waits for it, and *overlapped* while that thread does
+something else; compute + exposed + other = total. Events nest (a collective spans its sends), so a time is the length
+of a *union* of intervals, and no moment counts twice.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def time_table(events: Iterable[Event]) -> str:
     """Return two tables as text: each rank's time, and the collectives by name.
 
     A rank's `total` is from the first event of the trace to the rank's last; `communicating` is the share of it that is
-    exposed communication; `messages` and `sent` are what left the rank. In the second table a call is one rank's part
-    in a collective, its bytes are those of its buffer, and everything is summed over the ranks.
+    exposed communication; `messages` and `sent` count what left the rank. In the second table a call is one rank's part
+    in a collective, its bytes are those of the buffer, and everything is summed over the ranks.
     """
     by_rank: dict[int, list[Event]] = defaultdict(list)
     by_name: dict[str, list[Event]] = defaultdict(list)

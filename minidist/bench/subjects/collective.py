@@ -1,7 +1,7 @@
 """One collective, by minidist and by its peers, on buffers of the same size.
 
-    auto         what `algorithm="auto"` takes, on ordinary numpy arrays
-    registered   the same, on buffers of `comm.allocate`: an all-reduce works on those in place
+    auto         what `algorithm="auto"` chooses, on ordinary numpy arrays
+    registered   the same, on buffers of `comm.allocate`, on which an all-reduce works in place
     ring, ...    what --algorithms names
     native       MPI's own, called through mpi4py
     gloo         torch.distributed's, on tensors
@@ -67,7 +67,7 @@ def native(b: Buffers, mpi: Any) -> dict[str, Run]:
 
 def by_gloo(b: Buffers, gloo: Any) -> dict[str, Run]:
     """Return torch.distributed's collectives by name."""
-    # torch 2.13 renames the two; both are on the way
+    # torch 2.13 renames these two
     reduce_scatter = getattr(gloo, "reduce_scatter_single", gloo.reduce_scatter_tensor)
     all_gather = getattr(gloo, "all_gather_single", gloo.all_gather_into_tensor)
     return {

@@ -1,7 +1,7 @@
-"""How fast this machine copies: the limit of everything that two ranks of it can say to each other.
+"""How fast this machine copies memory, which bounds every message between two of its ranks.
 
-    own core     256 KiB within a core's cache, all ranks at the same time
-    memory       64 MiB, out of every cache, likewise
+    own core     256 KiB, which stay in a core's cache; all ranks copy at the same time
+    memory       64 MiB, too large for any cache; all ranks copy at the same time
     other core   1 MiB that the other rank has just written, through the shared window
 
 Virtual machines move between hosts' cores that share a cache and cores that do not: the last number flips between
@@ -29,7 +29,7 @@ NEAR = 35.0  # GB/s of copying from the other core, between the two states
 
 
 def state(gigabytes: float) -> str:
-    """Name the state in which the other core's block is copied so fast."""
+    """Name the state in which a block of the other core is copied at this speed."""
     return "near" if gigabytes >= NEAR else "far"
 
 

@@ -29,7 +29,7 @@ BOUNDS = at_most("DDP", "torch DDP", OVER_TORCH) + at_most("DDP", "local", dict.
 def ddp(setting: Setting) -> Iterator[Case]:
     """Seconds of a training step at every width; at the widest also with a batch so small that communication dominates.
 
-    The bounds: a fiftieth over a step that never communicates, and below torch's on gloo.
+    The bounds: at most a fiftieth longer than a step that never communicates, and faster than torch's on gloo.
     """
     comm, hiddens = setting.comm, setting.options.hidden
     for hidden, batch, time in [*((hidden, BATCH, TIME) for hidden in hiddens), (max(hiddens), *FEW)]:
@@ -43,5 +43,5 @@ def ddp(setting: Setting) -> Iterator[Case]:
         if setting.gloo is not None:
             theirs = torch.nn.parallel.DistributedDataParallel(gpt(hidden, time))
             runs["torch DDP"] = training_step(Alone(theirs), tokens)
-        # About one step a round: a step is long, and what slows the machine for seconds shall hit all of them.
+        # About one step a round: a step is long, and what slows the machine for seconds should slow all competitors.
         yield Case(f"D={hidden}, {batch} x {time}", runs, rounds=2 * ddp.rounds if (batch, time) == FEW else 0)

@@ -1,6 +1,6 @@
 """A training step through a pipeline: minidist's schedules and torch's, and the serial step over the same microbatches.
 
-    serial                forward and backward of every microbatch on one rank, AdamW; both ranks at once, each alone
+    serial                forward and backward of every microbatch, AdamW; both ranks do it at once, each by itself
     gpipe, 1f1b, zb-h1    minidist.parallel.pipeline.executor, one stage a rank
     torch gpipe, 1f1b     torch.distributed.pipelining over gloo, the same stages
 

@@ -4,9 +4,10 @@
     full          minidist.memory.recompute.segments, policy "full"
     torch full    torch.utils.checkpoint.checkpoint(use_reentrant=False) around each block
 
-Ranks do not communicate: each takes the same steps by itself. What is compared are seconds, and the bytes of
-activations at their peak, by the account. Without the last matrix product of a block, which no checkpoint repeats, the
-second forward is 7/9 of the first (the three of the MLP are 2/3 of a block), and a step 1 + 7/27 = 1.26 times as long.
+Ranks do not communicate: each takes the same steps by itself. Compared are the seconds of a step, and the bytes of
+activations at their peak, as the account counts them. No checkpoint repeats the last matrix product of a block. The
+three products of the MLP are 2/3 of a block, so the second forward is 7/9 of the first, and a step takes 1 + 7/27 =
+1.26 times as long.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def recompute(setting: Setting) -> Iterator[Case | Counted]:
 
 
 def _by_torch(forward: Any, x: Tensor, rotary: tuple[Tensor, Tensor], where: Where) -> Any:
-    """Checkpoint a block. Tensors in a tuple would be kept all the same, but where no account sees them."""
+    """Checkpoint a block. Tensors within a tuple would be kept as well, but where no account sees them."""
 
     def block(x: Tensor, cosine: Tensor, sine: Tensor) -> Any:
         return forward(x, (cosine, sine), where)

@@ -1,16 +1,16 @@
 """A training step with tensor parallelism: minidist's, and that of torch's `parallelize_module` (DTensor) over gloo.
 
-    serial      forward and backward on one rank, AdamW; all ranks at once, each alone
+    serial      forward and backward, AdamW; all ranks do it at once, each by itself
     tensor      minidist.parallel.parallelize_tensor, vocabulary_parallel_cross_entropy_sum
     DTensor     torch.distributed.tensor.parallel.parallelize_module, loss_parallel
 
-Both cut the same matrices the same way, and reduce at the same places: one all-reduce forward and one backward for each
-attention and MLP, one behind the embedding, one before the head, and a few numbers a token for the loss.
+Both cut the same matrices in the same way, and reduce at the same places: one all-reduce forward and one backward for
+each attention and MLP, one after the embedding, one before the head, and a few numbers a token for the loss.
 
     forward     embedding ─▶ Σ ─┬▶ attention ─▶ Σ ─┬▶ mlp ─▶ Σ ─▶ ... ─┬▶ head ─▶ loss
     backward                    Σ                  Σ                   Σ
 
-Before anything is timed all of them take a backward from the same weights, and must agree on loss and gradients.
+Before anything is timed, all of them run one backward from the same weights, and must agree on loss and gradients.
 """
 
 from __future__ import annotations

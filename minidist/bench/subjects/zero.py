@@ -5,8 +5,8 @@
     ZeRO-1 ... 3   minidist.parallel.ZeRO1, ZeRO2 and FSDP, each block a unit
     fully_shard    torch.distributed.fsdp.fully_shard of each block and of the model, over gloo
 
-Peak bytes are what malloc had given out, looked at every 0.3 ms from before the model is built to the end of the third
-step, and minidist's registered memory, which comes from elsewhere.
+Peak bytes are the most that malloc had given out, sampled every 0.3 ms from before the model is built to the end of the
+third step, plus minidist's registered memory, which does not come from malloc.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def competitors(hidden: int, tokens: Tensor, torch_too: bool) -> dict[str, Build
 
 def peak_bytes(build: Build, comm: Communicator) -> int:
     """Return the most bytes that were held at a time while a step was built and taken three times."""
-    gc.collect()  # of what was there before, nothing shall be freed meanwhile
+    gc.collect()  # so that nothing from before is freed meanwhile
     before, most, done = allocated(), 0, threading.Event()
 
     def watch() -> None:

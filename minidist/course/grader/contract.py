@@ -39,8 +39,8 @@ class Task:
 
     `not_from` lists modules that the student's code may neither call nor send through; a folder such as
     `minidist.collectives` stands for all its modules. `may_use` lists the communicator's shortcuts that it may use:
-    `SHORTCUTS` tell each rank what the others hold without a message that counts, so an answer may use one only if the
-    task's text offers it. (Collectives may call them for their own ends, all but `comm.native`.) `imports` lists what an
+    `SHORTCUTS` tell each rank what the others hold without a message that counts, so an answer may use one only if its
+    text offers it. (Collectives may call them for their own ends, all but `comm.native`.) `imports` lists what an
     answer makes torch import: it is imported before, since that takes seconds while calls are watched.
     """
 
