@@ -1,11 +1,11 @@
-"""Tensor-parallel layers to build directly, where there is no serial model to be split.
+"""Tensor-parallel layers that are built directly, where there is no serial model to split.
 
     h = ColumnParallelLinear(D, F, comm, generator=g)(x)       x [.., D] on every rank ─▶ [.., F/P]
     y = RowParallelLinear(F, D, comm, generator=g)(h)          ─▶ y [.., D] on every rank
 
-Each is what its style (`styles.py`) makes of the serial layer: the same parameters, placements and messages.
-torch draws the *whole* weight, from a seed that the generator gives alike on all ranks, and each rank keeps its slice:
-any number of ranks starts from the same numbers. While it is built, a layer is whole on every rank.
+Each layer is what its style (`styles.py`) makes of the serial layer: same parameters, same placements, same messages.
+torch draws the *whole* weight on every rank, from one seed, and each rank keeps its slice. So any number of ranks
+starts from the same numbers. While a layer is built, every rank holds it whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRAWING = threading.Lock()  # ranks that are threads take turns
 
 
 class ColumnParallelLinear(tensor.ColumnParallelLinear):
-    """`nn.Linear` of which each rank has some outputs: x [.., I], the same on every rank, to [.., O/P].
+    """`nn.Linear` of which each rank has some outputs: from x [.., I], the same on every rank, to [.., O/P].
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ class ColumnParallelLinear(tensor.ColumnParallelLinear):
     comm : Communicator
         The ranks of the tensor axis. Backward all-reduces the gradient of `x` among them.
     gather : bool
-        Return all outputs on every rank, which costs an all-gather, instead of this rank's.
+        Return all outputs on every rank, instead of this rank's. That costs an all-gather in forward.
     generator : torch.Generator
-        Gives the seed from which torch draws the whole weight and bias; in the same state on every rank. Needed.
+        Required. Draws the seed for the whole weight and bias; it must be in the same state on every rank.
     **options
         `bias`, `dtype` and `device`, as for `nn.Linear`.
 
@@ -55,9 +55,9 @@ class ColumnParallelLinear(tensor.ColumnParallelLinear):
 
 
 class RowParallelLinear(tensor.RowParallelLinear):
-    """`nn.Linear` of which each rank has some inputs: x [.., I/P] to the sum over ranks [.., O], on every rank.
+    """`nn.Linear` of which each rank has some inputs: from x [.., I/P] to the sum over ranks [.., O], on every rank.
 
-    Forward all-reduces the sum; the bias is whole on every rank. Arguments are those of `ColumnParallelLinear`.
+    Forward all-reduces the product; every rank has the whole bias. Arguments are those of `ColumnParallelLinear`.
     """
 
     def __init__(self, in_features: int, out_features: int, comm: Communicator, **options: Any) -> None:
@@ -65,7 +65,7 @@ class RowParallelLinear(tensor.RowParallelLinear):
 
 
 class VocabularyParallelEmbedding(tensor.VocabularyParallelEmbedding):
-    """`nn.Embedding` of which each rank has some words: tokens [..] to vectors [.., D], on every rank.
+    """`nn.Embedding` of which each rank has some words: from tokens [..] to vectors [.., D], on every rank.
 
     Forward all-reduces the vectors. Arguments are those of `nn.Embedding` and `ColumnParallelLinear`.
     """
@@ -77,7 +77,7 @@ class VocabularyParallelEmbedding(tensor.VocabularyParallelEmbedding):
 def _become(
     layer: nn.Module, style: Style, comm: Communicator, *sizes: int, generator: torch.Generator, **options: Any
 ) -> None:
-    """Draw the whole layer, and let `layer` be what the style makes of it."""
+    """Draw the whole layer, and make `layer` what the style makes of that."""
     name, seed = type(layer).__name__, int(torch.randint(1 << 62, (), generator=generator))
     with DRAWING, torch.random.fork_rng():  # torch's layers draw from its default generators, which threads share
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Tensor parallelism on one page: an MLP and an attention of which every rank holds and computes a part.
+"""Tensor parallelism on one page: every rank holds and computes a part of an MLP and of an attention.
 
                  x [B, T, D], the same on every rank
                  │ f   forward: nothing          backward: all_reduce
@@ -10,11 +10,11 @@
                  │ g   forward: all_reduce       backward: nothing
                  z = Σ Z_r [B, T, D], the same on every rank
 
-Between the two cuts nothing has to be sent: that is why they come in this order. What reads `x` enters once, for all
-matrices: were each to enter by itself, backward would reduce two or three times.
+Between the two cuts nothing has to be sent: that is why they come in this order. `x` enters once, for all matrices that
+read it: if each matrix let it enter by itself, backward would all-reduce two or three times.
 
-Cost of each function: one all-reduce of B T D numbers in forward and one in backward; 2(P - 1)/P of that leaves each
-rank. (Shoeybi et al. 2019, "Megatron-LM", section 3.)
+Cost of each function: one all-reduce of B T D numbers in forward and one in backward. Each sends 2 (P - 1)/P of these
+numbers from each rank. (Shoeybi et al. 2019, "Megatron-LM", section 3.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minidist.parallel.adjoint import copy_to, reduce_from
 
 
 def mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
-    """Return down(silu(gate(x)) * up(x)) [B, T, D], on every rank; collective, in backward too.
+    """Return down(silu(gate(x)) * up(x)) [B, T, D] on every rank. Collective, and so is its backward.
 
     `mine` are this rank's channels: some rows of `gate` and `up` [C/P, D], the same columns of `down` [D, C/P].
     """
@@ -42,10 +42,10 @@ def mlp(x: Tensor, mine: Mapping[str, Tensor], comm: Communicator) -> Tensor:
 def attention(
     x: Tensor, mine: Mapping[str, Tensor], head_dim: int, comm: Communicator, rotary: Rotary | None = None
 ) -> Tensor:
-    """Return causal attention over all heads [B, T, D], on every rank; collective, in backward too.
+    """Return causal attention over all heads [B, T, D] on every rank. Collective, and so is its backward.
 
-    `mine` are this rank's heads, none of them cut: some rows of `query`, `key` and `value` [H/P * d, D], the same
-    columns of `output` [D, H/P * d]. Queries and keys are turned by their positions if there is a `rotary` table.
+    `mine` are this rank's heads, each of them whole: some rows of `query`, `key` and `value` [H/P * d, D], the same
+    columns of `output` [D, H/P * d]. With a `rotary` table, queries and keys are rotated by their positions.
     """
     inside = copy_to(x, comm)  # f
     query, key, value = (

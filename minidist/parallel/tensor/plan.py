@@ -1,15 +1,15 @@
-"""Applying tensor parallelism to a serial model, from outside, by a plan: which module is split in which style.
+"""Tensor parallelism for a serial model, from outside: a plan says which module is split in which style.
 
-    parallelize_tensor(model, mesh.tp)                              a GPT of ours
-    parallelize_tensor(model, mesh.tp, sequence=True)               and the sequence between its regions
-    parallelize_tensor(mine, mesh.tp, {                             any model: name patterns, `*` is one part of a name
-        "blocks.*.mlp": ParallelRegion(),                           ... enter once for both
+    parallelize_tensor(model, mesh.tp)                              our GPT
+    parallelize_tensor(model, mesh.tp, sequence=True)               with the sequence split between the regions
+    parallelize_tensor(mine, mesh.tp, {                             any model: patterns, `*` is one part of a name
+        "blocks.*.mlp": ParallelRegion(),                           the input enters once, for both layers
         "blocks.*.mlp.gate": ColumnParallel(), "blocks.*.mlp.up": ColumnParallel(),
         "blocks.*.mlp.down": RowParallel(),
     })
 
-After that, all ranks bring the same tokens. `state_dict` keeps its names and holds slices; the record of each parameter
-(`tensor_placement_of`) says which.
+Afterwards all ranks call the model with the same tokens. `state_dict` has the same names, and holds slices; the record
+of each parameter (`tensor_placement_of`) says which slice.
 """
 
 from __future__ import annotations
@@ -65,26 +65,28 @@ def parallelize_tensor(
     Parameters
     ----------
     model : nn.Module
-        Serial, built on every rank; rank 0's values count. Its forward keeps its signature, and an optimizer built
-        later or before updates this rank's slices.
+        Serial, and built on every rank; all ranks get rank 0's values. Its forward keeps its signature. Optimizers,
+        built before or after, update this rank's slices.
+    comm : Communicator
+        The ranks of the tensor axis.
     plan : optional
         Styles by patterns of module names. By default `gpt_plan`, for a GPT.
     sequence : bool
         Split the sequence [B, T, D] along T between the regions. The plan then has a module that splits it first
         (`VocabularyParallel` or `SplitSequence`); T must be a multiple of the ranks.
     weights, device : optional
-        For a model that is too large for one rank, built on the device `meta`: whole parameters one by one, such as
-        `GPT(config, device="meta").initial_weights(generator)`, and where this rank's slices of them are to be. No
-        rank then holds more than its slices and one whole parameter, and nothing is sent.
+        For a model on the device `meta` that is too large for one rank: its whole parameters one by one, such as
+        `GPT(config, device="meta").initial_weights(generator)`, and the device of this rank's slices. No rank then
+        holds more than its slices and one whole parameter, and no values are sent.
 
     Raises
     ------
     ValueError, TypeError
         On every rank, before anything is sent, for a plan that does not fit the model or the number of ranks.
     MismatchError
-        If the ranks built different models; differing values are no mistake.
+        If the ranks have built different models; their values may differ.
 
-    Cost: one broadcast of the model. See `tensor_parallel.py` and `sequence.py` for that of a step.
+    Cost: one broadcast of the model, without `weights`. For that of a step see `tensor_parallel.py` and `sequence.py`.
     """
     styles = check_plan(model, comm, plan, sequence)
     if weights is None:
@@ -98,14 +100,14 @@ def parallelize_tensor(
 
 
 def split_equal(model: nn.Module, comm: Communicator, styles: Mapping[str, Style], sequence: bool) -> None:
-    """Give every rank rank 0's values and split them, by styles that `check_plan` has returned. Collective."""
+    """Give every rank the values of rank 0, then split the model by styles from `check_plan`. Collective."""
     if comm.size > 1:
         make_equal(model, comm)
         _split(model, styles, comm, sequence)
 
 
 def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool) -> dict[str, Style]:
-    """Return the style of each module that is to be split, by name. Sends nothing; arguments of `parallelize_tensor`.
+    """Return the style of each module that is split, by name. Sends nothing. Arguments as for `parallelize_tensor`.
 
     Raises
     ------
@@ -135,7 +137,7 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
 
 
 def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
-    """Apply each style, then treat what no style names: whole parameters, and dropouts of a split sequence."""
+    """Apply each style; then see to what no style names: whole parameters, and dropouts of a split sequence."""
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     for name, style in styles.items():
         entered = any(around.enters for around in _around(name, styles))
@@ -149,7 +151,7 @@ def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -
 
 
 def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
-    """Give whole parameters their record, and sum their gradients where each rank computes some terms of them."""
+    """Record whole parameters, and make backward sum their gradients where each rank computes some of the terms."""
     for name, parameter in model.named_parameters():
         if tensor_placement_of(parameter) is None:
             nowhere = ((0, 0),) * comm.size
@@ -162,7 +164,7 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
 
 
 def _matched(model: nn.Module, plan: Plan) -> dict[str, Style]:
-    """Return the style of each module that a pattern names. Raises ValueError."""
+    """Return the style of each module that a pattern names. Raises ValueError if none does, or two do."""
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, tuple[str, Style]] = {}
     for pattern, style in plan.items():

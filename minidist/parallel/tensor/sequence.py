@@ -1,25 +1,26 @@
-"""Sequence parallelism: what lies between the tensor-parallel regions is split along the sequence.
+"""Sequence parallelism: what is between the tensor-parallel regions is split along the sequence.
 
     tensor parallel     x [B, T, D] on every rank ──f──▶ region ──g──▶ [B, T, D] ─▶ dropout, +, norm    P times the same
     sequence parallel   x [B, T/P, D]  ──all_gather──▶ region ──reduce_scatter──▶ [B, T/P, D] ─▶ dropout, +, norm
 
-Tensor parallelism leaves norms, dropouts and the residual stream whole on every rank: the same work P times, and the
-same activations kept P times. They treat each token for itself, so they can be split by tokens. The all-reduce that
-ended a region becomes a reduce-scatter, and an all-gather begins the next: an all-reduce *is* these two, so as many
-bytes travel. Backward runs the adjoints: reduce-scatter where forward gathered, and the reverse.
+Tensor parallelism leaves norms, dropouts and the residual stream whole on every rank: the same work is done P times,
+and the same activations are kept P times. These modules treat each token separately, so they can be split by tokens.
+The all-reduce at the end of a region becomes a reduce-scatter, and the next region begins with an all-gather. An
+all-reduce *is* these two, so the bytes are the same. Backward runs the adjoints: it reduce-scatters where forward
+gathered, and the other way round.
 
-Why do norm weights need an all-reduce of their gradients, when every rank holds them whole? Because each rank has used
-its copy on T/P tokens only. A norm weight's gradient is a sum over all tokens; rank r has the terms of its own tokens.
-Without the sum the ranks' copies drift apart, silently: each norm learns from a part of the sequence. In plain tensor
-parallelism every rank sees all tokens and computes the whole sum itself: there is nothing to do, which makes it easy to
-forget here. The same holds for whatever is replicated and used on split tokens, such as a bias that is added after a
-row-parallel product. `sum_gradient` adds the terms in backward, as soon as the gradient is complete.
+Every rank holds the norm weights whole: why do their gradients need an all-reduce? Because each rank has used its copy
+on T/P tokens only. A norm weight's gradient is a sum over all tokens, and rank r has the terms of its own tokens.
+Without the all-reduce the copies drift apart without a word, since each norm learns from a part of the sequence. Plain
+tensor parallelism needs none, because every rank sees all tokens: that is why it is easily forgotten here. The same
+holds for all that is replicated and used on split tokens, such as a bias that is added after a row-parallel product.
+`sum_gradient` sums the terms in backward, as soon as the gradient is complete.
 
 A dropout mask is the slice of the serial mask at this rank's positions.
 
-Cost: bytes as of tensor parallelism, in twice as many messages; besides, one all-reduce of D numbers for each norm and
-backward. Kept activations between regions: 1/P. The gathered input of a region is kept whole for the weights'
-gradients; Korthikanti et al. keep the shard and gather it once more in backward. (2022, sections 4.2.2 and 4.3.)
+Cost: the bytes of tensor parallelism in twice as many messages, and one all-reduce of D numbers for each norm in each
+backward. Between regions each rank keeps 1/P of the activations. The gathered input of a region is kept whole for the
+weights' gradients; Korthikanti et al. keep the shard and gather it again in backward. (2022, sections 4.2.2 and 4.3.)
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TIME = 1  # the dim of [B, T, D] that is split
 
 @dataclass(frozen=True)
 class SequenceBoundary(Boundary):
-    """Enter a region with an all-gather of tokens, leave it with a reduce-scatter."""
+    """Enter a region by an all-gather of tokens, and leave it by a reduce-scatter."""
 
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens [B, T, D] of `x` [B, T/P, D]."""
@@ -67,7 +68,7 @@ def check_time(time: int, comm: Communicator) -> None:
 
 
 def split_dropout(dropout: Dropout, comm: Communicator) -> None:
-    """Have a dropout of tokens [B, T/P, D] draw the mask of this rank's positions, `where` being that of all T."""
+    """Make a dropout of [B, T/P, D] draw the mask of this rank's positions; its `where` is that of all T."""
 
     def shift(_: nn.Module, inputs: tuple[Tensor, Where]) -> tuple[Tensor, Where]:
         x, where = inputs
@@ -79,10 +80,10 @@ def split_dropout(dropout: Dropout, comm: Communicator) -> None:
 
 
 def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
-    """Have a later stage of a pipeline, which is given [B, T/P, D], compute with all T positions.
+    """Make a later stage of a pipeline, which receives [B, T/P, D], compute with all T positions.
 
-    Its forward is called with a placeholder for tokens [B, T], and what came from the stage before takes the place of
-    the embedding.
+    Its forward gets a placeholder for tokens [B, T], and what came from the stage before becomes the embedding's
+    output.
     """
     handed: list[Tensor] = []
 

@@ -1,12 +1,12 @@
-"""Styles: what can be done to a module of a serial model to split it over the ranks of the tensor axis.
+"""Styles: the ways in which a module of a serial model is split over the ranks of the tensor axis.
 
-    ColumnParallel      a linear layer's outputs are cut            x [.., I] ─▶ [.., O/P]
-    RowParallel         its inputs are cut                          x [.., I/P] ─▶ the sum [.., O]
-    VocabularyParallel  an embedding's words are cut
-    ParallelRegion      what is around column- and row-parallel layers: inputs enter once, for all of them
-    SplitSequence       a whole module whose output is split along the sequence
+    ColumnParallel      cuts a linear layer's outputs               x [.., I] ─▶ [.., O/P]
+    RowParallel         cuts a linear layer's inputs                x [.., I/P] ─▶ the sum [.., O]
+    VocabularyParallel  cuts an embedding's words
+    ParallelRegion      a module around column- and row-parallel layers: its input enters once, for all of them
+    SplitSequence       a module that every rank computes whole, and whose output is split along the sequence
 
-A plan (`plan.py`) says which module gets which.
+A plan (`plan.py`) gives modules their styles.
 """
 
 from __future__ import annotations
@@ -34,28 +34,39 @@ from minidist.parallel.tensor.tensor_parallel import (
 
 @dataclass(frozen=True)
 class Style(ABC):
-    """What a plan asks to be done to a module. Subclass it for modules of your own."""
+    """How a plan has a module split. Subclass it for modules of your own.
 
-    kind: ClassVar[type[nn.Module]] = nn.Module  # of the modules that it is for
-    enters: ClassVar[bool] = False  # inputs enter here for all that is inside, which then computes some channels only
-    leaves: ClassVar[bool] = False  # what is not cut inside, a bias, is used after the sum over channels
-    splits_sequence: ClassVar[bool] = False  # it can hand on this rank's tokens only; what is inside sees all
+    Attributes
+    ----------
+    kind : type of nn.Module
+        The modules that can have this style.
+    enters : bool
+        The input enters here, for all modules inside: whole parameters inside see this rank's channels only.
+    leaves : bool
+        Whole parameters inside, such as a bias, are used after the sum over channels.
+    splits_sequence : bool
+        With sequence parallelism the output is split; whole parameters inside see all tokens.
+    """
+
+    kind: ClassVar[type[nn.Module]] = nn.Module
+    enters: ClassVar[bool] = False
+    leaves: ClassVar[bool] = False
+    splits_sequence: ClassVar[bool] = False
 
     def bounds(self, module: Any, name: str, comm: Communicator) -> tuple[Bounds, int]:
-        """Return what each rank is to hold, and how many hold the same. Raises ValueError if that cannot be."""
+        """Return what each rank is to hold, and how many ranks hold the same. Raises ValueError if it cannot be cut."""
         return (), 1
 
     @abstractmethod
     def apply(self, module: Any, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Return what replaces the module; `entered` tells that a `ParallelRegion` around it takes care of inputs."""
+        """Return the module's replacement; `entered` tells that a region around it has let the input enter."""
 
 
 class ParallelRegion(Style):
     """A module whose column-parallel layers read its first input, which enters here, once for all of them.
 
-    Nothing but what is computed in pieces may use that input: a residual connection belongs outside, or its gradient
-    would be counted P times. Parameters inside that are not cut are taken to see this rank's channels only: their
-    gradients are summed.
+    Only what is cut may use that input: a residual connection belongs outside, or its gradient would be counted P
+    times. Whole parameters inside are assumed to see this rank's channels only, so their gradients are summed.
     """
 
     enters = True
@@ -73,9 +84,9 @@ class ColumnParallel(Style):
     Attributes
     ----------
     heads : int
-        The outputs are this many heads, which are not cut; 0: any cut will do.
+        The outputs form this many heads, and are cut between heads only. With 0 they are cut anywhere.
     shared : bool
-        If there are fewer heads than ranks, neighbouring ranks hold the same one (keys and values).
+        Neighbouring ranks may hold the same head, if there are fewer heads than ranks (keys and values).
     gather : bool
         Return the whole output on every rank, replicated, instead of this rank's part.
     """
@@ -103,7 +114,7 @@ class ColumnParallel(Style):
 
 @dataclass(frozen=True)
 class RowParallel(Style):
-    """Cut a linear layer's inputs, which come from what `ColumnParallel` has cut; `heads` as there."""
+    """Cut a linear layer's inputs, as `ColumnParallel` has cut the outputs that they come from; `heads` as there."""
 
     kind = nn.Linear
     leaves = True
@@ -142,9 +153,9 @@ class VocabularyParallel(Style):
 
 
 class SplitSequence(Style):
-    """For a module that all ranks compute alike, such as a whole embedding: of its output [B, T, D] keep [B, T/P, D].
+    """For a module that every rank computes whole, such as an embedding: of its output [B, T, D] keep [B, T/P, D].
 
-    Its parameters get whole gradients: backward gathers the tokens. No message in forward.
+    Its parameters get whole gradients, because backward gathers the tokens. Forward sends no message.
     """
 
     splits_sequence = True

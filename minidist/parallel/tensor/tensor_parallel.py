@@ -1,17 +1,20 @@
-"""Tensor parallelism beyond `plain.py`: the layers of any serial model are replaced, its parameters cut in place and
-recorded; the embedding is cut by words; cuts need not be equal, and ranks may share a key-value head.
+"""`plain.py` for any serial model: its layers are replaced, its parameters cut in place, and the cuts recorded. The
+embedding is cut, too, cuts need not be equal, and several ranks may share a key-value head.
 
-    f and g           a `Boundary`, which sequence parallelism replaces (`sequence.py`); x enters once, at the border of
-                      the region (`ParallelRegion`)
-    column and row    `ColumnParallelLinear` and `RowParallelLinear`, instead of the layers that the module has
+    plain.py                     here
+    copy_to (f)                  `Boundary.enter`, once for a region (`ParallelRegion` in `styles.py`)
+    F.linear with gate, up       `ColumnParallelLinear`, in place of the module's own layer
+    F.linear with down           `RowParallelLinear`
+    reduce_from (g)              `Boundary.leave`; sequence parallelism has another boundary (`sequence.py`)
+    mine                         what `shard` leaves of each parameter
 
-Each rank looks up its own words in the embedding, has zero for the others, and the sum puts them together. The head is
-cut by words too, and its logits stay split (see `vocabulary.py`). Cuts are `numpy.array_split`'s, so a vocabulary that
-P does not divide needs no padding: rank 0 holds a row more, where padding would make all hold one more.
+Embedding: each rank looks up the words that it holds and has zeros for the others; the sum over ranks joins them. The
+head is cut by words as well, and its logits stay split (see `vocabulary.py`). Cuts are those of `numpy.array_split`, so
+a vocabulary that P does not divide needs no padding: the first ranks hold one row more.
 
 Grouped queries: with fewer key-value heads than ranks, P/H_kv ranks hold the same head. Each gets the gradient of its
-own queries only, so they sum the gradients of that head's weights: two all-reduces a layer, among P/H_kv ranks, of a
-matrix [d, D] each. (Ainslie et al. 2023.) All other costs are those of `plain.py`.
+own queries only, so they sum the gradients of that head's weights: two all-reduces a layer among P/H_kv ranks, each of
+a matrix [d, D]. (Ainslie et al. 2023.) All other costs are those of `plain.py`.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ from minidist.parallel.tensor.vocabulary import check_ids, part_of
 
 
 def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: bool = False) -> tuple[Bounds, int]:
-    """Return what each rank holds of `size` channels, and how many neighbours hold the same.
+    """Return which of `size` channels each rank holds, and how many neighbouring ranks hold the same.
+
+    Channels that form `heads` are cut between heads only; if they are `shared`, several ranks may hold one head.
 
     Raises
     ------
     ValueError
-        If so many `heads` cannot be dealt out whole (`shared`: one to several ranks), or a rank would have nothing.
+        If the heads cannot be dealt out in this way, or a rank would hold nothing.
     """
     ranks, copies = comm.size, 1
     if heads:
@@ -57,14 +62,14 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
 
 
 def shard(parameter: Tensor, placement: TensorPlacement) -> None:
-    """Replace a parameter, in place, by this rank's slice of it, and give the memory of the rest back.
+    """Replace a parameter, in place, by this rank's slice of it, and free the rest.
 
-    A tied parameter stays tied: it is cut once.
+    A tied parameter stays tied, and is cut only once.
 
     Raises
     ------
     ValueError
-        If the parameter has been cut in another way before.
+        If the parameter was cut in another way before.
     """
     before = tensor_placement_of(parameter)
     if before is None:
@@ -80,12 +85,12 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
 
 
 def load_slices(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Give each parameter its slice of a whole one, which is let go before the next one is drawn or read.
+    """Load each parameter's slice from whole `weights`, one by one, so that only one of them is in memory at a time.
 
     Raises
     ------
     ValueError
-        Naming the parameter, if one is missing, unknown, or of another shape.
+        If a weight is missing, unknown, or of another shape; it names the parameter.
     """
     wanted = dict(model.named_parameters())
     for name, whole in weights:
@@ -101,11 +106,12 @@ def load_slices(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None
 
 
 def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
-    """Have backward sum a gradient over `comm`, if each rank computes some terms of it. A frozen one has none.
+    """Make backward sum a parameter's gradient over `comm`, where each rank computes some of its terms.
 
-    Cost: one all-reduce of the parameter's size in every backward that has a gradient for it. (Where a pipeline puts
-    weight gradients off, autograd comes with None first.) The sum comes before the gradient is accumulated, and so
-    before data parallelism takes it.
+    The sum comes before the gradient is accumulated, and so before data parallelism reduces it. (Where a pipeline puts
+    weight gradients off, autograd calls with None first.) Nothing is done for a frozen parameter.
+
+    Cost: one all-reduce of the parameter's size in each backward that has a gradient for it.
     """
 
     def add_up(gradient: Tensor | None) -> Tensor | None:
@@ -119,12 +125,12 @@ def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
 
 
 class Copies(dict[int, Communicator]):
-    """The communicators of ranks that hold the same slice, by how many ranks that are."""
+    """Communicators of ranks that hold the same slice, by the number of these ranks."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """How activations enter and leave what is computed in pieces. Here: replicated outside, f and g."""
+    """How activations enter and leave a tensor-parallel region. Here by f and g: outside they are replicated."""
 
     comm: Communicator
 
@@ -137,7 +143,7 @@ class Boundary:
         return reduce_from(x, self.comm)
 
     def sharing(self, copies: int) -> Communicator:
-        """Return the ranks that hold the same slice, `copies` neighbours. Collective the first time."""
+        """Return the communicator of the `copies` neighbours that hold the same slice. Collective the first time."""
         groups = self.comm.keep(Copies, Copies)
         if copies not in groups:
             groups[copies] = self.comm.split(color=self.comm.rank // copies)
@@ -148,7 +154,7 @@ class Boundary:
 
 
 class PartOfLinear(nn.Linear):
-    """A linear layer whose weight has been cut, with parameters and sizes of its own part."""
+    """A linear layer whose weight was cut; its sizes are those of this rank's part."""
 
     def __init__(self, whole: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -168,7 +174,7 @@ class ColumnParallelLinear(PartOfLinear):
         self.all_features, self.boundary, self.gather = whole.out_features, boundary, gather
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply; `boundary` is None where the region around this layer has entered already."""
+        """Enter, multiply, and add the bias. `boundary` is None where a region around the layer has entered already."""
         pieces = self.product(x if self.boundary is None else self.boundary.enter(x))
         pieces = pieces if self.bias is None else pieces + self.bias
         return pieces if self.gather is None else gather_from(pieces, self.gather, -1, self.all_features)
@@ -182,7 +188,7 @@ class RowParallelLinear(PartOfLinear):
         self.boundary = boundary
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply, add up, and only then add the bias, which every rank has whole."""
+        """Multiply, sum over the ranks, and only then add the bias, which every rank has whole."""
         total = self.boundary.leave(self.product(x))
         return total if self.bias is None else total + self.bias
 
@@ -196,7 +202,7 @@ class VocabularyParallelEmbedding(nn.Module):
         self.vocabulary = whole.num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Look up the words that are here. The others give zero; the sum brings their vectors from other ranks."""
+        """Look up this rank's words, and zeros for the others; the sum brings their vectors from other ranks."""
         check_ids(tokens, self.vocabulary)
         words = part_of(self.vocabulary, self.boundary.comm)
         elsewhere = (tokens < words.start) | (tokens >= words.stop)

@@ -1,15 +1,15 @@
-"""Cross-entropy over logits that are split by vocabulary: no rank ever holds a token's full row of logits.
+"""Cross-entropy of logits that are split by vocabulary: no rank ever holds the full row of logits of a token.
 
     rank r holds   logits [N, V/P] of its words     N = B T tokens
     1  the largest logit of each token                all_reduce max, N numbers     subtracted from all
     2  Σ exp(logit), and the target's logit or 0      all_reduce sum, 2N numbers
     3  loss = Σ over tokens of log(Σ) - target        the same on every rank
 
-With V = 128,000 and N = 8,192 the logits in float32 are 4.2 GB; gathering them would move nearly that much, where this
-moves 3N numbers. The sums are differentiable: `reduce_from` hands the gradient to each rank's terms, so backward is
-softmax minus one-hot on this rank's words, and needs no message.
+With V = 128,000 and N = 8,192 the logits take 4.2 GB in float32. Gathering them would move nearly as much; this
+function moves 3N numbers. The sums are differentiable: `reduce_from` hands the gradient to each rank's terms, so
+backward computes softmax minus one-hot for this rank's words, and sends nothing.
 
-Cost a rank: two all-reduces in forward, of 4N and 8N bytes in float32; none in backward. It holds N V/P numbers twice,
+Cost: in forward two all-reduces, of 4N and 8N bytes in float32; in backward none. Each rank holds N V/P numbers twice:
 logits and their exponentials. (Shoeybi et al. 2019, section 3, "output embedding".)
 """
 
@@ -23,35 +23,37 @@ from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.adjoint import reduce_from
 
-IGNORED = -100  # the target of a token that does not count
+IGNORED = -100  # the target of a token that does not count, as in torch
 
 
 def vocabulary_parallel_cross_entropy_sum(
     logits: Tensor, targets: Tensor, comm: Communicator, vocabulary: int
 ) -> Tensor:
-    """Sum of -log p(target) over tokens, in nats: what `cross_entropy_sum` gives of the whole logits.
+    """Return the sum of -log p(target) over tokens, in nats: what `cross_entropy_sum` returns for the whole logits.
 
     Parameters
     ----------
     logits : Tensor
-        [..., V/P]: this rank's part of the vocabulary, as a head split by `ColumnParallel` returns it.
+        [..., V/P], of this rank's words: what a head that `ColumnParallel` has split returns.
     targets : Tensor
-        Token ids of the whole vocabulary, int64 [...], the same on every rank; those of -100 do not count.
+        Token ids of the whole vocabulary, int64 [...], the same on every rank. A token with -100 does not count.
+    comm : Communicator
+        The ranks of the tensor axis.
     vocabulary : int
-        V.
+        V, the number of words.
 
     Returns
     -------
     Tensor
-        A scalar, at least float32; every rank holds the same. Call backward on all ranks: it is one loss, of which
-        each has a copy.
+        A scalar, at least float32, the same on every rank. Call backward on all ranks: it is one loss, of which each
+        rank has a copy.
 
     Raises
     ------
     ValueError
         If the logits are not this rank's part of such a vocabulary.
     IndexError
-        If a target is not in the vocabulary; on a GPU, where asking would stop it, this is not checked.
+        If a target is not in the vocabulary. On a GPU this is not checked, because the check would have to wait for it.
     """
     mine = part_of(vocabulary, comm)
     if logits.shape[-1] != len(mine):
@@ -62,7 +64,7 @@ def vocabulary_parallel_cross_entropy_sum(
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)  # [N, V/P]
     words = targets.flatten()  # [N]
     counts = words != IGNORED
-    check_ids(words.masked_fill(~counts, 0), vocabulary)  # of one shape, so that it works on `meta`, too
+    check_ids(words.masked_fill(~counts, 0), vocabulary)  # masked, not selected: `meta` tensors need a known shape
     largest = wide.detach().amax(-1)  # [N]; any constant would do, this one keeps exp from overflowing
     all_reduce(largest, comm, "max")
     shifted = wide - largest[:, None]  # [N, V/P]
@@ -76,14 +78,14 @@ def vocabulary_parallel_cross_entropy_sum(
 
 
 def part_of(vocabulary: int, comm: Communicator) -> range:
-    """Return the words of this rank: `numpy.array_split`'s part, so that no vocabulary needs padding."""
+    """Return the words of this rank, cut as by `numpy.array_split`: no vocabulary needs padding."""
     counts = cut(vocabulary, comm.size)
     start = sum(counts[: comm.rank])
     return range(start, start + counts[comm.rank])
 
 
 def check_ids(ids: Tensor, vocabulary: int) -> None:
-    """Raise IndexError unless all ids are in the vocabulary. Split over ranks, a stray one would be nobody's: zero."""
+    """Raise IndexError unless all ids are in the vocabulary: a stray id would be no rank's, and its vector zero."""
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise IndexError(
             f"token ids from {int(ids.min())} to {int(ids.max())} for a vocabulary of {vocabulary}: they must lie in "
