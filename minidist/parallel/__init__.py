@@ -1,11 +1,11 @@
 """Floor 4: strategies. Each is applied to a serial model from outside; the model's file never changes.
 
-Read `data/` (DDP), `sharded/` (ZeRO 1 to 3) with `optimizer/`, `tensor/` with `adjoint.py`, then `pipeline/`. All
-speak of two things in common: `placement.py`, which elements of a parameter a rank has, and `replica.py`, what is asked
-of any strategy over the data axis. What joins them comes last: `recipe.py` says what can be combined, `parallelize.py`
-does it, in one order, and `clip.py` clips gradients, wherever they lie. `meta.py` is for models too large to be built.
+Read `data/` (DDP), `sharded/` (ZeRO 1 to 3) with `optimizer/`, `tensor/` with `adjoint.py`, then `pipeline/`. All share
+two files: `placement.py` records which elements of a parameter a rank has, and `replica.py` says what is asked of any
+strategy over the data axis. The files that join them come last: `recipe.py` says what can be combined, `parallelize.py`
+applies it, in one order, and `clip.py` clips gradients. `meta.py` is for models that are too large to be built.
 
-The differentiable collectives, for layers of one's own, are in `adjoint`; the four of Megatron are here as well.
+`adjoint` has the differentiable collectives, for layers of your own; Megatron's four are exported here as well.
 """
 
 from minidist.parallel import adjoint

@@ -9,18 +9,18 @@
     reduce_scatter  a slice of the sum         all_gather             its adjoint
     all_to_all      chunk j goes to rank j     all_to_all, back
 
-Why two ways to gather? A *replicated* tensor is one variable of which every rank keeps a copy, and every copy's
-gradient is the whole gradient. `gather_from` hands a replicated tensor on: each rank needs no more than its slice of
-the gradient. Behind `all_gather` each rank computes something else with its copy, so each holds one term of the
-gradient, and the terms must be summed. Taking one for the other gives gradients that are wrong by a factor of P, or
-lack all terms but one.
+Why are there two ways to gather? A *replicated* tensor is one variable of which every rank keeps a copy, and the
+gradient of every copy is the whole gradient. `gather_from` returns a replicated tensor, so in backward each rank just
+takes its slice of the gradient. After `all_gather` each rank computes something else with its copy, so each has one
+term of the gradient, and backward must sum the terms. If you mix them up, gradients are wrong by a factor of P, or lack
+all terms but one.
 
-Each takes the communicator and leaves its input unchanged. All ranks call the same functions in the same order, in
-backward too, which holds if every rank builds the same graph. Backward is written with the functions here, so it can be
-differentiated again. On one rank each returns `x` itself. A dtype or counts that do not fit raise as in the collective.
+Each function takes the communicator and leaves its input unchanged. All ranks must call the same functions in the same
+order, in backward, too; they do if every rank builds the same graph. Backward calls the functions of this file, so it
+can be differentiated again. On one rank each returns `x` itself. All raise as the collective that they call.
 
-Cost: that of the collective whose name it bears; `copy_to` and `scatter_to` send nothing. A dim other than the first,
-or a tensor that is not contiguous, costs a copy.
+Cost: that of the collective; `copy_to` and `scatter_to` send nothing. A dim other than the first, or a tensor that is
+not contiguous, costs a copy.
 
 Sources: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.2.2.
 """
@@ -42,7 +42,7 @@ Counts: TypeAlias = Sequence[int] | None
 
 
 class Linear(torch.autograd.Function):
-    """A linear map and its adjoint. A collective is linear in what the ranks bring, so that is all there is to it."""
+    """A linear map, whose backward is its adjoint. Collectives are linear in what the ranks bring."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Map, adjoint: Map) -> Tensor:
@@ -57,7 +57,7 @@ class Linear(torch.autograd.Function):
 
 
 def copy_to(x: Tensor, comm: Communicator) -> Tensor:
-    """Return the replicated `x` for every rank to compute its own with; backward sums the gradients (Megatron's f)."""
+    """Return the replicated `x`, with which each rank computes its part; backward sums gradients (Megatron's f)."""
     return _linear(x, comm, lambda x: x.view_as(x), lambda gradient: reduce_from(gradient, comm))
 
 
@@ -89,7 +89,7 @@ def gather_from(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
 
 
 def all_gather(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
-    """Return all ranks' slices along `dim`, of `size` together, for every rank to compute its own with."""
+    """Return all ranks' slices along `dim`, of `size` together, with which each rank computes its own part."""
     return _linear(
         x, comm, lambda x: _gathered(x, comm, dim, size), lambda gradient: reduce_scatter(gradient, comm, dim)
     )

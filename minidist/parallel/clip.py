@@ -17,14 +17,15 @@ from minidist.parallel.placement import counts, placement_of
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit`; return the norm before, a scalar tensor.
 
-    With data parallelism every rank holds the complete gradients, so each finds the same norm without a message. Of
-    slices (ZeRO's) each rank adds the others' squares: one all-reduce of one number. Where other ranks hold other
-    parameters, pass these `axes`: tensor parallelism's and the pipeline's. Their squares are added too, an all-reduce
-    of a number each, and what several ranks hold is counted by the first of them. With either it is collective.
+    With plain data parallelism every rank holds all gradients, and finds the same norm without a message. With slices
+    (ZeRO), the squares of all ranks are added. Pass the `axes` along which ranks hold other parameters, those of tensor
+    parallelism and of the pipeline: their squares are added, too. What several ranks hold, only the first counts.
 
-    The norm is computed in float32 at least: in float16 it would overflow at 65,504. If it is infinite or not a number,
-    no scale could mend the gradients; they stay as they are, and the caller, who sees the norm, skips the step. A
-    `limit` of 0 or infinity only measures.
+    The norm is computed in float32 at least, since in float16 it would overflow at 65,504. If it is infinite or not a
+    number, the gradients stay as they are: no scale could mend them, and the caller should skip the step. With a
+    `limit` of 0 or infinity the norm is only measured.
+
+    Cost: an all-reduce of one number for the slices, and one for each axis of several ranks; then it is collective.
 
     Raises
     ------
@@ -43,7 +44,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
     axes = tuple(comm for comm in axes if comm.size > 1)
     if not gradients and not axes:
         return torch.zeros(())
-    # Of parameters, not of gradients: a stage that is frozen has none, and yet must send what the others send.
+    # From parameters, not gradients: a frozen stage has none of these, but must send the same dtype as the others.
     dtype = reduce(torch.promote_types, {parameter.dtype for parameter in parameters}, torch.float32)
     like = [*gradients, *parameters]
     nothing = like[0].new_zeros((), dtype=dtype) if like else torch.zeros((), dtype=dtype)
@@ -52,7 +53,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
         norm = _over_ranks(norm, comm)
     if 0 < limit < float("inf") and gradients:
         scale = (limit / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
-        torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))  # asking the value would stop a GPU
+        torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))  # an `if` would wait for the GPU
     return norm
 
 
@@ -64,12 +65,12 @@ def _norm(parameters: list[nn.Parameter], comm: Communicator | None, nothing: Te
 
 
 def _joint(norms: list[Tensor], nothing: Tensor) -> Tensor:
-    """Return the norm of all, which is `nothing` for none."""
+    """Return the joint norm of parts with these norms; `nothing` if there are none."""
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else nothing
 
 
 def _over_ranks(norm: Tensor, comm: Communicator) -> Tensor:
-    """Return the joint norm of what each rank of `comm` has measured."""
+    """Return the joint norm of the parts of all ranks: one all-reduce of one number."""
     square = norm.square()
     all_reduce(square, comm)
     return square.sqrt()

@@ -1,4 +1,4 @@
-"""Models that are too large to be built: on the device `meta` first, where tensors have shapes and no bytes."""
+"""Models that are too large to be built: they begin on the device `meta`, where tensors have shapes and no bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import nn
 
 
 def on_device(model: nn.Module, device: torch.device) -> None:
-    """Move parameters and buffers from `meta` to `device`: parameters without memory, all elements one and the same.
+    """Move parameters and buffers from `meta` to `device`. Parameters still need no memory: all elements are one NaN.
 
-    Parameters that were shared stay shared. A strategy then gives them memory, a part at a time.
+    Shared parameters stay shared. A strategy then gives parameters memory, a part at a time.
     """
     moved: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():

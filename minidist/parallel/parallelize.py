@@ -1,15 +1,15 @@
 """A serial model, spread over a mesh: every strategy in one order.
 
     model, the same on every rank
-      │ 1  tensor (and sequence) parallelism    each matrix: this rank's block of it
-      │ 2  pipeline                             the layers of this rank's stages; the rest is forgotten
-      │ 3  recomputation                        of what is left, segment by segment
-      │ 4  data parallelism or ZeRO             gradients of what is left are reduced, or sharded
+      │ 1  tensor (and sequence) parallelism    leaves this rank's block of each matrix
+      │ 2  pipeline                             leaves the layers of this rank's stages
+      │ 3  data parallelism or ZeRO             reduces the gradients of what is left, or shards it
+      │ 4  recomputation                        of the layers that are left, segment by segment
       ▼ 5  optimizer                            over what this rank updates
     Parallel.step(...)
 
-The order is that of the links: what sends most often is cut first, and is innermost in the mesh. Each step sees only
-what the one before left, and that is why they combine: ZeRO shards blocks of layers as it would shard layers.
+The order follows the links: the axis that sends most often is cut first, and is innermost in the mesh. Each step sees
+only what the step before has left. That is why they combine: ZeRO shards blocks of layers as it would shard layers.
 (Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.2.)
 """
 
@@ -52,17 +52,18 @@ Loss = Callable[[Tensor, Any], Tensor]
 
 @dataclass(eq=False)
 class Parallel:
-    """What a rank has of a model that is spread over a mesh, and how the ranks take a step together.
+    """This rank's part of a model that is spread over a mesh, and how all ranks take a step together.
 
     Attributes
     ----------
     model : nn.Module
-        What this rank holds: the serial model less what other ranks have. Names of parameters are the serial ones.
+        The part of the serial model that this rank holds. Parameters keep their serial names.
     mesh, recipe, loss
         As given to `parallelize`.
     replica : Replica
-        What makes it one model with its copies on the data axis.
+        The strategy over the data axis.
     pipeline : Pipeline or None
+        None if the mesh has no pipeline.
     """
 
     model: nn.Module
@@ -74,7 +75,7 @@ class Parallel:
 
     @property
     def kept(self) -> list[nn.Parameter]:
-        """What a checkpoint keeps of this rank: what is trained, and what is frozen."""
+        """What a checkpoint keeps of this rank; see `Replica.kept`."""
         return self.replica.kept
 
     def zero_grad(self) -> None:
@@ -87,12 +88,17 @@ class Parallel:
         Parameters
         ----------
         inputs, targets : sequences
-            One of each microbatch, the same on every rank but those along the data axis.
+            One for each microbatch; they differ along the data axis, and are the same along the others.
         arguments : sequences
-            What the model is called with besides, one of each microbatch.
+            Further arguments of the model, one for each microbatch.
 
-        Gradients are summed over microbatches and over the data axis. In a pipeline, the loss is the last stage's;
-        ranks of the tensor axis return the same.
+        Gradients are summed over microbatches and over the data axis. In a pipeline, only ranks of the last stage
+        compute losses, and the others return zero; along the tensor axis all ranks return the same.
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer inputs than the recipe has microbatches.
         """
         if self.pipeline is not None:
             return self.pipeline.step(inputs, targets, *arguments)
@@ -115,8 +121,7 @@ class Parallel:
     ) -> Optimizer:
         """Return an optimizer of this `kind` over what this rank updates; see `Replica.optimizer`.
 
-        `groups` are over the parameters of `model`, which are this rank's: parameters of the serial model that went to
-        other ranks are refused with ValueError.
+        `groups` are over this rank's parameters, those of `model`. Others are refused with ValueError.
         """
         optimizer = self.replica.optimizer(kind, groups, elementwise, **options)
         if self.mesh.tp.size > 1:
@@ -124,7 +129,7 @@ class Parallel:
         return optimizer
 
     def stepped(self) -> None:
-        """Have parameters follow `replica.trained`, after something else than the optimizer has changed that."""
+        """Let parameters follow `replica.trained`, after something other than the optimizer has changed it."""
         self.replica.stepped()
 
     def clip(self, limit: float) -> Tensor:
@@ -132,13 +137,15 @@ class Parallel:
         return clip_by_global_norm(self.kept, limit, self.mesh.tp, self.mesh.pp)
 
     def unwrap(self) -> None:
-        """End training: have parameters whole in `model`, as far as data parallelism shares them out. Collective."""
+        """End training, and gather in `model` what ZeRO 3 has cut along the data axis. Collective."""
         self.replica.unwrap()
 
     def whole_parameters(self, names: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter of the serial model whole, on every rank, one by one; after `unwrap`. Collective.
+        """Yield each parameter of the serial model whole, on every rank, one by one; after `unwrap`. Collective.
 
-        `names` are `named_parameters` of the serial model, which may be on the device `meta`.
+        `names` are the `named_parameters` of the serial model, which may be on the device `meta`.
+
+        Cost: for each parameter an all-gather along the tensor axis, and a broadcast along the pipeline axis.
         """
         mine = dict(self.model.named_parameters(remove_duplicate=False))
         holders = [set(held) for held in self.mesh.pp.roll_call(sorted(mine))]
@@ -156,13 +163,13 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Fit:
-    """A recipe that fits a model on a mesh, as `check_fit` has found out; nobody inside asks again.
+    """A recipe that fits a model on a mesh. `check_fit` has checked it, so it is not checked again.
 
     Attributes
     ----------
     recipe : Recipe
     plan : Plan or None
-        Of the pipeline, computing only; None without a pipeline.
+        The plan of the pipeline, which names only what is computed; None without a pipeline.
     styles : mapping of str to Style
         How tensor parallelism splits each module, by the module's name; empty without tensor parallelism.
     """
@@ -178,7 +185,7 @@ def check_fit(model: nn.Module, mesh: Mesh, recipe: Recipe, tensor_plan: TensorP
     Raises
     ------
     RecipeError
-        If mesh, recipe and number of layers do not fit together.
+        If mesh, recipe and the model's number of layers do not fit together.
     ValueError, TypeError
         If tensor parallelism cannot split the model; see `check_plan`.
     """
@@ -201,19 +208,19 @@ def parallelize(
     Parameters
     ----------
     model : nn.Module
-        Built on every rank; rank 0's values count.
+        Built on every rank; all ranks get rank 0's values.
     recipe : Recipe or Fit
-        A recipe is checked first; what `check_fit` has returned for such a model on this mesh is not checked again.
+        A `Recipe` is checked first. A `Fit`, which `check_fit` has returned for this model and mesh, is not.
     loss : callable
-        `loss(output, target)`, a scalar; those of all microbatches and data ranks are summed. With tensor parallelism
-        it is given this rank's part of the logits: see `vocabulary_parallel_cross_entropy_sum`.
+        `loss(output, target)`, a scalar, summed over microbatches and over the data axis. With tensor parallelism it
+        gets this rank's part of the logits: see `vocabulary_parallel_cross_entropy_sum`.
     carried : callable, optional
-        For a pipeline: `carried(inputs)` is an empty tensor (it may be on `meta`) of the shape and dtype of what goes
-        from stage to stage for a microbatch with these inputs; see `Pipeline`.
+        Required for a pipeline: `carried(inputs)` is an empty tensor (it may be on `meta`) of the shape and dtype that
+        goes from stage to stage for a microbatch with these inputs; see `Pipeline`.
     tensor_plan : optional
-        See `parallelize_tensor`; with a `Recipe` only.
+        See `parallelize_tensor`. With a `Recipe` only.
     costs : sequence of float, optional
-        Of each layer, by which a pipeline is cut; by default all cost the same. See `balance`.
+        The cost of each layer, by which the pipeline is cut; by default all cost the same. See `balance`.
 
     Raises
     ------
@@ -245,14 +252,14 @@ def parallelize(
     if fit.plan is None or carried is None:
         return Parallel(model, mesh, fit.recipe, loss, replica)
     plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
-    # ZeRO-3 has one stage a rank, and its forward is what gathers
+    # With ZeRO 3 a rank has one stage, and must call the replica: its forward gathers the parameters.
     called = stages if replica.whole_parameters else dict.fromkeys(stages, replica.called)
     pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica)
     return Parallel(model, mesh, fit.recipe, loss, replica, pipeline)
 
 
 def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    """Reduce gradients over the data axis, as the recipe says, if that has several ranks. Collective."""
+    """Apply the recipe's strategy over the data axis, if that has several ranks. Collective."""
     if mesh.dp.size == 1:
         return Alone(model)
     if recipe.strategy == "naive":
@@ -262,12 +269,12 @@ def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
     if recipe.zero == 3:
         return FSDP(model, mesh.dp, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
     kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
-    first = min(MIB, recipe.bucket_bytes)  # it is to be small
+    first = min(MIB, recipe.bucket_bytes)  # a small first bucket: see `Bucketed`
     return kind(model, mesh.dp, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
 
 
 def _recompute(model: nn.Module, policy: str) -> None:
-    """Apply a policy to a stage, whose layers may be fewer than a segment has."""
+    """Apply a policy of recomputation to a stage, which may have fewer layers than a segment."""
     if policy == "none":
         return
     kind, _, length = policy.partition(" ")

@@ -1,8 +1,8 @@
-"""What a rank holds of a parameter: records that clipping, checkpoints and optimizers read alike.
+"""What a rank holds of a parameter: records that clipping, checkpoints and optimizers read.
 
-whole          weight [4, 6]     tensor parallelism gives a rank a block of it (`TensorPlacement`): columns 0 to 3
-block          [4, 3]            ZeRO gives it some elements of the block, flattened (`Placement`): 0 to 6
-copies         other ranks may hold the same; of all that do, one counts it (`counts`)
+whole          weight [4, 6]     tensor parallelism gives a rank a block of it (`TensorPlacement`): columns 0 to 2
+block          [4, 3]            ZeRO gives a rank some elements of the block, flattened (`Placement`): 0 to 5
+copies         several ranks may hold the same elements; only one of them counts them (`counts`)
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class TensorPlacement:
     name, shape
         Of the whole parameter.
     dim : int or None
-        Along which it is cut; None if every rank holds it whole.
+        The dim along which it is cut; None if every rank holds it whole.
     bounds : Bounds
         Of each rank, along `dim`.
     copies : int
         How many neighbouring ranks hold the same block: 1 if no two do, the number of ranks if all hold the whole.
     comm : Communicator
-        The ranks.
+        The ranks of the tensor axis.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TensorPlacement:
 
     @property
     def first(self) -> bool:
-        """Whether this rank is the first that holds its block: what each element is to enter once, it enters here."""
+        """Whether this rank is the first that holds its block, and so the one that counts it."""
         return self.comm.rank % self.copies == 0
 
     def take(self, whole: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class TensorPlacement:
         return whole.narrow(self.dim, start, stop - start)
 
     def full(self, piece: Tensor) -> Tensor:
-        """Return the whole of which each rank brings its block. Collective: one all-gather."""
+        """Return the whole parameter; each rank brings its block as `piece`. Collective: one all-gather."""
         if self.dim is None:
             return piece.detach()
         counts = [(stop - start) * (rank % self.copies == 0) for rank, (start, stop) in enumerate(self.bounds)]
@@ -69,16 +69,16 @@ class TensorPlacement:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which elements of a parameter as the ranks of `comm` hold it together, flattened, this rank holds.
+    """Which elements of a parameter, flattened, this rank holds as a slice.
 
     Attributes
     ----------
     name, shape
         Of the parameter; where tensor parallelism has cut it, of the block.
     start, stop : int
-        This rank's elements; equal if it has none.
+        The first of this rank's elements, and the one after the last; equal if it has none.
     comm : Communicator
-        The ranks that share the parameter out among them.
+        The ranks that hold the parameter together.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Placement:
 
 
 def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter, for an optimizer to update, that is these `values` (flat) and knows what they are."""
+    """Return a slice of a parameter, for an optimizer to update: these flat `values`, with their record."""
     piece = nn.Parameter(values, parameter.requires_grad)
     piece.placement = placement  # type: ignore[attr-defined]
     piece.block_of = parameter  # type: ignore[attr-defined]
@@ -101,29 +101,29 @@ def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) ->
 
 
 def placement_of(parameter: Tensor) -> Placement | None:
-    """Return the record of a slice that ZeRO has made, or None for a parameter that is not sliced."""
+    """Return the record of a slice that ZeRO has made; None for a parameter that is no slice."""
     return getattr(parameter, "placement", None)
 
 
 def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
-    """Return the record of a parameter, or of a slice of one, that tensor parallelism has placed, else None."""
+    """Return the tensor-parallel record of a parameter, or of a slice of one; None if there is none."""
     return getattr(getattr(parameter, "block_of", parameter), "tensor_placement", None)
 
 
 @dataclass(frozen=True)
 class Tie:
-    """A parameter of which several stages of a pipeline have a copy, one rank of `comm` each; `name` in the model."""
+    """The record of a parameter called `name` of which each rank of `comm`, another stage each, has a copy."""
 
     name: str
     comm: Communicator
 
 
 def tied_across(parameter: Tensor) -> Tie | None:
-    """Return the record of a parameter, or of a slice of one, that other stages have, too."""
+    """Return the record of a parameter, or of a slice of one, that other stages have, too; None if none has."""
     return getattr(getattr(parameter, "block_of", parameter), "tie", None)
 
 
 def counts(parameter: Tensor) -> bool:
-    """Whether it is this rank's copy that enters a norm or a checkpoint, of those along other axes than data."""
+    """Whether this rank's copy enters norms and checkpoints, of all copies along the tensor and pipeline axes."""
     placement, tie = tensor_placement_of(parameter), tied_across(parameter)
     return (placement is None or placement.first) and (tie is None or tie.comm.rank == 0)

@@ -1,12 +1,12 @@
-"""What is done to a model on a mesh, and what can be combined with what: one table.
+"""How a model is spread over a mesh, and one table of what can be combined.
 
     schedule            ZeRO 0 (DDP)   1     2     3
     no pipeline         yes            yes   yes   yes
     gpipe, 1f1b         yes            yes   yes   yes     one stage a rank, whose units are gathered like a model's
     all others          yes            yes   no    no      several stages a rank, or weight gradients put off
 
-Tensor and sequence parallelism, recomputation and every precision go with each. ZeRO 2 and 3 keep no whole gradients,
-so with a pipeline they reduce in every microbatch: m times the bytes of ZeRO 0 and 1.
+Each of these can be combined with tensor and sequence parallelism, recomputation and every precision. ZeRO 2 and 3 keep
+no whole gradients, so in a pipeline of m microbatches they reduce m times, and send m times the bytes of ZeRO 0 and 1.
 """
 
 from __future__ import annotations
@@ -32,34 +32,36 @@ NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
 
 
 class RecipeError(ValueError):
-    """A combination that is not offered, or does not fit the mesh; the message says what would."""
+    """A combination that is not offered, or does not fit the mesh or the model; the message says what does."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is spread over a mesh. What has no effect is refused, unless it is because an axis has one rank.
+    """How a model is spread over a mesh.
+
+    An option without effect is refused, unless the reason is that an axis has only one rank.
 
     Attributes
     ----------
     strategy : {"ddp", "naive", "server"}
         How gradients are reduced over the data axis, if that has several ranks.
     zero : int
-        Stage of ZeRO over the data axis, with `strategy` "ddp".
+        The stage of ZeRO over the data axis, 0 to 3; above 0 with `strategy` "ddp" only.
     shard_ranks : int, optional
         For ZeRO 3: see `FSDP`.
     bucket_bytes : int
-        See `DDP`. Of ZeRO 1 and 2, too; ZeRO 3 has units instead.
+        For DDP, ZeRO 1 and ZeRO 2: see `DDP`. ZeRO 3 has units instead.
     sequence : bool
-        Sequence parallelism, with tensor parallelism.
+        Sequence parallelism, if there is tensor parallelism.
     schedule : str or Plan
-        Of the pipeline, if there is one: a name, or a plan of one's own without sends and receives.
+        The schedule of the pipeline, if there is one: its name, or your own plan without sends and receives.
     chunks : int
-        Stages a rank, of the interleaved schedule.
+        Stages a rank, for the interleaved schedule.
     microbatches : int
-        A step, on each rank of the data axis; of gradient accumulation where there is no pipeline. A plan of one's own
-        has its own number, and this is left out.
+        Microbatches of a step, on each rank of the data axis; without a pipeline, gradients accumulate over them. With
+        your own plan, leave this out: the plan has its number.
     recompute : str
-        Policy of `recompute`, for the layers of each stage; "every K" of a stage with fewer layers takes all of them.
+        Policy of `recompute` for the layers of each stage. "every K" takes all layers of a stage that has fewer.
     allocate : callable, optional
         For ZeRO 3: see `FSDP`.
     """
@@ -80,15 +82,15 @@ class Recipe:
         **{name: (0, 1, 2, 3) if name in ("gpipe", "1f1b") else (0, 1) for name in NAMES},
         OWN_PLAN: (0, 1),
     }
-    """Of each schedule, the stages of ZeRO that go with it."""
+    """The stages of ZeRO that can be combined with each schedule."""
 
     def plan(self, layout: Layout) -> Plan:
-        """Return the plan of the pipeline, checked, computing only.
+        """Return the checked plan of the pipeline; it names only what is computed.
 
         Raises
         ------
         RecipeError
-            If there is none for so many ranks and microbatches, or it is not sound.
+            If there is no plan for these numbers of ranks and microbatches, or your own plan has a fault.
         """
         try:
             if isinstance(self.schedule, Plan):
@@ -99,7 +101,7 @@ class Recipe:
             raise RecipeError(str(error)) from None
 
     def check(self, layout: Layout, layers: int) -> Plan | None:
-        """Find out, before any work, whether a model of so many layers can be spread in this way over a layout.
+        """Find out, before any work, whether a model with this number of `layers` can be spread over a layout.
 
         Returns
         -------
@@ -109,7 +111,7 @@ class Recipe:
         Raises
         ------
         RecipeError
-            With one sentence: what does not fit, and the fix.
+            It says in one sentence what does not fit, and the fix.
         """
         fault = next(self._faults(layout, layers), None)
         if fault:
@@ -125,7 +127,7 @@ class Recipe:
         return found
 
     def _faults(self, layout: Layout, layers: int) -> Iterator[str]:
-        """Yield a sentence for each fault. Only the first is asked for: later questions rely on the earlier ones."""
+        """Yield a sentence for each fault. Take only the first: later questions rely on the earlier ones."""
         own = self.schedule if isinstance(self.schedule, Plan) else None
         if own is None and self.schedule not in NAMES:
             yield f"there is no schedule {self.schedule!r}: choose one of {', '.join(NAMES)}"
@@ -158,7 +160,7 @@ class Recipe:
             yield f"chunks={self.chunks} on each rank are more than the model has layers: {layers}"
 
     def _faults_of_data_axis(self, ranks: int) -> Iterator[str]:
-        """Yield a sentence for what cannot be done over so many ranks, or would have no effect there."""
+        """Yield a sentence for each option that a data axis with this number of `ranks` cannot have or does not use."""
         if self.strategy not in STRATEGIES:
             yield f"there is no strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}"
         if self.zero and self.strategy != "ddp":
@@ -175,5 +177,5 @@ class Recipe:
 
 
 def is_policy(words: str) -> bool:
-    """Tell whether these words are a policy of recomputation for the layers of a stage."""
+    """Tell whether `words` name a policy of recomputation for the layers of a stage."""
     return bool(re.fullmatch(r"none|full|selective|sqrt|every [1-9][0-9]{0,8}", words))

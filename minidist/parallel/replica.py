@@ -1,4 +1,4 @@
-"""What is asked of a rank's replica of the model: one protocol, whatever strategy runs over the data axis.
+"""What is asked of a rank's replica of the model: one protocol for all strategies over the data axis.
 
     who asks                what
     trainer                 optimizer, stepped, zero_grad, no_sync, synchronize, unwrap, stream
@@ -6,7 +6,7 @@
     checkpoints, clipping   kept: whole parameters, or the slices that this rank updates
     summaries               volume
 
-The answers here are those of a rank that is alone. Each strategy changes the ones in which it differs.
+The answers here are those of a rank that is alone on the data axis. Each strategy overrides those that differ.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 class Replica(Protocol):
-    """A model, and what makes its copies on the data axis one.
+    """This rank's copy of the model, and how it is kept equal to the other copies on the data axis.
 
     Attributes
     ----------
     module : nn.Module
         The model as this rank has it, without a wrapper.
     parameters_to_reduce : list[nn.Parameter]
-        Those that are trained, in the model's order.
+        The trained parameters, in the model's order.
     stream : Stream or None
-        What communicates beside the computing, if anything does.
+        On which the strategy communicates beside computing, if it does.
     alone : bool
         Whether no other rank has a copy.
     whole_parameters : bool
-        Whether every rank holds all parameters between two forwards. If not, `called` must be called as a whole.
+        Whether every rank holds all parameters between two forwards. If not, only `called` can be called, not its
+        parts.
     whole_gradients : bool
         Whether every rank holds all gradients between two backwards, so that `no_sync` costs no memory.
     """
@@ -54,11 +55,11 @@ class Replica(Protocol):
 
     @property
     def called(self) -> nn.Module:
-        """What to call in place of the model."""
+        """The module to call in place of the model."""
         return self.module
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return what this rank's optimizer updates of a trained parameter: all of it, or some elements, flat."""
+        """Return what this rank's optimizer updates of a trained parameter: all of it, or a flat slice."""
         return parameter
 
     @property
@@ -85,10 +86,10 @@ class Replica(Protocol):
         kind
             A class of optimizers, or what returns one.
         groups : optional
-            What torch's optimizers take as their first argument, over the model's own parameters: parameters, pairs of
-            name and parameter, or groups of them. By default all that are trained.
+            The first argument of torch's optimizers, over the model's own parameters: parameters, pairs of name and
+            parameter, or groups of them. By default all trained parameters.
         elementwise : bool
-            Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
+            Say that a `kind` treats each element separately, if it is not one of torch's or of this package.
         options
             Arguments of `kind`.
 
@@ -102,7 +103,7 @@ class Replica(Protocol):
         return kind(known_groups(given, names, "this rank's part of the model"), **options)
 
     def stepped(self) -> None:
-        """Have parameters follow what `trained` holds: after it was changed by something else than the optimizer."""
+        """Let parameters follow `trained`, after something other than the optimizer has changed it. Collective."""
         return
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -110,7 +111,7 @@ class Replica(Protocol):
         self.module.zero_grad(set_to_none)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Only add up gradients locally in this context: for all microbatches of a step but the last."""
+        """Only add up gradients locally in this context. It is for all microbatches of a step but the last."""
         return nullcontext()
 
     def synchronize(self) -> None:
@@ -118,7 +119,7 @@ class Replica(Protocol):
         return
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step of so many microbatches: a formula in words, and its bytes."""
+        """Return what a rank sends in a step with this number of microbatches: a formula in words, and its bytes."""
         return "0", 0.0
 
     def unwrap(self) -> nn.Module:

@@ -1,7 +1,7 @@
-"""Which optimizers may be given slices: those that treat each element of a parameter for itself.
+"""Which optimizers may update slices: those that treat each element of a parameter separately.
 
-A slice is some neighbouring elements of a parameter. AdamW does to them what it would do to them in the whole. Others
-look at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS), and would do something else, without a word.
+A slice is some neighbouring elements of a parameter. AdamW updates them as it would in the whole parameter. Others look
+at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS): on slices they would compute something else.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ KNOWN = frozenset(
 
 @runtime_checkable
 class Around(Protocol):
-    """An optimizer that has one of another class, `inner`, do the updates."""
+    """An optimizer around one of another class, `inner`, which does the updates."""
 
     inner: type
 
 
 def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool, options: dict[str, Any]) -> Any:
-    """Return an optimizer of a `kind` over slices, with the state of an unsharded one.
+    """Return an optimizer of a `kind` over slices, which saves and loads the state of an unsharded one.
 
     Raises
     ------
     ValueError
-        If it is not known to treat each element for itself, and `elementwise` does not say so.
+        If it is not known to treat each element separately, and `elementwise` does not say so.
     """
     if isinstance(kind, partial) and kind.func is optim.Muon:
         return SlicedMuon(groups, *kind.args, **kind.keywords | options)
@@ -50,7 +50,7 @@ def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool
 
 
 def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
-    """Raise ValueError unless an optimizer may be given parts of parameters, or it was `said` that it may."""
+    """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately."""
     _check(type(optimizer), said)
     if isinstance(optimizer, Around):
         _check(optimizer.inner, said)

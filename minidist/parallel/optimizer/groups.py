@@ -1,4 +1,4 @@
-"""Parameter groups as torch's optimizers accept them: what they name is a parameter of the model, or an error."""
+"""Parameter groups as torch's optimizers take them, checked: each must name parameters of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 
 class _Reader(torch.optim.Optimizer):
-    """Reads parameters as every optimizer of torch does, and never steps."""
+    """Reads parameters as all optimizers of torch do, and never steps."""
 
     def __init__(self, params: ParamsT) -> None:
         copied: Any = params  # a single tensor, which torch refuses
@@ -32,7 +32,7 @@ def read_groups(params: ParamsT) -> list[dict[str, Any]]:
 
 
 def known_groups(params: ParamsT, names: Mapping[nn.Parameter, str], model: str) -> list[dict[str, Any]]:
-    """Return groups over a model's parameters; a slice stands for the parameter it is cut from.
+    """Return groups over a model's parameters; a slice counts as the parameter from which it was cut.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def known_groups(params: ParamsT, names: Mapping[nn.Parameter, str], model: str)
 
 
 def chosen(group: dict[str, Any], parameters: Mapping[nn.Parameter, nn.Parameter]) -> dict[str, Any]:
-    """Return a group over what takes the place of its `parameters`, without the others."""
+    """Return a group with each parameter replaced by what `parameters` says, and without those it does not name."""
     places = [at for at, parameter in enumerate(group["params"]) if parameter in parameters]
     lists = {"params": [parameters[group["params"][at]] for at in places]}
     if "param_names" in group:

@@ -1,9 +1,9 @@
-"""Optimizers that would update a sharded model in vain are refused when they step, as long as the model lives.
+"""Optimizers that would update a sharded model in vain are refused when they step, as long as the model exists.
 
-torch has no other place to look: an optimizer over the parameters may have been built before they were sharded. So
-there is one hook on all optimizers of the process, from when the first model is sharded until the last is unwrapped or
-gone. One for all models, and not one each: torch walks its hooks in every step, and if there is one only, it does not
-mind if another thread takes that out meanwhile.
+Only a step can tell: an optimizer over the parameters may have been built before they were sharded. So there is one
+hook on all optimizers of the process, from when the first model is sharded until the last is unwrapped or gone. All
+models share one hook, because torch walks through its hooks in every step, and another thread may remove one meanwhile:
+with a single hook that does no harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 class Guard:
     """Knows which optimizers may step over a sharded model: those that its method `optimizer` has built.
 
-    It keeps neither the model nor its parameters alive. Like a hook, it is there from when it is made until `remove`.
+    It keeps neither the model nor its parameters alive. Like a hook, it works from when it is made until `remove`.
     """
 
     def __init__(self, strategy: str, parameters: Iterable[nn.Parameter], slices: Iterable[nn.Parameter]) -> None:
@@ -31,7 +31,7 @@ class Guard:
         GUARDS.post(self)
 
     def remove(self) -> None:
-        """Let every optimizer step."""
+        """End the guard: every optimizer may step."""
         GUARDS.dismiss(self)
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
@@ -58,13 +58,13 @@ class Guards:
         self.hook: Any = None
 
     def post(self, guard: Guard) -> None:
-        """Have a guard look at every step from now on."""
+        """Let a guard check every step from now on."""
         with self.lock:
             self.posted.add(guard)
             self.hook = self.hook or register_optimizer_step_pre_hook(self._before_step)
 
     def dismiss(self, guard: Guard) -> None:
-        """Have it look no more."""
+        """Let a guard check no more."""
         with self.lock:
             self.posted.discard(guard)
             if not self.posted and self.hook is not None:

@@ -1,16 +1,16 @@
-"""Muon over slices: the gradient of each matrix is gathered on one rank, its owner, which does the matrix's update.
+"""Muon over slices: one rank, its owner, gathers the gradient of a matrix and computes the whole update.
 
     rank 0   ▐ part of A, B, C     ── all-to-all ─▶   A whole ─▶ its change    ── all-to-all ─▶   slices change
     rank 1   ▐ part of A, B, C                        B, C whole
 
-Muon moves a matrix by its momentum made orthogonal. That needs the whole momentum and half a dozen products of
-matrices, which one rank computes and not all of them. The change does not depend on the parameter, so that stays where
-it is; decay is one factor for all elements. (Jordan et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM
+Muon changes a matrix by its momentum, made orthogonal. That needs the whole momentum and half a dozen products of
+matrices, which only one rank computes. The change does not depend on the parameter, so the parameter stays where it is;
+weight decay is one factor for all elements. (Jordan et al. 2024, Muon; Liu et al. 2025, Muon is scalable for LLM
 training, section 2.3.)
 
-For a matrix of n bytes, of which its owner's slice has m, the other ranks send n - m to the owner, and it sends n - m
-back: at most 2 n over all ranks, and 2 (P - 1)/P n where slices are alike. The owner holds the momentum, n bytes, and
-nobody else any state. Each matrix, the largest first, goes to the rank that owns least by then.
+Take a matrix of n bytes, of which its owner's slice has m. The other ranks send n - m bytes to the owner, and it sends
+n - m back: at most 2 n over all ranks, and 2 (P - 1)/P n if slices are equal. Only the owner has state: the momentum, n
+bytes. Each matrix, the largest first, goes to the rank that owns least so far.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from minidist.parallel.placement import Placement, placement_of, tensor_placemen
 
 
 class SlicedMuon(torch.optim.Optimizer):
-    """`torch.optim.Muon` over slices of matrices. Building it is collective, and so are its steps and its state.
+    """`torch.optim.Muon` over slices of matrices. Building it, `step`, and saving its state are collective.
 
     Parameters
     ----------
     params
-        Groups of slices, the same on every rank.
+        Groups of slices of the same matrices on every rank.
     **options
-        Those of `torch.optim.Muon`.
+        The options of `torch.optim.Muon`.
 
     Raises
     ------
@@ -43,7 +43,7 @@ class SlicedMuon(torch.optim.Optimizer):
         If a parameter is no matrix, or tensor parallelism has cut it.
     """
 
-    elementwise = True  # slices will do: it puts them together
+    elementwise = True  # slices are enough: it puts them together
 
     def __init__(self, params: ParamsT, *args: Any, **options: Any) -> None:
         super().__init__(params, torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], *args, **options).defaults)
@@ -59,7 +59,7 @@ class SlicedMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every matrix that has a gradient; return what `closure`, called first, returned. Collective."""
+        """Update each matrix that has a gradient. Return the result of `closure`, called first. Collective."""
         with torch.enable_grad():
             loss = closure() if closure else None
         groups = [group for group in self.param_groups for _ in group["params"]]
@@ -73,7 +73,7 @@ class SlicedMuon(torch.optim.Optimizer):
         return loss
 
     def _changes(self, numbers: list[int], groups: list[dict[str, Any]]) -> Sequence[Tensor]:
-        """Return what is to be added to this rank's slices of matrices, which come in the order of their owners."""
+        """Return the changes of this rank's slices of matrices, which are sorted by owner: two all-to-alls."""
         ranks = range(self.comm.size)
         mine = [number for number in numbers if self.owners[number] == self.comm.rank]
         own = self.lengths[self.comm.rank]
@@ -93,7 +93,7 @@ class SlicedMuon(torch.optim.Optimizer):
         return torch.split(change, [own[number] for number in numbers])
 
     def _change(self, number: int, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return what torch's Muon does to a matrix of zeros, flat."""
+        """Return the change of a whole matrix, flat: what torch's Muon makes of zeros."""
         shape = self.placements[number].shape
         twin = nn.Parameter(torch.zeros_like(gradient).view(shape))
         twin.grad = gradient.view(shape)
@@ -105,7 +105,7 @@ class SlicedMuon(torch.optim.Optimizer):
 
 
 def balance(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return an owner for each size: the largest first, always to the rank that has least."""
+    """Return the owner of each size: the largest first, always to the rank that has least so far."""
     given, owners = [0] * ranks, [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         owners[number] = given.index(min(given))
@@ -114,7 +114,7 @@ def balance(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _matrix(piece: nn.Parameter) -> Placement:
-    """Return which elements of a matrix a slice has."""
+    """Return which elements of its matrix a slice has. Raises as `SlicedMuon`."""
     placement, block = placement_of(piece), tensor_placement_of(piece)
     assert placement is not None
     if len(placement.shape) != 2:
@@ -143,7 +143,7 @@ def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _owned(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return of an unsharded Muon's state what this rank owns."""
+    """Return the part of an unsharded Muon's state that this rank owns."""
     check_state(saved, muon.placements, ())
     return saved | {
         "state": {

@@ -1,11 +1,11 @@
-"""The state of a sharded optimizer, in the layout of an unsharded one: what any number of ranks can read.
+"""The state of a sharded optimizer, saved as that of an unsharded one, which any number of ranks can load.
 
     state_dict()        each rank's slices  ─▶ all-gather ─▶ whole tensors, in the parameters' shapes
     load_state_dict()   whole tensors       ─▶ each rank cuts out its slices
 
-An element of a slice's state that has a dim is one number per element of the slice (AdamW's moments); without one (the
-count of steps) it is the same on every rank. In the whole state the moments of a parameter without dims have none
-either: there names tell, of torch's counts, and of what has no dims for a parameter that has some.
+State of a slice that has a dim is one number per element (AdamW's moments). State without a dim is the same on every
+rank (the count of steps). In the whole state this is less clear, since the moments of a parameter without dims have no
+dim either. There the name decides: it is one of torch's counts, or has no dim even for a parameter that has some.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ COUNTS = frozenset({"step", "mu_product", "eta", "mu"})  # of torch's optimizers
 
 
 def share_out(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer over slices save and load the state of an unsharded one. Both are collective then."""
+    """Let an optimizer over slices save and load the state of an unsharded one.
+
+    Saving is collective then: a roll call and an all-gather for each tensor that has a dim. Loading sends nothing.
+    """
     optimizer.register_state_dict_post_hook(_whole)
     optimizer.register_load_state_dict_pre_hook(_cut)
 
@@ -51,7 +54,7 @@ def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, A
 
 
 def _same_everywhere(saved: dict[str, Any], placements: list[Placement]) -> frozenset[str]:
-    """Return the names in a whole state that are not one number per element."""
+    """Return the names of state that is the same on every rank: it is not one number per element."""
     tensors = [
         (name, value.dim(), index)
         for index, held in saved["state"].items()
@@ -82,14 +85,12 @@ def _slice(value: Any, placement: Placement, same: bool) -> Any:
 
 
 def check_state(saved: dict[str, Any], placements: list[Placement], same: Collection[str]) -> None:
-    """Raise if the state is another model's.
-
-    State whose name is in `same` has no shape to compare.
+    """Raise if a whole state is another model's. State whose name is in `same` has no shape to compare.
 
     Raises
     ------
     ValueError
-        Naming the parameters, with the shapes here and there.
+        It names the parameters, with their shapes here and there.
     """
     wrong = []
     for index, held in saved["state"].items():

@@ -1,18 +1,18 @@
-"""Pipelines: stages of a model on different ranks, microbatches that pass through them, and schedules as data.
+"""Pipelines: ranks have stages of a model, microbatches pass through the stages, and a schedule is data.
 
-Read `plain.py`, one page: 1F1B by hand. Then what any schedule needs:
+Read `plain.py`, one page: 1F1B by hand. Then read what works for any schedule:
 
 plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ executor.py
                    ╰▶ simulate ─▶ bubble, peaks, a drawing
 
-`actions.py`, `schedules.py` and `zero_bubble.py` plan, `order.py` and `check.py` prove (`errors.py` shows what is
-wrong), `simulate.py` tells what a plan costs, `communicate.py` adds messages and reductions, `executor.py` runs, with
-`stage.py` and `weight_gradients.py`. Of what is exported here, nothing imports torch.
+`actions.py`, `schedules.py` and `zero_bubble.py` make plans, `order.py` and `check.py` prove them (`errors.py` shows
+what is wrong), `simulate.py` tells their cost, `communicate.py` adds messages and reductions, and `executor.py` runs
+them, with `stage.py` and `weight_gradients.py`. Nothing that is exported here imports torch.
 
-A new kind of action is named in `actions.py` (`Kind`). `order.py` says what it waits for (`needs`), `check.py` how
-often it stands in a plan, `simulate.py` what it costs, `executor.py` does it (`Run.do`), and `draw/pipeline.py` gives
-it a colour. Where a rank's line names the reduction of gradients is decided in `communicate.py`; with which backward
-the reducing really begins, in `executor.py` (`Pipeline.step`).
+To add a kind of action, name it in `actions.py` (`Kind`). `order.py` says what it waits for (`needs`), `check.py` how
+often a plan has it, `simulate.py` what it costs, `executor.py` how it is done (`Run.do`), and `draw/pipeline.py` its
+colour. `communicate.py` decides where in a rank's line the reduction of gradients stands, and `executor.py`
+(`Pipeline.step`) in which backward reducing really begins.
 """
 
 from minidist.parallel.pipeline.actions import Action, Kind, Plan, read_plan

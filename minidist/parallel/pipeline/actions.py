@@ -3,9 +3,9 @@
     rank 0    0F0 0F1 0B0 0B1        2F0: stage 2, forward, microbatch 0
     rank 1    1F0 1B0 1F1 1B1
 
-The executor, the checker, the simulator and the drawing all read this one list. A schedule names computing only; a pass
-adds the sends, the receives and the reductions over the data axis (`communicate.py`). `read_plan` reads text in this
-form, so a schedule of your own is a file.
+The executor, the checker, the simulator and the drawing all read this one list. A schedule names only what is computed;
+a pass adds the sends, the receives and the reductions over the data axis (`communicate.py`). `read_plan` reads text in
+this form, so you can write a schedule of your own into a file.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Action(NamedTuple):
 
     @property
     def neighbour(self) -> int:
-        """The stage that this action's result or message goes to, or comes from; it may not exist.
+        """The stage to which this action's result or message goes, or from which it comes; it may not exist.
 
         Raises KeyError for what passes nothing on: `W` and `R`.
         """
@@ -88,7 +88,7 @@ class Action(NamedTuple):
 
     @property
     def key(self) -> Action:
-        """What others wait for when they wait for this action: `B` stands for `I`, which gives them the same."""
+        """What others name when they wait for this action: `B`, too, if it is an `I`, which gives them the same."""
         return self._replace(kind=Kind.BACKWARD) if self.kind == Kind.INPUTS else self
 
 
@@ -161,14 +161,14 @@ class Plan:
 
 
 def read_plan(text: str, name: str = "text") -> Plan:
-    """Read a plan: line r holds the actions of rank r, `0F0 0F1 0B0 0B1`; blank lines and `# comments` are skipped.
+    """Read a plan: line r has the actions of rank r, `0F0 0F1 0B0 0B1`; blank lines and `# comments` are skipped.
 
-    A stage belongs to the rank on whose line it first stands. This looks at the words only: call `check` next.
+    A stage belongs to the rank on whose line it comes first. Only the words are checked here: call `check` next.
 
     Raises
     ------
     ScheduleError
-        If the text holds no action or a word that is none, or if it leaves out a stage.
+        If the text has no action, has a word that is no action, or leaves out a stage.
     """
     rows = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
     found: list[list[Action]] = [[] for _ in rows]

@@ -1,12 +1,12 @@
-"""Is it a schedule? It does everything once, where the stage lives, in an order that can happen, without a deadlock.
+"""Is a plan a schedule? It must do everything once, on the right rank, in a possible order, and without deadlock.
 
-The error is one sentence, and a grid with the failing cell in brackets (`errors.py`). The checks:
+An error is one sentence, and a grid with the failing cell in brackets (`errors.py`). The checks:
 
     coverage     F once for each stage and microbatch; B once, or I and W once; each message once at each end
-    placement    an action stands on the rank that holds its stage, a message goes to another rank
+    placement    an action stands on the rank that has its stage, and a message goes to another rank
     order        F before B, I before W; a stage's F after its predecessor's, its B after its successor's
-    reductions   none, or one for each stage, behind all backwards of its rank
-    deadlock     all ranks run their lists, every message a rendezvous (`order.py`): nobody gets stuck
+    reductions   none, or one for each stage, after all backwards of its rank
+    deadlock     when all ranks run their lists, with rendezvous for messages (`order.py`), none gets stuck
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from minidist.parallel.pipeline.order import execution_order
 
 
 def check(plan: Plan) -> None:
-    """Raise unless the plan can be run. It may have sends, receives and reductions, or none.
+    """Raise unless the plan can be run, with or without sends, receives and reductions.
 
-    Cost: O(1) for each action, and for each stage and microbatch.
+    Cost: O(1) for each action, and for each pair of stage and microbatch.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a schedule's error looks like: one sentence, and the grid with the cell that fails.
+"""The error of a schedule: one sentence, and a grid of the plan with the failing cell in brackets.
 
 rank 1, word 3: 1B0 stands before 1F0, which it needs
 
@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 COLUMNS, ROWS = 7, 12
-"""How much of a large plan is printed: so many columns on either side of the failing cell, so many rows in all."""
+"""How much of a large plan is printed: columns on either side of the failing cell, and rows in all."""
 
 Cell: TypeAlias = tuple[int, int]
 """A place in a plan: the rank, and the position in its list."""
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be run: says why, and prints the plan with the failing cells in brackets.
+    """A schedule that cannot be run. It says why, and prints the plan with the failing cells in brackets.
 
     Attributes
     ----------
     cells : list of Cell
-        The failing ones, the first of them the one that the sentence is about.
+        The failing cells; the sentence is about the first of them.
     """
 
     def __init__(self, sentence: str, rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> None:
@@ -34,9 +34,9 @@ class ScheduleError(ValueError):
 
 
 def grid(rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> str:
-    """Return the rows as a table, `cells` in brackets; of a large plan, what surrounds the first of them.
+    """Return the rows as a table with `cells` in brackets. Of a large plan it shows the part around the first of them.
 
-    A cell just behind the end of a row is printed as `[?]`: what should stand there is missing.
+    A cell directly after the end of a row is printed as `[?]`: the action that should be there is missing.
     """
     rank, column = cells[0] if cells else (0, 0)
     first = max(0, column - COLUMNS)

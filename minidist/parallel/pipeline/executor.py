@@ -1,15 +1,19 @@
-"""A pipeline beyond `plain.py`: any plan is carried out; messages travel beside the computing, so receives are posted
-early and no send is waited for; outputs are freed once sent; several tensors may cross a cut; a stage may be frozen,
-the first and the last may share a parameter, and gradients may be reduced over a data axis.
+"""`plain.py` for any plan, with messages beside the computing: receives are posted early, and no send is waited for.
 
-    2F0        forward of microbatch 0 through stage 2; its output goes to stage 3, and is freed
-    2B0        backward, from the gradient that stage 3 sends; the gradient of the input goes to stage 1
-    2I0, 2W0   the same in two: for the input now, for the weights when there is time (Qi et al. 2023)
-    2R         with the last R of a rank, the gradients of all its stages become their sum over the data axis
+It also frees outputs once they are sent, lets several tensors go from stage to stage, and allows frozen stages, a
+parameter that the first and the last stage share, and a data axis.
 
-The plan says everything else: this file knows no schedule. Each tensor that crosses a cut is sent once forward, and its
-gradient once backward. Where several cross, a stage returns a tuple, and the next is called with all of them. Integers,
-such as a mask, have no gradient, and none is sent.
+    plan       plain.py             here
+    2F0        forward              `Run.forward`: microbatch 0 through stage 2
+    2SEND_F0   after.send           `Run.send`: the output to stage 3; it is freed when it has arrived
+    3RECV_F0   before.receive       `Run.receive` posts it, and `Run.take` waits for it, where it is used
+    2B0        backward             `Run.backward`, from the gradient that stage 3 has sent
+    2I0, 2W0   -                    the same in two: for the input now, for the weights later (Qi et al. 2023)
+    2R         -                    with the last R of a rank, gradients become their sums over the data axis
+
+The plan says everything else: this file knows no schedule. Each tensor that goes from stage to stage is sent once in
+forward, and its gradient once in backward. If there are several, a stage returns a tuple, and the next stage is called
+with all of them. Integers, such as a mask, have no gradient, and none is sent.
 """
 
 from __future__ import annotations
@@ -43,14 +47,14 @@ class Pipeline:
     comm : Communicator
         The ranks of the pipeline axis.
     plan : Plan
-        With its sends and receives, and with reductions if there is a `replica`.
+        With sends and receives, and with reductions if there is a `replica`.
     loss : callable
         `loss(output, target)` of the last stage, a scalar; gradients of all microbatches are summed.
     carried : callable
-        `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that crosses every cut for a
-        microbatch with these inputs; or a tuple of them.
+        `carried(inputs)` is an empty tensor (on any device) of the shape and dtype that goes from stage to stage for a
+        microbatch with these inputs; or a tuple of such tensors.
     tied : sequence of parameters
-        What the first and the last stage share, of this rank's stages; see `tie_stages`.
+        Those of this rank's stages that the first and the last stage share; see `tie_stages`.
     replica : Replica, optional
         Reduces the gradients of all this rank's stages over the data axis, when the plan says so. A strategy that
         reduces while backward runs begins in the backward before.
@@ -58,8 +62,8 @@ class Pipeline:
     Raises
     ------
     ValueError
-        If these are not the stages that the plan gives this rank, or if the plan reduces without a `replica`, or there
-        is a `replica` for which the plan has no reductions.
+        If these are not the stages that the plan gives this rank; if the plan has reductions, but there is no
+        `replica`, or the other way round.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Pipeline:
             )
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
-        # One communicator each way: on NCCL, a receive posted early holds up what is sent after it on the same one.
+        # One communicator each way: on NCCL, a receive that is posted early delays later sends of its communicator.
         self.wires = {Kind.FORWARD: comm, Kind.BACKWARD: comm.split(0)}
         self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
@@ -93,14 +97,14 @@ class Pipeline:
                 self.weights.take_over(module)
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
-        """Run the plan once; return the sum of the losses, on the ranks of the last stage, else zero.
+        """Run the plan once; return the sum of the losses on the rank of the last stage, and zero on the others.
 
         Parameters
         ----------
         inputs, targets : sequences
-            One of each microbatch, on every rank: those that have no use for their content look at their shape.
+            One for each microbatch, on every rank. Ranks that do not need the values read the shapes.
         arguments : sequences
-            What every stage's module is called with besides, one of each microbatch.
+            Further arguments of every stage's module, one for each microbatch.
 
         Gradients are added to `parameter.grad`, summed over the data axis and over the copies of tied parameters.
         """
@@ -119,22 +123,24 @@ class Pipeline:
         return run.total
 
     def _synchronising(self, last: bool) -> AbstractContextManager[None]:
-        """Have gradients reduced over the data axis in the last backward; in each, if they are not kept whole."""
+        """Let the last backward reduce gradients over the data axis; each backward, if they are not kept whole."""
         return nullcontext() if last or not self.replica.whole_gradients else self.replica.no_sync()
 
 
 def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
-    """Return the trained parameters with one of these `names` that other ranks of the pipeline have, too. Collective.
+    """Tie the parameters that other ranks of the pipeline have, too; return those that are trained. Collective.
 
     Parameters
     ----------
     model : nn.Module
         What this rank has of the serial model.
     names : sequence of sequences of str
-        See `tied_names`: those of one parameter each.
+        All names of each shared parameter; see `tied_names`.
 
-    Their values become those of the first stage, their gradients will be summed, and whatever counts parameters counts
-    each once. Call this before data parallelism is applied.
+    They get the values of the first stage, and a record (`Tie`), so that norms and checkpoints count each only once.
+    The pipeline will sum their gradients. Call this before data parallelism is applied.
+
+    Cost: a split for each shared parameter, and a broadcast of it among the ranks that have it.
     """
     tied = []
     mine = dict(model.named_parameters(remove_duplicate=False))
@@ -150,7 +156,7 @@ def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communica
 
 
 def sum_tied(parameter: nn.Parameter) -> None:
-    """Sum the gradients of the copies of a parameter, or of the same slice of them. Collective."""
+    """Sum the gradients of the copies of a parameter, or of a slice of it: one all-reduce. Collective."""
     tie = tied_across(parameter)
     assert tie is not None
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -159,7 +165,7 @@ def sum_tied(parameter: nn.Parameter) -> None:
 
 
 class Run:
-    """One step: what has arrived, what waits for its backward, what is on its way."""
+    """One step: it knows what has arrived, what waits for its backward, and what is on its way."""
 
     def __init__(
         self, pipeline: Pipeline, inputs: Sequence[Any], targets: Sequence[Any], arguments: tuple[Sequence[Any], ...]
@@ -169,7 +175,7 @@ class Run:
         self.receiving: dict[Action, list[tuple[Any, Tensor]]] = {}
         self.ready: dict[Action, Tensors] = {}  # to be sent, or handed to a stage on this rank
         self.entered: dict[tuple[int, int], Tensors] = {}  # the inputs of a stage, for their gradients
-        self.left: dict[tuple[int, int], list[Any]] = {}  # where backward begins: the outputs themselves may be freed
+        self.left: dict[tuple[int, int], list[Any]] = {}  # where backward begins, without the outputs themselves
         self.put_off: dict[tuple[int, int], list[Product]] = {}
         self.sending: list[tuple[Any, Tensor]] = []
         self.unreduced = set(pipeline.stages)
@@ -193,7 +199,7 @@ class Run:
                 self.receive(action)
 
     def forward(self, stage: int, microbatch: int) -> None:
-        """Run a stage on what came for it."""
+        """Run a stage on what has come for it."""
         pipeline, key = self.pipeline, (stage, microbatch)
         entering = self.take(Action(Kind.FORWARD, *key)) if stage > 0 else (self.inputs[microbatch],)
         if stage > 0:
@@ -209,7 +215,7 @@ class Run:
         self.left[key] = [get_gradient_edge(t) if t.requires_grad else None for t in differentiable(leaving)]
 
     def backward(self, stage: int, microbatch: int, put_off: bool) -> None:
-        """Run backward through a stage, from the gradients that came for it; `put_off` those of weights."""
+        """Run backward through a stage, from the gradients that have come; perhaps `put_off` those of weights."""
         key, weights = (stage, microbatch), self.pipeline.weights
         weights.put_off = put_off
         pairs = zip(self.left.pop(key), self.take(Action(Kind.BACKWARD, *key)), strict=True)
@@ -226,7 +232,7 @@ class Run:
             )
 
     def take(self, key: Action) -> Tensors:
-        """Return what a stage waits for, once it is there: the output before it, or the gradient behind it."""
+        """Wait for what a stage needs, and return it: the output of the stage before, or the gradient of its own."""
         if key in self.ready:  # it comes from a stage on this rank
             return self.ready.pop(key)
         coming = self.receiving.pop(key)
@@ -235,7 +241,7 @@ class Run:
         return tuple(tensor for _, tensor in coming)
 
     def send(self, action: Action) -> None:
-        """Begin to send what a stage made to the one that waits for it."""
+        """Begin to send what a stage has made to the stage that needs it."""
         way, to = FLOWS[action.kind].content, action.neighbour
         self.free_sent()
         for number, tensor in enumerate(self.ready.pop(Action(way, to, action.microbatch))):
@@ -244,11 +250,11 @@ class Run:
             self.sending.append((request, tensor))
 
     def free_sent(self) -> None:
-        """Let go of what has arrived at the other end."""
+        """Free what has arrived at the other end."""
         self.sending = [(request, tensor) for request, tensor in self.sending if not request.test()]
 
     def receive(self, action: Action) -> None:
-        """Begin to receive what a stage will wait for."""
+        """Begin to receive what a stage will need."""
         way = FLOWS[action.kind].content
         wire = self.pipeline.wires[way]
         carried = self.pipeline.carried(self.inputs[action.microbatch])
@@ -260,7 +266,7 @@ class Run:
         self.receiving[action._replace(kind=way)] = coming
 
     def tag(self, stage: int, number: int) -> int:
-        """Return what tells the tensors for a stage from others between the same ranks."""
+        """Return the tag of tensor `number` for a stage: different from all others between the same ranks."""
         return stage + number * self.pipeline.plan.stages
 
     def peer(self, action: Action) -> int:
@@ -268,18 +274,18 @@ class Run:
         return self.pipeline.plan.rank_of[action.neighbour]
 
     def reduce(self, stage: int) -> None:
-        """Reduce the gradients of all this rank's stages, which share buckets, at the last one's reduction."""
+        """At the last reduction of this rank, reduce the gradients of all its stages, which share buckets."""
         self.unreduced.remove(stage)
         if not self.unreduced:
             self.finish()
             self.pipeline.replica.synchronize()
 
     def finish(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until everything has been sent."""
         for request, _ in self.sending:
             request.wait()
 
 
 def differentiable(tensors: Sequence[Tensor]) -> Tensors:
-    """Return those that can have a gradient."""
+    """Return the tensors that can have a gradient."""
     return tuple(tensor for tensor in tensors if tensor.is_floating_point())

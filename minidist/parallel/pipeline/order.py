@@ -1,13 +1,13 @@
-"""Running a plan without computing anything: in which order can its actions happen, and what if they cannot?
+"""Running a plan without computing: in which order can its actions happen, and if in none, who waits for whom?
 
     0F0 ──▶ 1F0 ──▶ 2F0          an output waits for the output of the stage before
      │       │       │
      ▼       ▼       ▼
     0B0 ◀── 1B0 ◀── 2B0          a gradient waits for that of the stage behind, and for its own stage's forward
 
-Every rank does its list in order and stops at an action whose needs are not met. A message is a *rendezvous*: both its
-ends stop until the other is there too, as a send without any buffer does. What finishes under these rules finishes
-under all weaker ones: buffered sends, receives posted ahead of their use.
+Every rank does its list in order, and stops at an action whose needs are not met. A message is a *rendezvous*: each end
+waits until the other has come, too, as a send without a buffer does. A plan that finishes under these rules finishes
+under all weaker ones: with buffered sends, or with receives that are posted before they are used.
 
 Cost: O(1) per action.
 """
@@ -21,9 +21,9 @@ from minidist.parallel.pipeline.errors import Cell, ScheduleError
 
 
 def needs(action: Action, plan: Plan) -> list[Action]:
-    """Return the keys of what has to be done before this action, in a plan with messages or without.
+    """Return the keys of the actions that must be done before this one, in a plan with or without messages.
 
-    A reduction needs all backwards of its *rank*: the stages of a rank share the buckets in which gradients travel.
+    A reduction needs all backwards of its *rank*, because all stages of a rank share buckets of gradients.
     """
     kind, stage, microbatch = action
     if kind == Kind.REDUCE:
@@ -49,12 +49,12 @@ def partner(action: Action) -> Action:
 
 
 def execution_order(plan: Plan) -> list[Cell]:
-    """Return all cells of the plan in an order in which they can happen, every message being a rendezvous.
+    """Return all cells of the plan in a possible order, if every message is a rendezvous.
 
     Raises
     ------
     ScheduleError
-        If the ranks get stuck: it names the cycle of those that wait for each other.
+        If the ranks get stuck; it names the cycle of ranks that wait for each other.
     """
     position = [0] * plan.ranks
     order: list[Cell] = []
@@ -94,7 +94,7 @@ def execution_order(plan: Plan) -> list[Cell]:
 
 
 def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
-    """Return the error for ranks that all wait: follow who waits for whom, to a cycle."""
+    """Return the error for ranks that all wait: follow who waits for whom until a rank comes again."""
     rank = next(rank for rank, row in enumerate(plan.actions) if position[rank] < len(row))
     path: dict[int, Action] = {}  # rank: what it waits for
     while rank not in path and position[rank] < len(plan.actions[rank]):
@@ -119,6 +119,6 @@ def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
 
 
 def _name(plan: Plan, key: Action) -> str:
-    """Return the action that gives this key, as the plan has it."""
+    """Return the name, in the plan, of the action with this key."""
     row = plan.actions[plan.rank_of[key.stage]]
     return str(next((action for action in row if action.key == key), key))

@@ -5,14 +5,14 @@
     rank 2          F0 F1    B0 F2 B1 F3 B2    B3
     rank 3             F0 B0 F1 B1 F2 B2 F3 B3
 
-Rank r has stage r, and begins with one forward for each rank behind it. Then each forward is followed by a backward,
-so a rank never holds more than P - r microbatches; all forwards before all backwards (GPipe) would hold all.
+Rank r has stage r, and begins with one forward for each rank behind it. Then a backward follows each forward, so a rank
+never holds more than P - r microbatches. GPipe, with all forwards before all backwards, would hold all of them.
 
-Every send waits for its receive. Where two neighbours have something for each other, an output and a gradient, both
-would wait for ever if both sent first: they exchange.
+Every send waits for its receive. Two neighbours may have something for each other at the same time: one an output, the
+other a gradient. If both sent first, both would wait for ever; so they exchange.
 
-Cost: 2 messages a microbatch and cut. (Narayanan et al. 2019, "PipeDream", section 3.2; with a flush at the end of a
-step: Narayanan et al. 2021, section 2.2.1.)
+Cost: between two neighbours 2 messages for each microbatch, an output and a gradient. (Narayanan et al. 2019,
+"PipeDream", section 3.2; with a flush at the end of each step: Narayanan et al. 2021, section 2.2.1.)
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def one_forward_one_backward(
     loss: Callable[[Tensor, Any], Tensor],
     carried: Callable[[Tensor], Tensor],
 ) -> float:
-    """Take one step; return the sum of all microbatches' losses on the last rank, else 0. Collective.
+    """Take one step; return the sum of all microbatches' losses on the last rank, and 0 on the others. Collective.
 
-    Gradients of that sum are added to `parameter.grad`. Only the first rank looks at what the `inputs` hold, and only
-    the last at the `targets`; `carried(inputs[m])` is an empty tensor like the one that crosses every cut.
+    The gradients of that sum are added to `parameter.grad`. Only the first rank reads the values of `inputs`, and only
+    the last rank those of `targets`. `carried(inputs[m])` is an empty tensor of the shape and dtype that goes from rank
+    to rank.
     """
     count, last = len(inputs), comm.rank == comm.size - 1
     before, after = Neighbour(comm, comm.rank - 1), Neighbour(comm, comm.rank + 1)
@@ -60,7 +61,7 @@ def one_forward_one_backward(
     def backward(gradient: Tensor) -> Tensor:
         x, y = held.popleft()
         y.backward(None if last else gradient)  # type: ignore[no-untyped-call]
-        return torch.empty(0) if x.grad is None else x.grad  # tokens have none, and nobody before who waits for it
+        return torch.empty(0) if x.grad is None else x.grad  # tokens have none, and the first rank sends none
 
     warm_up = min(comm.size - 1 - comm.rank, count)
     for microbatch in range(warm_up):
@@ -81,7 +82,7 @@ def one_forward_one_backward(
 
 
 class Neighbour:
-    """The rank before or after this one; at an end of the pipeline nobody, and nothing is sent."""
+    """The rank before or after this one. At the ends of the pipeline there is none, and nothing is sent."""
 
     def __init__(self, comm: Communicator, rank: int) -> None:
         self.comm, self.rank, self.exists = comm, rank, 0 <= rank < comm.size

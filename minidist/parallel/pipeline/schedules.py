@@ -1,11 +1,11 @@
-"""The schedules that work in whole backwards, and the table of all.
+"""The schedules with whole backwards, and the table of all schedules.
 
     naive        0F0 ──▶ 1F0 ──▶ 1B0 ──▶ 0B0 ──▶ 0F1 ...         one rank works at a time
     gpipe        F0 F1 F2 F3 ....... B0 B1 B2 B3                 all forward, then all backward
     1f1b         F0 F1 .. B0 F2 B1 F3 B2 .. B3                   a backward as soon as there can be one
     interleaved  the same with several stages a rank             shorter stages, so a shorter bubble
 
-A schedule is a pure function of sizes; its costs stand in `simulate.py`.
+A schedule is a pure function of sizes. `simulate.py` has the formulas of its cost; p, m and v are as there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def backwards(stage: int, microbatches: Iterable[int]) -> Row:
 def naive(rank: int, ranks: int, microbatches: int) -> Row:
     """Forward and backward of one microbatch, then of the next.
 
-    Idle share (p-1)/p. Holds 1 microbatch.
+    Bubble (p-1)/p. A rank holds 1 microbatch.
     """
     return [action for m in range(microbatches) for action in forwards(rank, [m]) + backwards(rank, [m])]
 
@@ -39,17 +39,17 @@ def naive(rank: int, ranks: int, microbatches: int) -> Row:
 def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
     """All forwards, then all backwards. (Huang et al. 2019, "GPipe", section 2.3.)
 
-    Idle share (p-1)/(m+p-1). Holds all m microbatches. Backward takes them in the order of forward, where the paper
-    turns it round: the bubble is the same, and gradients are summed in the order of 1f1b.
+    Bubble (p-1)/(m+p-1). A rank holds all m microbatches. Backward takes them in the order of forward; in the paper it
+    takes the last one first. The bubble is the same, and our order sums gradients as 1f1b does.
     """
     return forwards(rank, range(microbatches)) + backwards(rank, range(microbatches))
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
-    """Warm-up, then one forward and one backward in turn. (Narayanan et al. 2019, "PipeDream", section 3.2, flushed
-    as in Narayanan et al. 2021, section 2.2.1.)
+    """Warm-up, then one forward and one backward in turn. (Narayanan et al. 2019, "PipeDream", section 3.2; with a
+    flush: Narayanan et al. 2021, section 2.2.1.)
 
-    Idle share (p-1)/(m+p-1), as gpipe. Stage s holds at most p - s microbatches.
+    Bubble (p-1)/(m+p-1), as gpipe. Rank r holds at most p - r microbatches.
     """
     warm_up = min(ranks - rank - 1, microbatches)
     row = forwards(rank, range(warm_up))
@@ -62,7 +62,7 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
     """1f1b over `chunks` stages a rank: stage c * p + rank, p microbatches of each in turn. (Narayanan et al. 2021,
     "Efficient large-scale language model training on GPU clusters", section 2.2.2.)
 
-    Idle share (p-1)/(v m+p-1). Rank 0 holds up to p(v + 1) - 1 microbatch-stages, each 1/v of a rank's layers.
+    Bubble (p-1)/(v m+p-1). Rank 0 holds up to p(v + 1) - 1 microbatches of one stage, which is 1/v of its layers.
 
     Raises
     ------
@@ -111,14 +111,14 @@ def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
     name : str
         One of `NAMES`.
     chunks : int
-        Stages a rank, for interleaved. zb-v and dualpipe-v always have two, the first on the way down, the second on
-        the way up; the others have one.
+        Stages a rank, for interleaved. zb-v and dualpipe-v always have two, one on the way down and one on the way up;
+        the others have one.
 
     Raises
     ------
     ValueError
-        An unknown name, fewer than one rank, microbatch or chunk, chunks that the schedule does not have, or a number
-        of microbatches that interleaved cannot group.
+        For an unknown name, for less than one rank, microbatch or chunk, for chunks that the schedule does not have, or
+        for a number of microbatches that interleaved cannot group.
     """
     if name not in NAMES:
         raise ValueError(f"there is no schedule {name!r}: choose one of {', '.join(NAMES)}")

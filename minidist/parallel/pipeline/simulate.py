@@ -1,14 +1,14 @@
-"""What a plan costs: when each action starts and ends, how long ranks idle, how much they hold.
+"""The cost of a plan: when each action starts and ends, how long ranks idle, how much they hold.
 
-    start(action) = max(end of the rank's action before, end of what it needs + latency if another rank did that)
+    start(action) = max(end of the rank's action before, end of each action it needs, + latency if on another rank)
 
 An idle share is easily misquoted, so there are two, by name:
 
     bubble   idle / (ranks * length of the step)          how much of the machine's time is lost
     ratio    idle / (time that the computing takes)       how much longer the step takes than the ideal
 
-What the papers say, for p ranks, m microbatches and v chunks a rank, equal stages and no latency; the tests hold the
-plans against it:
+The papers' formulas, for p ranks, m microbatches, v chunks a rank, equal stages and no latency; tests compare the plans
+with them:
 
                  bubble: share of the step   ratio: to the ideal
     naive        (p - 1) / p                 p - 1
@@ -51,7 +51,7 @@ class Timeline:
 
     @cached_property
     def length(self) -> float:
-        """How long the step takes: from 0 until the last rank is done."""
+        """How long the step takes: from time 0 until the last rank is done."""
         return max((row[-1] for row in self.end if row), default=0.0)
 
     @cached_property
@@ -61,17 +61,17 @@ class Timeline:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """How long each rank waits, before its first and after its last action included."""
+        """How long each rank waits, also before its first and after its last action."""
         return tuple(self.length - busy for busy in self.busy)
 
     @property
     def bubble(self) -> float:
-        """The share of the step that is idle, over all ranks: from 0 to 1."""
+        """Which share of the step all ranks together are idle: from 0 to 1."""
         return sum(self.idle) / (self.length * self.plan.ranks) if self.length else 0.0
 
     @property
     def ratio(self) -> float:
-        """Idle time to computing time, over all ranks: 1 means that the step takes twice the ideal."""
+        """Idle time divided by computing time, over all ranks: with 1 the step takes twice the ideal."""
         return sum(self.idle) / sum(self.busy) if self.length else 0.0
 
 
@@ -84,11 +84,11 @@ def simulate(
     latency: float = 0.0,
     reduce: float = 0.0,
 ) -> Timeline:
-    """Run the plan on a clock, on which F, B, I, W and R take these times, in any unit.
+    """Run the plan on a clock. `forward`, `backward`, `input`, `weight` and `reduce` are the times of F, B, I, W and R.
 
-    A reduction costs nothing unless `reduce` says so: most of it hides behind the backward before it. The simulation
-    leaves out sends and receives: a result reaches another rank `latency` after it was computed, as it does if the
-    receive was posted early. That delays the other rank, but keeps nobody busy.
+    Times may have any unit. By default a reduction takes none, because most of it hides behind the backward before it.
+    Sends and receives are left out: a result reaches another rank `latency` after it was computed, as it does if the
+    receive was posted early. That delays the other rank, but keeps no rank busy.
 
     Raises
     ------
@@ -118,17 +118,17 @@ def simulate(
 
 
 def peak_activations(plan: Plan) -> tuple[int, ...]:
-    """Return the most microbatch-stages each rank holds whose forward is done and whose backward (B, or I) is not.
+    """Return for each rank the most activations that it holds at a time: F is done, and B or I is not.
 
-    One unit is what one stage saves of one microbatch. `peak_deferred` counts what W still needs.
+    The unit is what one stage saves of one microbatch. `peak_deferred` counts what W needs afterwards.
     """
     return tuple(_peak(row, {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUTS: -1}) for row in plan.actions)
 
 
 def peak_deferred(plan: Plan) -> tuple[int, ...]:
-    """Return the most microbatch-stages each rank holds for W alone: I is done, W is not.
+    """Return for each rank the most stages and microbatches for which I is done at a time, and W is not.
 
-    For each, the rank keeps the inputs of layers and the gradients of their outputs, not all that the forward saved.
+    For each of them the rank keeps the inputs of layers and the gradients of their outputs, but no other activations.
     """
     return tuple(_peak(row, {Kind.INPUTS: 1, Kind.WEIGHTS: -1}) for row in plan.actions)
 

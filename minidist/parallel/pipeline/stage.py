@@ -4,8 +4,8 @@
     stage 1             │ layers.2 │ layers.3 │
     stage 2                        │ layers.4 │ norm │ head
 
-The identity replaces what a stage does not have. So the model's own forward runs, and what the stage before returned
-goes in where tokens would. Parameters keep the names that they have in the serial model.
+An identity replaces each module that a stage does not have. So the model's own forward runs, and takes the output of
+the stage before in place of tokens. Parameters keep the names that they have in the serial model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import nn
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:
-    """Return which layers belong to each stage: neighbours, such that the most expensive stage is as cheap as can be.
+    """Return the layers of each stage: neighbours, cut so that the most expensive stage is as cheap as possible.
 
     Parameters
     ----------
     costs : sequence of float
-        What each layer costs, in any unit. Equal costs give stages that differ by one layer at most.
+        Of each layer, in any unit. With equal costs, stages differ by one layer at most.
     stages : int
-        How many; each gets at least one layer.
+        How many stages; each gets at least one layer.
 
     Raises
     ------
@@ -52,14 +52,14 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
 
 
 def take_stages(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -> dict[int, nn.Module]:
-    """Leave in `model` what this rank's stages need, and return the module of each stage.
+    """Leave in `model` only what this rank's stages need, and return the module of each stage.
 
     Parameters
     ----------
     model : nn.Module
-        The serial model, which is changed. It calls its `embedding`, its `layers`, its `norm` and its `head`, as our
-        GPT does. A rank of one stage computes with the model itself; a rank of several, with views that share its
-        modules. If the first and the last stage share a parameter, both keep a copy: see `tied_names`.
+        The serial model, which is changed. Its forward calls `embedding`, `layers`, `norm` and `head`, as our GPT's
+        does. A rank with one stage computes with the model itself, and a rank with several stages with views that share
+        its modules. If the first and the last stage share a parameter, each keeps a copy: see `tied_names`.
     parts : sequence of ranges
         The layers of every stage; see `balance`.
     mine : sequence of int
@@ -68,7 +68,7 @@ def take_stages(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -
     Raises
     ------
     ValueError
-        If the model has no `nn.ModuleList` of that name, or one of another length.
+        If the model has no `nn.ModuleList` called `layers`, or one of another length.
     """
     layers, needed = getattr(model, "layers", None), parts[-1].stop
     if not isinstance(layers, nn.ModuleList) or len(layers) != needed:
@@ -80,7 +80,7 @@ def take_stages(model: nn.Module, parts: Sequence[range], mine: Sequence[int]) -
 
 
 def _view(model: nn.Module) -> nn.Module:
-    """Return another module with the same parts and hooks of its own."""
+    """Return another module with the same parts, and with its own lists of hooks."""
     view = copy.copy(model)
     view._forward_pre_hooks = view._forward_pre_hooks.copy()
     view._forward_hooks = view._forward_hooks.copy()
@@ -88,7 +88,7 @@ def _view(model: nn.Module) -> nn.Module:
 
 
 def _keep(model: nn.Module, layers: Collection[int], count: int) -> nn.Module:
-    """Keep these of `count` layers, under their numbers, and what comes before the first and after the last."""
+    """Keep these of `count` layers, under their numbers, and the ends of the model that belong to them."""
     kept = nn.ModuleList()
     kept._modules = {str(index): model.get_submodule(f"layers.{index}") for index in layers}
     ends = {"embedding": 0, "norm": count - 1, "head": count - 1}  # beside which layer

@@ -1,14 +1,14 @@
-"""Weight gradients of linear layers in a pipeline: where they are added up, and when they are computed.
+"""Weight gradients of linear layers in a pipeline: how they are added up, and when they are computed.
 
     autograd    gᵀ x ─▶ a matrix ─▶ added to parameter.grad      the matrix written and read, the sum read and written
     here        parameter.grad += gᵀ x, by the product itself    the sum read and written
     put off     (x, g) wait here; the same, when there is time
 
-Every microbatch adds to every gradient. If microbatches have few tokens, that takes a good part of backward: on a CPU,
-with 128 tokens and D = 512, a tenth. (Megatron-LM calls the remedy gradient accumulation fusion.) Zero-bubble schedules
-put the products off: nobody waits for them, and they fill the time in which a rank would wait. (Qi et al. 2023.)
+Every microbatch adds to every gradient. If microbatches have few tokens, this takes a good part of backward: a tenth on
+a CPU, with 128 tokens and D = 512. (Megatron-LM calls the remedy gradient accumulation fusion.) Zero-bubble schedules
+put the products off: nobody waits for them, and they fill the time in which a rank would idle. (Qi et al. 2023.)
 
-A weight that has hooks (data parallelism's, say) gets its gradient from autograd, which runs them.
+If a weight has hooks, such as data parallelism's, its gradient comes from autograd, which runs the hooks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minidist.parallel.tensor.tensor_parallel import PartOfLinear
 
 
 class Product(NamedTuple):
-    """What the gradient of a weight is made of: the layer's input [.., I], and the gradient of its output [.., O]."""
+    """The factors of a weight's gradient: the layer's input [.., I], and the gradient of its output [.., O]."""
 
     weight: nn.Parameter
     x: Tensor
@@ -34,7 +34,7 @@ class Product(NamedTuple):
         return self.gradient.flatten(0, -2).T @ self.x.flatten(0, -2)
 
     def add_up(self) -> bool:
-        """Add gᵀ x to the gradient that is there, unless there is none or a hook wants it; tell whether it was done."""
+        """Add gᵀ x to the weight's gradient, if it has one and no hooks. Tell whether this was done."""
         weight = self.weight
         hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
         if weight.grad is None or hooked or weight.grad.dtype != self.x.dtype:
@@ -44,12 +44,12 @@ class Product(NamedTuple):
 
 
 class WeightGradients:
-    """Takes care of the linear layers of this rank's stages.
+    """Computes the weight gradients of the linear layers in this rank's stages.
 
     Attributes
     ----------
     put_off : bool
-        Whether backward leaves the products in `waiting`.
+        Whether backward leaves products in `waiting`, for later.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class WeightGradients:
         self.waiting: list[Product] = []
 
     def take_over(self, module: nn.Module) -> None:
-        """Have all linear layers in `module`, also those that are cut, get their weights' gradients here."""
+        """Let all linear layers in `module`, cut or not, get their weight gradients from here."""
         for layer in module.modules():
             if isinstance(layer, PartOfLinear):
                 layer.product = partial(multiply, self, layer, None)  # type: ignore[method-assign]
@@ -65,13 +65,13 @@ class WeightGradients:
                 layer.forward = partial(multiply, self, layer, layer.bias)  # type: ignore[method-assign]
 
     def take(self) -> list[Product]:
-        """Return what was put off since the last call, and forget it."""
+        """Return the products that were put off since the last call, and forget them."""
         taken, self.waiting = self.waiting, []
         return taken
 
 
 def compute(products: list[Product]) -> None:
-    """Compute gradients that were put off, and add them to `parameter.grad`."""
+    """Compute the products that were put off, and add them to `parameter.grad`."""
     with torch.no_grad():
         left = [product for product in products if not product.add_up()]
     if left:
@@ -79,7 +79,7 @@ def compute(products: list[Product]) -> None:
 
 
 def multiply(owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None, x: Tensor) -> Tensor:
-    """Return x Wᵀ, plus the bias if there is one, for x [.., I]; the owner takes care of the gradient of W [O, I]."""
+    """Return x Wᵀ, plus the bias if there is one, for x [.., I]. The owner computes the gradient of W [O, I]."""
     weight = layer.weight
     if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
         return nn.functional.linear(x, weight, bias)
@@ -88,19 +88,19 @@ def multiply(owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None
 
 
 class Multiply(torch.autograd.Function):
-    """x Wᵀ, whose backward does with the weight's gradient what its owner says."""
+    """x Wᵀ, whose backward computes the weight's gradient, or puts it off, as its owner says."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, owner: WeightGradients) -> Tensor:
         """Return [.., O] of x [.., I] and weight [O, I]."""
         ctx.save_for_backward(x, weight)
-        # Hooks on saved tensors (recomputation's, an account's) bring back another tensor, whose gradient is nobody's.
+        # Hooks on saved tensors, such as recomputation's, may return a copy of the weight: keep the parameter itself.
         ctx.parameter, ctx.owner = weight, owner
         return nn.functional.linear(x, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """Return the gradient of x, and that of the weight if it is left to autograd."""
+        """Return the gradient of x, and that of the weight if autograd is to accumulate it."""
         x, weight = ctx.saved_tensors
         product = Product(ctx.parameter, x.detach(), gradient)
         if ctx.owner.put_off:
@@ -111,7 +111,7 @@ class Multiply(torch.autograd.Function):
 
 
 class Backward(torch.autograd.Function):
-    """Nothing in forward; in backward the gradient of a weight, so that hooks on it run as ever."""
+    """A zero in forward; its backward is the gradient of a weight, so that autograd runs the weight's hooks."""
 
     @staticmethod
     def forward(ctx: Any, weight: nn.Parameter, product: Product) -> Tensor:

@@ -1,7 +1,7 @@
 """Schedules that split the backward, so that weight gradients fill the bubble.
 
-    B = I + W     I, the gradient of the inputs, is what the stage before waits for: at once.
-                  W, the gradients of the weights, nobody waits for: it goes where a rank would idle.
+    B = I + W     I, the gradient of the inputs: the stage before waits for it, so it comes at once.
+                  W, the gradients of the weights: nobody waits for them, so they come where a rank would idle.
 
     V placement, 3 ranks      stage 0  1  2 ╮
                               stage 5  4  3 ╯     the first rank holds the last stage too, and has its gradient at once
@@ -19,7 +19,7 @@ from minidist.parallel.pipeline.actions import Action, Kind
 
 
 class Script:
-    """One rank's actions as they are written: each kind takes the microbatches of each stage in order."""
+    """One rank's actions, as they are written down: each kind takes the microbatches of each stage in order."""
 
     def __init__(self, down: int, up: int) -> None:
         self.stages = {"down": down, "up": up}
@@ -28,7 +28,7 @@ class Script:
         self.taken: Counter[Action] = Counter()  # forwards and backwards of each stage so far
 
     def repeat(self, times: int, *steps: str) -> None:
-        """Write the steps so often: `F down` is a forward of the stage on the way down, `W` what is owed longest."""
+        """Write the steps `times` times: `F down` is a forward on the way down, `W` the one that is owed longest."""
         for step in steps * times:
             if step == Kind.WEIGHTS:
                 self.row.append(self.owed.popleft())
@@ -42,18 +42,18 @@ class Script:
                 self.owed.append(action._replace(kind=Kind.WEIGHTS))
 
     def only(self, microbatches: int) -> list[Action]:
-        """Return the row, and all W still owed, of the first so many microbatches.
+        """Return the row, and all W that are still owed, without the microbatches from this number on.
 
-        To leave out whole microbatches leaves the order of the others, so what had no cycle still has none.
+        That leaves the order of the others as it is, so a plan without a deadlock still has none.
         """
         return [action for action in (*self.row, *self.owed) if action.microbatch < microbatches]
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """1f1b with W put off: by `rank` microbatches, so that the last ranks have most left to fill the end.
+    """1f1b with W put off by `rank` microbatches: the last ranks have most W left, and most time to fill at the end.
 
-    A rank idles (p-1)(F + I - W), for p microbatches or more, if W is the shortest of them. Holds at most p - rank
-    microbatches, as 1f1b, and what W needs of `rank` + 1 more. (Qi et al. 2023, section 2.1, figure 3.)
+    With p microbatches or more, rank r idles (p-1)(F + I - W), if W is the shortest of the three. It holds at most p-r
+    microbatches, as in 1f1b, and of r + 1 more what W needs. (Qi et al. 2023, section 2.1, figure 3.)
     """
     script = Script(rank, rank)
     script.repeat(ranks - rank - 1, "F down")
@@ -63,10 +63,10 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> list[Action]:
 
 
 def zb_v(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """Two stages a rank in a V: no rank waits between its first and its last action if F, I and W take equal times.
+    """Two stages a rank in a V: if F, I and W take equal times, no rank waits between its first and its last action.
 
-    Holds at most 2p microbatch-stages, each half of a rank's layers: what the first rank of 1f1b holds, on every rank.
-    Made for 2p - 1 microbatches or more; fewer are what is left when the others are taken out.
+    A rank holds at most 2p microbatches of one stage, which is half of its layers: as much as the first rank of 1f1b.
+    The schedule is made for 2p - 1 microbatches or more; for fewer, the others are taken out.
     (Qi et al. 2023, section 6.)
     """
     script = Script(rank, 2 * ranks - 1 - rank)
@@ -80,11 +80,11 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> list[Action]:
 
 
 def dualpipe_v(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """Two stages a rank in a V, the forward of one beside the backward of the other; W apart where a rank would idle.
+    """Two stages a rank in a V: the forward of one beside the backward of the other, and W where a rank would idle.
 
-    In the paper such a pair runs at once, one computing while the other communicates; here its forward stands directly
-    before its backward. Holds at most 2p + 1 microbatch-stages, each half of a rank's layers. Made for 2p microbatches
-    or more; fewer are what is left when the others are taken out.
+    In the paper such a pair runs at the same time: one computes while the other communicates. Here the forward comes
+    directly before the backward. A rank holds at most 2p + 1 microbatches of one stage, which is half of its layers.
+    The schedule is made for 2p microbatches or more; for fewer, the others are taken out.
     (DeepSeek-AI 2024, section 3.2.1, figure 5 for DualPipe, of which this is one half, folded.)
     """
     below = ranks - rank - 1  # how many ranks are nearer to the turn of the V

@@ -126,12 +126,12 @@ class Sharded(DataParallel):
         Parameters
         ----------
         kind
-            An optimizer that treats each element for itself, such as torch's AdamW; or torch's Muon, see `SlicedMuon`.
+            An optimizer that treats each element separately, such as torch's AdamW; or torch's Muon, see `SlicedMuon`.
         groups : optional
             The first argument of torch's optimizers, over the model's own parameters: parameters, pairs of name and
             parameter, or groups of them. Frozen parameters are left out. By default all trained parameters.
         elementwise : bool
-            Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
+            Say that a `kind` treats each element separately, if it is not one of torch's or of this package.
         options
             Arguments of `kind`.
 

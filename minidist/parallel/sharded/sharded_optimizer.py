@@ -40,7 +40,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     comm : Communicator
         The ranks.
     elementwise : bool
-        Say that a `kind` treats each element for itself, if it is not one of torch's or of this package.
+        Say that a `kind` treats each element separately, if it is not one of torch's or of this package.
     **options
         Arguments of `kind`.
 
