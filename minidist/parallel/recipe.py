@@ -23,7 +23,6 @@ from minidist.mesh import Layout
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.pipeline import NAMES, check, plan
 from minidist.parallel.pipeline.actions import Plan
-from minidist.parallel.pipeline.errors import ScheduleError
 
 Strategy: TypeAlias = Literal["ddp", "naive", "server"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
@@ -97,7 +96,7 @@ class Recipe:
                 check(self.schedule)
                 return self.schedule
             return plan(self.schedule, layout.pp, self.microbatches, self.chunks)
-        except (ScheduleError, ValueError) as error:
+        except ValueError as error:
             raise RecipeError(str(error)) from None
 
     def check(self, layout: Layout, layers: int) -> Plan | None:

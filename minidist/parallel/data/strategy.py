@@ -48,15 +48,12 @@ class DataParallel(nn.Module, Replica):
         if op not in ("sum", "mean"):
             raise ValueError(f"op={op!r}: gradients are reduced by 'sum' or 'mean'")
         self.module, self.comm, self.op, self.unused, self.synchronising = model, comm, op, unused, True
-        self._find_parameters()
+        named = model.named_parameters()
+        self.names = {parameter: name for name, parameter in named if parameter not in self.ignored}
+        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
         self._check_unwrapped()
         self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
         make_equal(model, comm, self.ignored)
-
-    def _find_parameters(self) -> None:
-        named = self.module.named_parameters()
-        self.names = {parameter: name for name, parameter in named if parameter not in self.ignored}
-        self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
 
     def _check_unwrapped(self) -> None:
         for parameter, name in self.names.items():

@@ -10,7 +10,7 @@ dim either. There the name decides: it is one of torch's counts, or has no dim e
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -33,24 +33,21 @@ def share_out(optimizer: torch.optim.Optimizer) -> None:
 
 def _whole(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
-    return saved | {
-        "state": {
-            index: {name: _gathered(value, placements[index]) for name, value in held.items()}
-            for index, held in saved["state"].items()
-        }
-    }
+    return _changed(saved, lambda index, _, value: _gathered(value, placements[index]))
 
 
 def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
     same = _same_everywhere(saved, placements)
     check_state(saved, placements, same)
-    return saved | {
-        "state": {
-            index: {name: _slice(value, placements[index], name in same) for name, value in held.items()}
-            for index, held in saved["state"].items()
-        }
-    }
+    return _changed(saved, lambda index, name, value: _slice(value, placements[index], name in same))
+
+
+def _changed(saved: dict[str, Any], change: Callable[[int, str, Any], Any]) -> dict[str, Any]:
+    """Return saved state with every `value` changed: `change(index, name, value)`."""
+    parts = saved["state"].items()
+    state = {index: {name: change(index, name, value) for name, value in held.items()} for index, held in parts}
+    return saved | {"state": state}
 
 
 def _same_everywhere(saved: dict[str, Any], placements: list[Placement]) -> frozenset[str]:

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minidist.collectives import all_reduce
 from minidist.parallel.data.backward import BackwardEnd, Hook
@@ -128,7 +128,7 @@ class FSDP(ShardedModel):
     def _post_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
         self.in_forward = None
         output = unit.apart(output)
-        tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if not tensors and torch.is_grad_enabled():
             raise TypeError(
                 f"{unit.name or 'the model'} returns a {type(output).__name__} in which no tensors can be seen, so "
@@ -233,13 +233,11 @@ class FSDP(ShardedModel):
 
 def followed(inputs: Any, work: Callable[[], None]) -> Any:
     """Return the nested `inputs`, so hooked that backward calls `work` once it has all their gradients."""
-    leaves, structure = tree_flatten(inputs)
-    where = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if where:
-        tensors = Begin.apply(work, *(leaves[at] for at in where))  # type: ignore[no-untyped-call]
-        for at, tensor in zip(where, tensors, strict=True):
-            leaves[at] = tensor
-    return tree_unflatten(leaves, structure)
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not tensors:
+        return inputs
+    passed = iter(Begin.apply(work, *tensors))  # type: ignore[no-untyped-call]
+    return tree_map_only(Tensor, lambda tensor: next(passed) if tensor.requires_grad else tensor, inputs)
 
 
 class Begin(torch.autograd.Function):
@@ -266,6 +264,4 @@ def recomputing() -> bool:
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
     """Return nested `values` with all floating-point tensors in `dtype`."""
-    return tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, values
-    )
+    return tree_map_only(Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, values)

@@ -58,12 +58,11 @@ class ShardedModel(Whole):
         precisions = [precision_of(module, precision, not name, where) for name, module, _ in chosen]
         super().__init__(model, comm, op, unused)
         if device is not None:
-            on_device(model, torch.device(device))
-            self._find_parameters()
+            on_device(model, where)
         self._divide(shard_ranks)
         self.units = [
             Unit(name, module, self._flats(parameters, each, allocate), each)
-            for (name, module, parameters), each in zip(split(model, policy), precisions, strict=True)
+            for (name, module, parameters), each in zip(chosen, precisions, strict=True)
         ]
         self.root = self.units[-1]
         self.flats = [flat for unit in self.units for flat in unit.flats]

@@ -22,7 +22,7 @@ bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Any
 
 import torch
@@ -104,10 +104,12 @@ class ZeRO1(Sharded, Bucketed):
         reduced = [shard.gradient for shard in self.shards.values() if shard.gradient is not None]
         return {"gradients": super().held()["gradients"] + reduced}
 
-    def wait(self) -> None:
-        """Wait until all parameters are gathered."""
-        for shard in self.shards.values():
-            self._await(shard)
+    def wait(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """Wait until all parameters, or these, are gathered."""
+        for parameter in self.shard_of if parameters is None else parameters:
+            shard = self.shard_of.get(parameter)  # None if it is frozen
+            if shard in self.gathering:
+                self.gathering.pop(shard).wait()
 
     def _launch(self, bucket: Bucket) -> Any:
         return self.stream.launch(self._reduce, self.shards[bucket], bucket.take())
@@ -142,14 +144,8 @@ class ZeRO1(Sharded, Bucketed):
         if not self.overlap:
             self.wait()
 
-    def _await(self, shard: BucketShard) -> None:
-        if shard in self.gathering:
-            self.gathering.pop(shard).wait()
-
     def _pre_forward(self, module: nn.Module, _: object) -> None:
-        for parameter in module.parameters(recurse=False):
-            if parameter in self.shard_of:
-                self._await(self.shard_of[parameter])
+        self.wait(module.parameters(recurse=False))
 
 
 class ZeRO2(ZeRO1):

@@ -83,6 +83,17 @@ def test_ignored_parameters_are_left_as_they_are() -> None:
     assert not torch.equal(one, other) and not torch.equal(its, another) and torch.equal(same, alike)
 
 
+def test_parameters_of_a_model_on_meta_are_replicated_and_ignored_too() -> None:
+    def program(comm: Communicator) -> None:
+        model = nn.Sequential(nn.Linear(5, 7, device="meta"), nn.LayerNorm(7, device="meta"))
+        (weight, bias), matrix = model[1].parameters(), model[0].weight
+        wrapped = FSDP(model, comm, device="cpu", replicated=[weight], ignored=[bias])
+        assert wrapped.slice_of(weight).numel() == 7 and wrapped.slice_of(matrix).numel() < 35
+        assert bias not in wrapped.names and all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+    minidist.run(program, 2)
+
+
 def test_parameters_of_another_model_are_neither_replicated_nor_ignored() -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="6 of the parameters in replicated= and ignored= are none of the model's"):
