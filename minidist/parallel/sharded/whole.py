@@ -67,11 +67,11 @@ class Whole(Sharded):
             if target is None or target.shape != value.shape:
                 here = "nothing" if target is None else list(target.shape)
                 wrong.append(f"{name} is {list(value.shape)} there and {here} here")
-            elif name in names:
+            elif name in names and names[name] in self.shard_of:
                 writes.append(partial(self.shard_of[names[name]].write, names[name], value))
                 missing.discard(self.names[names[name]])
-            else:
-                writes.append(partial(buffers[name].copy_, value))
+            else:  # a buffer, or an ignored parameter
+                writes.append(partial(target.detach().copy_, value))
             while writes and not isinstance(tensors, Mapping):  # what is drawn one by one may not fit at once
                 writes.pop()()
         wrong += [f"{name} is missing" for name in self.names.values() if name in missing]

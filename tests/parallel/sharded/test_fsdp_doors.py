@@ -77,6 +77,10 @@ def test_ignored_parameters_are_left_as_they_are() -> None:
         train(wrapped, optimizer, (comm.rank,))
         assert torch.equal(weight, before) and torch.equal(wrapped.full_state_dict()["3.weight"], before)
         assert weight.grad is not None
+        saved = {name: value.clone() for name, value in wrapped.full_state_dict().items()}
+        weight.detach().zero_()
+        wrapped.load(saved)
+        assert torch.equal(weight, before), "they are saved and loaded, too"
         return weight.detach(), weight.grad, wrapped.full_state_dict()["0.weight"]
 
     (one, its, same), (other, another, alike) = minidist.run(program, 2)
