@@ -8,9 +8,10 @@ from minidist.parallel import FSDP
 
 
 class AllReducing(FSDP):
-    def _scattered(self, flat, gradient):
-        all_reduce(gradient, self.stream.comm)
-        return torch.split(gradient, flat.counts)[self.comm.rank].clone()
+    def _reduce(self, name, gradients):
+        for flat, gradient in gradients:
+            all_reduce(gradient, self.stream.comm)
+            flat.add_gradient(torch.split(gradient, flat.counts)[self.comm.rank].clone())
 
 
 class ShardedModel(HybridModel):

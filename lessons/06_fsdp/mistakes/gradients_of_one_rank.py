@@ -7,8 +7,9 @@ from minidist.parallel import FSDP
 
 
 class Alone(FSDP):
-    def _scattered(self, flat, gradient):
-        return torch.split(gradient, flat.counts)[self.comm.rank].clone()
+    def _reduce(self, name, gradients):
+        for flat, gradient in gradients:
+            flat.add_gradient(torch.split(gradient, flat.counts)[self.comm.rank].clone())
 
 
 class ShardedModel(HybridModel):

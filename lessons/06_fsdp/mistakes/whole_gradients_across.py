@@ -8,9 +8,10 @@ from minidist.parallel import FSDP
 
 
 class AcrossFirst(FSDP):
-    def _scattered(self, flat, gradient):
-        all_reduce(gradient, self.across)
-        return reduce_scatter(gradient, self.stream.comm)
+    def _reduce(self, name, gradients):
+        for flat, gradient in gradients:
+            all_reduce(gradient, self.across)
+            flat.add_gradient(reduce_scatter(gradient, self.stream.comm))
 
 
 class HybridModel(HybridModel):
