@@ -14,9 +14,11 @@ from torch import Tensor
 
 import minidist
 from minidist.cli.train import train
+from minidist.parallel.data.sampler import DistributedSampler
+from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore
 from minidist.trainer.checkpoint.pieces import Extent, Piece
-from minidist.trainer.text import load_text
+from minidist.trainer.text import Samples, load_text
 
 TINY = ["--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "16", "--batch", "8", "--warmup", "2"]
 
@@ -35,6 +37,15 @@ def train_on(ranks: int, *words: str) -> int:
     """Train on threads, with the words of these strings after `TINY`; return the status that the job would have."""
     argv = [*TINY, *shlex.split(" ".join(words))]
     return max(minidist.run(lambda comm: train(argv, comm), ranks))
+
+
+def batches_of(
+    samples: Samples, batch: int, ranks: int = 1, rank: int = 0, *, shuffle: bool = True, by_length: bool = False
+) -> Batches:
+    """Return the batches of a rank, dealt out by a sampler of seed 0."""
+    lengths = samples.lengths if by_length else None
+    sampler = DistributedSampler(len(samples), ranks, rank, batch=batch, shuffle=shuffle, lengths=lengths)
+    return Batches(samples, sampler)
 
 
 def count_calls(calls: Counter[str], owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,38 +69,14 @@ class Batches:
     ----------
     samples : Samples
         From `sequences` or `documents`; the same on every rank.
-    batch : int
-        Samples per *global* batch.
-    ranks, rank, seed, shuffle
-        See `DistributedSampler`.
-    by_length : bool
-        Put samples of similar length into the same batch, to save padding.
+    sampler : DistributedSampler
+        Deals these samples out to the ranks.
     multiple : int
         Pad rows to a multiple of so many tokens: sequence parallelism shares them out evenly.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        batch: int,
-        ranks: int = 1,
-        rank: int = 0,
-        seed: int = 0,
-        *,
-        shuffle: bool = True,
-        by_length: bool = False,
-        multiple: int = 1,
-    ) -> None:
-        self.samples, self.multiple = samples, multiple
-        self.sampler = DistributedSampler(
-            len(samples),
-            ranks,
-            rank,
-            seed,
-            batch=batch,
-            shuffle=shuffle,
-            lengths=samples.lengths if by_length else None,
-        )
+    def __init__(self, samples: Samples, sampler: DistributedSampler, multiple: int = 1) -> None:
+        self.samples, self.sampler, self.multiple = samples, sampler, multiple
         self._checksum = samples.checksum()
 
     def __iter__(self) -> Iterator[Batch]:

@@ -27,7 +27,7 @@ from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES
 from minidist.model import GPT, Where
 from minidist.parallel import Parallel, parallelize
-from minidist.parallel.data.sampler import State
+from minidist.parallel.data.sampler import DistributedSampler, State
 from minidist.trainer.agreement import all_or_none
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checked import CheckedRun
@@ -77,17 +77,14 @@ class Trainer:
         if config.run.init and not config.run.resume:
             resume.load_initial(Path(config.run.init), self.model)
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
-        dp, by_length = mesh.dp, config.data.by_length
-        multiple = mesh.layout.tp if config.parallel.sp else 1
-        self.batches = Batches(
-            samples, config.data.batch, dp.size, dp.rank, config.run.seed, by_length=by_length, multiple=multiple
-        )
+        dp, batch, lengths = mesh.dp, config.data.batch, samples.lengths if config.data.by_length else None
+        sampler = DistributedSampler(len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths)
+        self.batches = Batches(samples, sampler, multiple=mesh.layout.tp if config.parallel.sp else 1)
         self.resumed: resume.Resumed | None = None
         if config.run.resume:
             self.resumed = resume.prepare(config, self.model, self.batches, self.scaler, self.comm)
         self.first_step = self.resumed.step if self.resumed else 0
-        base_batch = config.optimizer.base_batch or config.data.batch
-        self.peak_rate = linear_scaling(config.optimizer.lr, base_batch, config.data.batch)
+        self.peak_rate = linear_scaling(config.optimizer.lr, config.optimizer.base_batch or batch, batch)
 
     def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.

@@ -13,12 +13,14 @@ The default token is the byte: no vocabulary to train, nothing unknown, every fi
 Face's library packs about four bytes of English into a token, for the price of a larger embedding.
 """
 
+from __future__ import annotations
+
 import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +34,6 @@ Parts = TypeVar("Parts", Tokens, list[Tokens])
 
 class TextError(ValueError):
     """The text, or the tokenizer, cannot be used; the message says why and what to do."""
-
-
-class Tokenizer(Protocol):
-    """Turns text into tokens and back."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of different tokens: every token is in 0 .. vocabulary - 1."""
-
-    def encode(self, text: bytes) -> Tokens:
-        """Return the tokens of a text, in the smallest unsigned type that holds the vocabulary."""
-
-    def decode(self, tokens: Tokens | Sequence[int]) -> str:
-        """Return the text of some tokens, for people to read."""
 
 
 def load_text(files: Sequence[str | Path] = ()) -> bytes:
@@ -178,7 +166,7 @@ class ByteTokenizer:
     vocabulary = 256
 
     def encode(self, text: bytes) -> Tokens:
-        """Return the bytes as numbers; nothing is copied."""
+        """Return the bytes as numbers, uint8; nothing is copied."""
         return np.frombuffer(text, dtype=np.uint8)
 
     def decode(self, tokens: Tokens | Sequence[int]) -> str:
@@ -223,6 +211,8 @@ class FileTokenizer:
     def encode(self, text: bytes) -> Tokens:
         """Return the tokens of a text in UTF-8, without any mark for its beginning or end.
 
+        They have the smallest unsigned type that holds the vocabulary.
+
         Raises
         ------
         TextError
@@ -243,6 +233,10 @@ class FileTokenizer:
         """Return the text, special tokens included."""
         text: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
         return text
+
+
+Tokenizer: TypeAlias = ByteTokenizer | FileTokenizer
+"""Turns text into tokens and back: `encode`, `decode`, and `vocabulary`, the number of tokens, which count from 0."""
 
 
 def _read(path: Path, option: str = "--text") -> bytes:

@@ -13,9 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from training import batches_of
 
 from minidist.parallel.data.sampler import State
-from minidist.trainer.batches import Batch, Batches, ReadAhead
+from minidist.trainer.batches import Batch, ReadAhead
 from minidist.trainer.text import (
     ByteTokenizer,
     FileTokenizer,
@@ -250,8 +251,8 @@ def test_arguments_are_checked() -> None:
 
 @pytest.mark.gpu
 def test_pinned_batches_arrive_on_the_device() -> None:
-    expected = list(islice(Batches(sequences(TOKENS, T=8), 4, ranks=3, rank=2), 20))
-    with ReadAhead(Batches(sequences(TOKENS, T=8), 4, ranks=3, rank=2), pin=True) as batches:
+    expected = list(islice(batches_of(sequences(TOKENS, T=8), 4, ranks=3, rank=2), 20))
+    with ReadAhead(batches_of(sequences(TOKENS, T=8), 4, ranks=3, rank=2), pin=True) as batches:
         for batch, whole in zip(batches, expected, strict=False):
             assert batch.inputs.is_pinned() or not len(batch.inputs)
             assert same(batch.to("cuda").to("cpu"), whole)
@@ -261,13 +262,13 @@ def test_pinned_batches_arrive_on_the_device() -> None:
 @pytest.mark.parametrize("used", [0, 3, 7, 11])  # an epoch has 7 batches of sequences, 11 of documents
 def test_a_restart_has_exactly_the_next_batch(by_length: bool, used: int) -> None:
     samples = many_documents() if by_length else sequences(TOKENS, T=8)
-    expected = list(islice(Batches(samples, 4, by_length=by_length), used + 10))
-    with ReadAhead(Batches(samples, 4, by_length=by_length), depth=3) as batches:
+    expected = list(islice(batches_of(samples, 4, by_length=by_length), used + 10))
+    with ReadAhead(batches_of(samples, 4, by_length=by_length), depth=3) as batches:
         for _, batch in zip(range(used), batches, strict=False):
             assert batch.tokens
         wait_until(lambda: len(batches._ready) == 3)  # it has read ahead, and the state must not show it
         state = batches.state_dict()
-    restarted = Batches(samples, 4, by_length=by_length)
+    restarted = batches_of(samples, 4, by_length=by_length)
     restarted.load_state_dict(state)
     with ReadAhead(restarted) as batches:
         assert all(map(same, islice(batches, 10), expected[used:]))

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training import batches_of
 
 from minidist.parallel.data.sampler import POOL, DistributedSampler, Indices, State, share
-from minidist.trainer.batches import IGNORED, Batch, Batches
+from minidist.trainer.batches import IGNORED, Batch
 from minidist.trainer.text import Samples, TextError, documents, sequences
 
 SIZES = st.integers(1, 60)
@@ -200,7 +201,7 @@ def test_numbers_out_of_range_are_refused() -> None:
 
 
 def test_targets_are_the_inputs_one_later_and_every_token_is_one_once() -> None:
-    batches = list(Batches(sequences(TOKENS, T=8), batch=4).epoch())
+    batches = list(batches_of(sequences(TOKENS, T=8), batch=4).epoch())
     whole = torch.cat([torch.cat([batch.inputs[:, :1], batch.targets], dim=1) for batch in batches])
     assert whole.dtype == torch.int64 and whole.shape == (25, 9)
     assert torch.equal(whole, torch.cat([torch.cat([b.inputs, b.targets[:, -1:]], dim=1) for b in batches]))
@@ -212,14 +213,14 @@ def test_targets_are_the_inputs_one_later_and_every_token_is_one_once() -> None:
 @pytest.mark.parametrize("by_length", [False, True])
 def test_the_ranks_together_have_the_serial_batch(ranks: int, by_length: bool) -> None:
     samples = many_documents() if by_length else sequences(TOKENS, T=8)
-    serial = Batches(samples, 6, by_length=by_length)
-    parts = [Batches(samples, 6, ranks, rank, by_length=by_length) for rank in range(ranks)]
+    serial = batches_of(samples, 6, by_length=by_length)
+    parts = [batches_of(samples, 6, ranks, rank, by_length=by_length) for rank in range(ranks)]
     for whole, *mine in islice(zip(serial, *parts, strict=True), 12):
         assert same(join(list(mine)), whole)
 
 
 def test_microbatches_are_the_batch_cut_up() -> None:
-    batch = next(Batches(sequences(TOKENS, T=8), batch=10, ranks=2, rank=1).epoch())
+    batch = next(batches_of(sequences(TOKENS, T=8), batch=10, ranks=2, rank=1).epoch())
     for count in (1, 2, 3, 5, 7):
         parts = batch.microbatches(count)
         assert len(parts) == count and same(join(parts), batch)
@@ -228,7 +229,7 @@ def test_microbatches_are_the_batch_cut_up() -> None:
 
 def test_documents_are_padded_and_padding_does_not_count() -> None:
     samples = documents([np.array([1, 2, 3]), np.array([9]), np.array([4, 5, 6, 7, 8, 9])], T=4)
-    (batch,) = Batches(samples, batch=3, shuffle=False).epoch()
+    (batch,) = batches_of(samples, batch=3, shuffle=False).epoch()
     assert batch.inputs.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7], [8, 9, 0, 0]]
     pad = IGNORED
     assert batch.targets.tolist() == [[2, 3, pad, pad], [5, 6, 7, 8], [9, pad, pad, pad]]
@@ -241,21 +242,21 @@ def test_documents_are_padded_and_padding_does_not_count() -> None:
 
 def test_grouping_documents_by_length_saves_padding() -> None:
     padded = [
-        sum(batch.inputs.numel() - batch.tokens for batch in Batches(many_documents(), 4, by_length=grouped).epoch())
+        sum(batch.inputs.numel() - batch.tokens for batch in batches_of(many_documents(), 4, by_length=grouped).epoch())
         for grouped in (False, True)
     ]
     assert padded[1] < padded[0] / 3
 
 
 def test_measuring_does_not_move_the_position() -> None:
-    batches = Batches(sequences(TOKENS, T=8), batch=4)
+    batches = batches_of(sequences(TOKENS, T=8), batch=4)
     before = batches.state_dict()
     assert all(map(same, batches.epoch(), batches.epoch()))
     assert batches.state_dict() == before
 
 
 def test_a_position_in_another_text_is_refused() -> None:
-    state = Batches(sequences(TOKENS, T=8), 4).state_dict()
+    state = batches_of(sequences(TOKENS, T=8), 4).state_dict()
     for other in (sequences(TOKENS + 1, T=8), sequences(TOKENS, T=7)):
         with pytest.raises(TextError, match="belongs to other samples"):
-            Batches(other, 4).load_state_dict(state)
+            batches_of(other, 4).load_state_dict(state)
