@@ -77,11 +77,11 @@ def graded(options: argparse.Namespace) -> list[Graded]:
     if student == INSTALLED and not options.solution:
         raise GradeError("say where your answers are: --student OUT, which minidist course build --student OUT makes")
     names = [lesson.name for lesson in lessons_in(folder)] if options.all else [options.lesson]
+    lessons = [find_lesson(folder, name) for name in names]
     tests: list[Graded] = []
-    for name in names:
-        lesson = find_lesson(folder, name)
-        answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
-        with warm_processes(lesson, AT_ONCE, options.user) as warm:
+    with warm_processes(lessons, AT_ONCE, options.user) as warm:
+        for lesson in lessons:
+            answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
             tests += grade(lesson, answer, seed=options.seed, limit=options.limit, only=chosen, warm=warm)
     if not tests and names:
         raise GradeError(f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them")

@@ -14,11 +14,12 @@ What a check is made of stands in `grader/contract.py`.
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from minidist.course.grader.contract import Check
 
@@ -82,10 +83,18 @@ def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
 
 
 def load_checks(path: Path) -> list[Check]:
-    """Return the checks of a lesson. They may import the judges beside them, and all judges may import `judges.py`."""
-    for judges in sorted(path.parent.glob("judges*.py"), key=lambda path: path.stem):  # `judges.py` first
-        load_module(judges.stem, judges)
-    checks: list[Check] = load_module("checks", path).CHECKS
+    """Return the checks of a lesson. They may import the judges beside them, and all judges may import `judges.py`.
+
+    Afterwards nobody can import either.
+    """
+    judges = sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem)  # `judges.py` first
+    files = [*judges, path]
+    try:
+        modules = [load_module(file.stem, file) for file in files]
+    finally:
+        for file in files:
+            sys.modules.pop(file.stem, None)
+    checks: list[Check] = modules[-1].CHECKS
     return checks
 
 
@@ -99,5 +108,11 @@ def load_module(name: str, path: Path) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
-    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    exec(compiled(path.read_bytes(), str(path)), module.__dict__)
     return module
+
+
+@functools.cache
+def compiled(source: bytes, path: str) -> CodeType:
+    """Return the code of a source: every simulated rank runs that of the same file."""
+    return compile(source, path, "exec")

@@ -15,7 +15,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,10 +123,10 @@ def members(root: int, mark: str) -> set[int]:
     return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if line in _environment(entry)}
 
 
-def descendants(root: int) -> set[int]:
-    """Return the processes that descend from `root`, and itself, as far as they run."""
+def descendants(root: int, but: Collection[int] = ()) -> set[int]:
+    """Return the running processes that descend from `root`, and itself; but not some, and what descends from those."""
     table, found = parents(), {root}
-    while new := {pid for pid, parent in table.items() if parent in found} - found:
+    while new := {pid for pid, parent in table.items() if parent in found and pid not in but} - found:
         found |= new
     return found & table.keys()
 

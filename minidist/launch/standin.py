@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 if sys.platform == "linux":
@@ -41,8 +42,12 @@ MOST = 100  # descriptors of one stand-in
 FREE = 500  # from here on, numbers of descriptors that nobody uses
 
 
-def fork_ranks(listener: socket.socket, ranks: float) -> list[str] | None:
+def fork_ranks(
+    listener: socket.socket, ranks: float, ended: Callable[[Collection[int]], object] = lambda others: None
+) -> list[str] | None:
     """Fork a rank for each of the next `ranks` stand-ins that connect, and wait until all have ended.
+
+    When one has ended, `ended` is called with the others' process numbers, and only then does its stand-in end.
 
     Returns
     -------
@@ -58,7 +63,9 @@ def fork_ranks(listener: socket.socket, ranks: float) -> list[str] | None:
                 os.close(ready)
                 pid, stand_in = alive.pop(ready)
                 with stand_in:
-                    dismiss(stand_in, os.waitpid(pid, 0)[1])
+                    status = os.waitpid(pid, 0)[1]
+                    ended([other for other, _ in alive.values()])
+                    dismiss(stand_in, status)
             else:
                 ranks -= 1
                 stand_in = listener.accept()[0]

@@ -70,7 +70,7 @@ SHARED: list[Warm] = []  # what runs the cases of all tests here
 
 @pytest.fixture(autouse=True, scope="module")
 def shared() -> Iterator[None]:
-    with warm_processes(LESSON, AT_ONCE) as warm:
+    with warm_processes([LESSON], AT_ONCE) as warm:
         SHARED.append(warm)
         yield
         SHARED.clear()

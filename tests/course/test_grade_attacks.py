@@ -51,8 +51,8 @@ def attack(
 
 @pytest.fixture(autouse=True, scope="module")
 def shared() -> Iterator[None]:
-    with warm_processes(LESSON, AT_ONCE) as plain:
-        with warm_processes(find_lesson(LESSON.folder.parent, "12"), AT_ONCE) as with_torch:
+    with warm_processes([LESSON], AT_ONCE) as plain:
+        with warm_processes([find_lesson(LESSON.folder.parent, "12")], AT_ONCE) as with_torch:
             SHARED.update({"02": plain, "09": with_torch, "12": with_torch, "14": with_torch})
             yield
         SHARED.clear()
@@ -577,21 +577,45 @@ def test_delete_files(tmp_path: Path) -> None:
     assert (tmp_path / "exercise.py").is_file() and (LESSON.folder / "checks.py").is_file()
 
 
+FORKED_BY = """
+import os
+warm = os.getppid()
+importer = int(open(f"/proc/{warm}/stat").read().rpartition(")")[2].split()[1])
+"""
+
+
 @pytest.mark.parametrize(
-    "code", ("os.kill(os.getppid(), 9)", "os.kill(os.getppid(), 19)", "os.write(1, b'.' * 100); os._exit(0)")
+    "code",
+    (
+        "os.kill(warm, 9)",
+        "os.kill(warm, 19)",
+        "os.kill(importer, 9)",
+        "os.kill(importer, 9); os.kill(warm, 9)",
+        "os.write(1, b'.' * 100); os._exit(0)",
+    ),
 )
 def test_attack_the_warm_process(code: str, tmp_path: Path) -> None:
     """It costs the case, not the ones after it, and nobody is left behind, not even the one that was stopped."""
     path = tmp_path / "exercise.py"
-    path.write_text(f"import os\n{HONEST}\ndef all_reduce_cost(*_):\n    {code}\n")
+    path.write_text(f"{FORKED_BY}{HONEST}\ndef all_reduce_cost(*_):\n    {code}\n")
     token = secrets.token_hex(8)
     environment = {**clean_environment(None), "TOKEN": token}
-    with Warm(LESSON.folder / "checks.py", environment, 1) as warm:
+    with Warm([LESSON.folder / "checks.py"], environment, 1) as warm:
         attacked = grade(LESSON, Answer(path), limit=1.0, only=pick(4, title="counts"), warm=warm)
         honest = grade(LESSON, Answer(path), limit=60.0, only=pick(3, title="do not divide"), warm=warm)
     assert scores(attacked) == 0
     assert all(test.score == test.max_score for test in honest), honest
     assert not with_environment(f"TOKEN={token}")
+
+
+def test_one_process_imports_for_cases_beside_each_other(tmp_path: Path) -> None:
+    tests = attack(tmp_path, f"{FORKED_BY}raise ValueError(f'{{importer}} forked {{warm}}')", alone=True)
+    importers, warm = (set(said) for said in zip(*(told(test) for test in tests), strict=True))
+    assert (len(importers), len(warm)) == (1, AT_ONCE)
+
+
+def told(test: Graded) -> list[str]:
+    return test.output.rpartition(": ")[2].split(" forked ")
 
 
 @pytest.mark.parametrize("kind", ("os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)"))

@@ -53,7 +53,7 @@ def graded() -> Iterator[Grader]:
     """Grade a lesson's cases of one wire, by processes shared with the lessons that import as much of torch."""
     with contextlib.ExitStack() as stack:
         without_torch, with_torch, with_optimizers = (
-            stack.enter_context(warm_processes(find_lesson(ROOT / "lessons", number), AT_ONCE))
+            stack.enter_context(warm_processes([find_lesson(ROOT / "lessons", number)], AT_ONCE))
             for number in ("03", "07", "13")
         )
         warm = dict.fromkeys(("01", "02", "03"), without_torch) | dict.fromkeys(("05", "12", "13"), with_optimizers)

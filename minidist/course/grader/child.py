@@ -16,24 +16,38 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, TextIO, TypeAlias
 
 import minidist
 from minidist.comm.communicator import Communicator
 from minidist.course.grader import record
-from minidist.course.grader.contract import Array, Note, Wrong
+from minidist.course.grader.contract import Array, Check, Note, Wrong
 from minidist.course.grader.watch import Handed, Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
 from minidist.launch.imports import quick_imports
 
-Parts: TypeAlias = dict[tuple[str, str], tuple[object, object]]
+Parts: TypeAlias = dict[str, tuple[object, object]]  # by name, a function or class and its code
+Seal: TypeAlias = dict[str, tuple[object, Parts]]  # by name, a module or class and its parts
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
 MEMORY = 4 << 30  # bytes that one process may hold
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is done once for many cases, in the process that forks theirs.
+
+    Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all.
+    """
+
+    checks: Mapping[str, Sequence[Check]] = field(default_factory=dict)
+    sealed: Seal = field(default_factory=dict)
+    modules: int = 0
 
 
 @dataclass
@@ -48,7 +62,7 @@ class Share:
     error: dict[str, str] | None = None
 
 
-def main(name: str) -> None:
+def main(name: str, prepared: Prepared | None = None) -> None:
     """Run the case that the grader has put into the folder `name`."""
     silence()
     folder = Path(name)
@@ -61,7 +75,7 @@ def main(name: str) -> None:
     hang = open(folder / f"hang-{ranks[0]}.txt", "w", buffering=1)  # noqa: SIM115  # faulthandler keeps it
     faulthandler.dump_traceback_later(job["limit"], exit=world is None, file=hang)
     try:
-        run_shares(job, shares, world, hang)
+        run_shares(job, prepared or Prepared(), shares, world, hang)
     except BaseException as error:
         if not any(share.error for share in shares.values()):  # it came before any rank had started
             for share in shares.values():
@@ -77,17 +91,19 @@ def main(name: str) -> None:
         world.fail(RuntimeError(f"rank {world.rank} failed"))
 
 
-def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicator | None, hang: TextIO) -> None:
+def run_shares(
+    job: dict[str, Any], prepared: Prepared, shares: dict[int, Share], world: Communicator | None, hang: TextIO
+) -> None:
     """Load the student's code and run the check's program on the ranks of this process."""
     limit_resources()
     with quick_imports():
-        check = load_checks(Path(job["lesson"], "checks.py"))[job["index"]]
+        path = Path(job["lesson"], "checks.py")
+        check = (prepared.checks.get(str(path)) or load_checks(path))[job["index"]]
         for name in check.task.imports:
             importlib.import_module(name)
     sys.path[:0] = job["beside"]
-    for name in [name for name in sys.modules if name == "checks" or name.startswith("judges")]:
-        del sys.modules[name]  # what they compare with is not beside the answer
-    before = seal()
+    as_prepared = len(sys.modules) == prepared.modules  # to look at each would be to copy it from that process
+    sealed = prepared.sealed if as_prepared else prepared.sealed | seal(prepared.sealed)
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
     watch = Watch(check.task, job["exercise"], job["lesson"], shares[min(shares)].notes.append)
     watch.begin()
@@ -104,7 +120,6 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
             if sys.getprofile() is not watch.calls:
                 raise Wrong("the answer replaces sys.setprofile's function, by which calls are watched")
             watch.switch(None)
-            check_untouched(before)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:
             share.results, share.error = None, describe(error, job["exercise"], job["lesson"])
@@ -114,6 +129,8 @@ def run_shares(job: dict[str, Any], shares: dict[int, Share], world: Communicato
         minidist.run(one_rank, job["ranks"])
     else:
         one_rank(world)
+    watch.switch(None)
+    check_untouched(sealed)
 
 
 def take_share(folder: Path, rank: int) -> Share:
@@ -139,31 +156,44 @@ def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]
     return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
 
 
-def seal() -> Parts:
-    """Return what the package's modules, and the classes in them, consist of by now: each function with its code."""
-    modules = {name: dict(vars(one)) for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"}
+def seal(known: Container[str] = ()) -> Seal:
+    """Return what the package's modules, and the classes in them, consist of by now: each function with its code.
+
+    Those whose names are `known` are left out.
+    """
+    there = list(sys.modules.items())
+    modules = {name: one for name, one in there if name.partition(".")[0] == "minidist" and name not in known}
     classes = {  # that are in many modules, but each once
         f"{one.__module__}.{one.__qualname__}": one
-        for members in modules.values()
-        for one in members.values()
+        for module in modules.values()
+        for one in vars(module).values()
         if isinstance(one, type)
     }
-    spaces = modules | {name: dict(vars(one)) for name, one in classes.items()}
+    spaces: dict[str, object] = {**modules, **classes}
     return {
-        (space, key): (value, getattr(value, "__code__", None))
-        for space, members in spaces.items()
-        for key, value in members.items()
-        if callable(value) or isinstance(value, (property, staticmethod, classmethod))
+        name: (
+            one,
+            {
+                key: (value, getattr(value, "__code__", None))
+                for key, value in vars(one).items()
+                if callable(value) or isinstance(value, (property, staticmethod, classmethod))
+            },
+        )
+        for name, one in spaces.items()
+        if name not in known
     }
 
 
-def check_untouched(before: Parts) -> None:
+def check_untouched(sealed: Seal) -> None:
     """Raise if the student's code replaced a part of the package."""
-    now = seal()
-    for place, (value, code) in before.items():
-        found, its_code = now.get(place, (None, None))
-        if (found is not value or its_code is not code) and not hooked_by_torch(found, value):
-            raise Wrong(f"the answer replaces {'.'.join(place)}, which belongs to minidist")
+    for name, (one, parts) in sealed.items():
+        gone = isinstance(one, ModuleType) and sys.modules.get(name) is not one
+        now = {} if gone else vars(one)
+        for key, (value, code) in parts.items():
+            found = now.get(key)
+            touched = found is not value or (code is not None and getattr(found, "__code__", None) is not code)
+            if touched and not hooked_by_torch(found, value):
+                raise Wrong(f"the answer replaces {name}.{key}, which belongs to minidist")
 
 
 def hooked_by_torch(found: Any, value: Any) -> bool:

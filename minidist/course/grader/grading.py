@@ -65,8 +65,8 @@ def grade(
     only
         Says which checks to run; the others are left out of the result.
     warm : optional
-        The processes that run the cases, and as which user. Several gradings of one lesson may share them. Default:
-        they are started and ended here.
+        The processes that run the cases, and as which user. Several gradings may share them. Default: they are started
+        and ended here.
     enough
         Says of a graded case that no further case needs to begin; those are left out of the result.
     """
@@ -91,7 +91,7 @@ def grade(
             known.set()
         return test
 
-    with nullcontext(warm) if warm else warm_processes(lesson, AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
+    with nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
         return numbered([test for test in pool.map(one, plan) if test is not None])
 
 

@@ -97,9 +97,10 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         return collect(folder, nonces, limit)
 
 
-def warm_processes(lesson: Lesson, processes: int, user: str | None = None) -> Warm:
-    """Return what runs the simulated cases of a lesson, up to `processes` at a time."""
-    return Warm((lesson.folder / "checks.py").resolve(), clean_environment(None), processes, user)
+def warm_processes(lessons: Sequence[Lesson], processes: int, user: str | None = None) -> Warm:
+    """Return what runs the cases of some lessons, up to `processes` at a time."""
+    checks = [(lesson.folder / "checks.py").resolve() for lesson in lessons]
+    return Warm(checks, clean_environment(None), processes, user)
 
 
 def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:

@@ -52,6 +52,7 @@ class Watch:
     def __init__(self, task: Task, exercise: str, lesson: str, note: Callable[[Note], None]) -> None:
         self.task, self.exercise, self.lesson, self.note = task, exercise, lesson, note
         self.calls = self.profile  # one and the same object, to be recognized
+        self.barred = functools.cache(functools.partial(barred, task))
         self.dull: dict[str, bool] = {}  # whether a file holds nothing that is barred, so that its calls need no look
         self.shortcuts: dict[int, str] = {}  # by code: what of the witness carries data past the messages
         self.below: dict[int, str] = {}  # the same, of the wire
@@ -76,27 +77,27 @@ class Watch:
     def look_at(self, code: CodeType, kind: str, among: dict[int, str]) -> None:
         """Note from now on who calls this code, which is one of the communicator's shortcuts."""
         among[id(code)] = kind
-        self.dull[code.co_filename] = False
 
     def profile(self, frame: FrameType, event: str, what: Any) -> None:
-        """Look at a call: the function for `sys.setprofile`."""
-        if event == "c_call" and frame.f_code.co_filename == self.exercise:
+        """Look at a call: the function for `sys.setprofile`, and quick with most calls, which are of no interest."""
+        if event == "call":
+            code, caller = frame.f_code, frame.f_back
+            dull = self.dull.get(code.co_filename) and id(code) not in self.shortcuts and id(code) not in self.below
+            if not dull or (caller is not None and caller.f_code.co_filename == self.exercise):
+                self.look(frame, code, caller)
+        elif event == "c_call" and frame.f_code.co_filename == self.exercise:
             self.called(library_of(what), frame)
-        if event != "call":
-            return
-        code, caller = frame.f_code, frame.f_back
-        file, by = code.co_filename, caller.f_code.co_filename if caller is not None else ""
-        if self.dull.get(file) and by != self.exercise:  # most calls, so this has to be quick
-            return
-        owner = self.owner(frame)
+
+    def look(self, frame: FrameType, code: CodeType, caller: FrameType | None) -> None:
+        """Look at a call of Python code."""
+        file, owner = code.co_filename, self.owner(frame)
         if file not in self.dull:
             known = file != "<string>" and owner not in (STUDENT, CHECKS)
-            self.dull[file] = known and not barred(self.task, module_of(frame) if owner == LIBRARY else owner)
-        by_package = caller is not None and self.owner(caller).startswith("minidist")
+            self.dull[file] = known and not self.barred(module_of(frame) if owner == LIBRARY else owner)
         if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
             return
         if id(code) in self.shortcuts or (id(code) in self.below and not self.witnessed(caller)):
-            through, line, *_ = self.stack(caller)
+            through, line, _ = self.stack(caller)
             kind = self.shortcuts.get(id(code)) or self.below[id(code)]
             if line:
                 self.note(Note(-1, kind, through=("comm.wire.inner",) if kind == "hides" else through, line=line))
@@ -104,10 +105,11 @@ class Watch:
             self.called("" if "." in code.co_qualname else CHECKS, caller)
         elif owner == LIBRARY:
             self.called(module_of(frame), caller)
-            for name in self.handed(frame.f_locals.values()) if by == self.exercise else ():
-                self.called(name, caller)
-        elif not (owner.startswith("minidist.course") and by_package):  # the witness's own business
-            self.called(owner, frame)
+            if caller is not None and caller.f_code.co_filename == self.exercise:
+                for name in self.handed(frame.f_locals.values()):
+                    self.called(name, caller)
+        elif not owner.startswith("minidist.course") or caller is None or not self.owner(caller).startswith("minidist"):
+            self.called(owner, frame)  # unless it is the witness's own business
 
     def witnessed(self, frame: FrameType | None) -> bool:
         """Tell whether the witness stands between the student's file and a call of the wire below it."""
@@ -150,42 +152,54 @@ class Watch:
 
     def called(self, name: str, frame: FrameType | None) -> None:
         """Note a call of the module `name`, if the task bars it and the answer led to `frame`."""
-        if barred(self.task, name):
-            _, line, _, led = self.stack(frame)
-            if led and line and (name, line) not in self.noted:
-                self.noted.add((name, line))
-                self.note(Note(-1, "call", through=(name,), line=line))
+        if self.barred(name) and (line := self.led(frame)) and (name, line) not in self.noted:
+            self.noted.add((name, line))
+            self.note(Note(-1, "call", through=(name,), line=line))
 
     def owner(self, frame: FrameType) -> str:
         """Return whose code a frame runs: the name of a module of the package, or `STUDENT`, `CHECKS`, ..."""
         file = frame.f_code.co_filename
-        if file == "<string>" and module_of(frame).startswith("minidist"):  # as dataclasses write
-            return module_of(frame)
-        if file not in self.owners:
+        owner = self.owners.get(file)
+        if owner is None:
+            if file == "<string>":  # as dataclasses write
+                return module_of(frame) if module_of(frame).startswith("minidist") else PYTHON
             package = ".".join(Path(file).with_suffix("").parts[len(PACKAGE.parts) - 1 :])
             library = PYTHON if "-packages" not in file else LIBRARY
             places = {self.exercise: STUDENT, self.lesson: CHECKS, str(PACKAGE): package, STDLIB: library, "<": PYTHON}
-            found = (owner for place, owner in places.items() if file.startswith(place))
-            self.owners[file] = next(found, LIBRARY)
-        return self.owners[file]
+            owner = next((owner for place, owner in places.items() if file.startswith(place)), LIBRARY)
+            self.owners[file] = owner
+        return owner
 
-    def stack(self, frame: FrameType | None) -> tuple[tuple[str, ...], str, bool, bool]:
-        """Return how the student's file came to a frame: four answers.
+    def stack(self, frame: FrameType | None) -> tuple[tuple[str, ...], str, bool]:
+        """Return how the student's file came to a frame: three answers.
 
-        The package's modules between the two; the line of the file, or nothing; whether a barrier lies between; and
-        whether the answer led there, and not a hook of a library, the checks or an import.
+        The package's modules between the two; the line of the file, or nothing; and whether a barrier lies between.
         """
         through: dict[str, None] = {}
-        barrier, led = False, True
+        barrier, its_code = False, Communicator.barrier.__code__
         while frame is not None and (owner := self.owner(frame)) != STUDENT:
-            barrier |= frame.f_code is Communicator.barrier.__code__
-            led &= owner == PYTHON or (owner not in (CHECKS, LIBRARY) and frame.f_code.co_name not in NOBODY)
+            barrier |= frame.f_code is its_code
             if owner.startswith("minidist") and not owner.startswith("minidist.course"):
                 through.setdefault(owner)
             frame = frame.f_back
+        return tuple(through), self.line(frame), barrier
+
+    def led(self, frame: FrameType | None) -> str:
+        """Return the line of the answer that led to a frame; nothing if the checks, a library's hook or an import did.
+
+        Most calls are those of the checks, so this has to be quick.
+        """
+        while frame is not None and (owner := self.owner(frame)) != STUDENT:
+            if owner in (CHECKS, LIBRARY) or (owner != PYTHON and frame.f_code.co_name in NOBODY):
+                return ""
+            frame = frame.f_back
+        return self.line(frame)
+
+    def line(self, frame: FrameType | None) -> str:
+        """Return the place of a frame of the student's file; without one, the line that started this thread."""
         if frame is None:
-            return tuple(through), self.starters.get(threading.current_thread(), ""), barrier, led
-        return tuple(through), f"exercise.py:{frame.f_lineno} in {frame.f_code.co_name}", barrier, led
+            return self.starters.get(threading.current_thread(), "")
+        return f"exercise.py:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def handed(self, values: Iterable[Any], depth: int = 3) -> Iterator[str]:
         """Yield the modules of the functions and classes among `values`, and in objects of the student's classes."""

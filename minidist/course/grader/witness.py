@@ -38,7 +38,7 @@ class Witness(WireAround):
             watch.look_at(getattr(type(inner), name).__code__, kind, watch.below)
 
     def _see(self, to: int, bytes: int) -> None:
-        through, line, barrier, _ = self._watch.stack(sys._getframe(2))
+        through, line, barrier = self._watch.stack(sys._getframe(2))
         kind = "barrier" if barrier else "send"
         self._note(Note(self.members[self.rank], kind, self.members[to], bytes, through, line))
 
