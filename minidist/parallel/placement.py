@@ -112,7 +112,7 @@ def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
 
 @dataclass(frozen=True)
 class Tie:
-    """The record of a parameter called `name` of which each rank of `comm`, another stage each, has a copy."""
+    """The record of a parameter called `name` that several stages share: each rank of `comm` has a copy."""
 
     name: str
     comm: Communicator

@@ -1,4 +1,4 @@
-"""DDP: `plain.py` with overlap. A bucket is reduced while backward computes the next, and no gradient is copied.
+"""DDP: `plain.py` with overlap. A bucket is reduced while backward still computes the gradients of the next.
 
     backward   ...layer 4....layer 3....layer 2....layer 1...│ wait
     stream              └ bucket 0 ┘ └── bucket 1 ──┘ └ bucket 2 ┘

@@ -147,7 +147,7 @@ class DistributedSampler:
         self.epoch, self.position = state["epoch"], state["position"]
 
     def _order(self) -> State:
-        """Return all that the order of the samples depends on, besides the epoch."""
+        """Return all on which the order of the samples depends, without the epoch."""
         grouped = 0 if self.lengths is None else self.batch
         return {"length": self.length, "seed": self.seed, "shuffle": int(self.shuffle), "grouped": grouped}
 

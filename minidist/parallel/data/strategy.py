@@ -1,4 +1,4 @@
-"""What all strategies over the data axis share, whatever they reduce and when."""
+"""What all strategies over the data axis share; they differ in what they reduce, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's part of several parameters laid end to end: neighbouring elements, whatever parameters they belong to.
+"""A rank's part of several parameters that are laid end to end: neighbouring elements, of one parameter or more.
 
 parameters         embedding │ norm │ query ......│ key │ value
 on three ranks     ─ shard 0 ──────│── shard 1 ──────│─ shard 2 ─

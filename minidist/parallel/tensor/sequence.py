@@ -59,7 +59,7 @@ def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def check_time(time: int, comm: Communicator) -> None:
-    """Raise ValueError unless so many tokens can be split evenly."""
+    """Raise ValueError unless this number of tokens can be split evenly over the ranks."""
     if time % comm.size:
         raise ValueError(
             f"{time} tokens in a row cannot be split evenly over {comm.size} ranks: with sequence=True choose a length "
