@@ -76,7 +76,7 @@ class Pipeline:
         tied: Sequence[nn.Parameter] = (),
         replica: Replica | None = None,
     ) -> None:
-        mine = [stage for stage, rank in enumerate(plan.rank_of) if rank == comm.rank]
+        mine = plan.stages_of(comm.rank)
         if sorted(stages) != mine:
             raise ValueError(f"rank {comm.rank} brings stages {sorted(stages)}, but the plan gives it {mine}")
         self.tied, self.replica = tied, replica or Alone(nn.ModuleList(stages.values()))

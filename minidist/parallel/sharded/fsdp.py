@@ -173,8 +173,9 @@ class FSDP(ShardedModel):
                 "not return: return all that the loss needs, or pass a policy that does not choose this unit"
             )
         self._check_arrival(parameter, unit.arrived)
-        if not self.synchronising or unit.gradients:
-            unit.collect([parameter])
+        flat = self.shard_of[parameter]
+        if not self.synchronising or flat.own is not None:
+            flat.collect([parameter])
         unit.arrived.add(parameter)
         self.used.add(parameter)
         if unit in self.previous and unit is self.in_backward and 2 * len(unit.arrived) >= len(unit.parameters):
@@ -198,7 +199,7 @@ class FSDP(ShardedModel):
             unit = self.line.pop(0)
             if self.reducing is not None:
                 self.reducing.wait()
-            gradients = list(unit.take_gradients().items())
+            gradients = [(flat, flat.take_gradients()) for flat in unit.trained]
             self.reducing = self.stream.launch(self._reduce, unit.name, gradients)
 
     def _reduce(self, name: str, gradients: list[tuple[Flat, Tensor]]) -> None:

@@ -94,16 +94,13 @@ class ShardedModel(Whole):
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters, and of their slices."""
         self.used.difference_update(parameters)
-        for unit in self.units:
-            unit.forget_gradients(parameters)
         for flat in self.flats:
             flat.forget_gradients(parameters)
 
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""
-        unit, given = self.unit_of[parameter], parameter.grad
-        waiting = unit.places.get(parameter)  # since a backward in no_sync
-        return any(each is not None and bool(each.any()) for each in (waiting, given))
+        waiting = self.shard_of[parameter].places.get(parameter)  # since a backward in no_sync
+        return any(each is not None and bool(each.any()) for each in (waiting, parameter.grad))
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Let the next gathering bring the new values. Each step of the optimizer ends with this."""
@@ -159,8 +156,7 @@ class ShardedModel(Whole):
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
         """Return this rank's tensors by category, for `Account`: shards, and gradients of any kind."""
-        gradients = [flat.gradient for flat in self.flats if flat.gradient is not None]
-        gradients += [whole for unit in self.units for whole in unit.gradients.values()]
+        gradients = [each for flat in self.flats for each in (flat.gradient, flat.own) if each is not None]
         return {"parameters": [kept for flat in self.flats for kept in flat.stored()], "gradients": gradients}
 
     # ---------------------------------------------------------------- memory of units

@@ -56,6 +56,8 @@ class Flat(Shard):
         This rank's elements in the model's dtype, for the optimizer to update: `mine` itself if the dtypes are equal.
     whole : Tensor
         All elements. Its storage has no bytes between uses.
+    own : Tensor or None
+        This rank's own gradients of all elements, from when the first is collected until they are taken to be reduced.
     replicated : bool
         Every rank has all elements all the time: `comm` is this rank alone, and nothing is gathered or freed.
     """
@@ -72,7 +74,9 @@ class Flat(Shard):
         super().__init__(parameters, names, comm)
         like, self.replicated = parameters[0], replicated
         dtype = precision.parameters if precision.parameters and like.is_floating_point() else like.dtype
-        self.device, self.trained = like.device, like.requires_grad
+        self.device, self.trained, self.reduction = like.device, like.requires_grad, precision.reduction
+        self.own: Tensor | None = None
+        self.places: dict[nn.Parameter, Tensor] = {}  # views into `own`
         allocate = allocate or self._allocate
         self.mine = allocate(self.counts[0], dtype)[: self.stop - self.start]
         self.values = self.mine
@@ -133,11 +137,32 @@ class Flat(Shard):
             parameter.data = self.nothing.expand(parameter.shape)
         self.whole.untyped_storage().resize_(0)
 
+    def collect(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add gradients to `own`, and free each of them. A missing one counts as zero."""
+        if self.own is None:
+            self.own = torch.zeros_like(self.whole, dtype=self.reduction)
+            self.places = dict(zip(self.parameters, views_into(self.own, self.parameters), strict=True))
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self.places[parameter].add_(parameter.grad)
+                parameter.grad = None
+
+    def take_gradients(self) -> Tensor:
+        """Return this rank's own gradients of all elements, and forget them."""
+        self.collect(self.parameters)
+        assert self.own is not None
+        taken, self.own, self.places = self.own, None, {}
+        return taken
+
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Forget the gradients of these parameters; if they are all of this tensor's, free the memory, too."""
         if self.slices.keys() <= parameters:
-            self.gradient = None
+            self.gradient, self.own, self.places = None, None, {}
         super().forget_gradients(parameters)
+        for parameter in self.slices.keys() & parameters:
+            parameter.grad = None
+            if parameter in self.places:
+                self.places[parameter].zero_()
 
 
 class UnitState(Enum):
@@ -149,10 +174,7 @@ class UnitState(Enum):
 
 
 class Unit:
-    """`PlainUnit` beside computing, with any parameters: `unshard` begins, then `wait_for_unshard`, use, `reshard`.
-
-    Gradients lie in a flat tensor of their own until they are reduced.
-    """
+    """`PlainUnit` beside computing, with any parameters: `unshard` begins, then `wait_for_unshard`, use, `reshard`."""
 
     def __init__(self, name: str, module: nn.Module, flats: list[Flat], precision: MixedPrecision) -> None:
         self.name, self.module, self.flats, self.precision = name, module, flats, precision
@@ -162,8 +184,6 @@ class Unit:
         self.state = UnitState.SHARDED
         self.gathering: Handle | None = None
         self.arrived: set[nn.Parameter] = set()  # gradients that came in this backward
-        self.gradients: dict[Flat, Tensor] = {}  # whole, but this rank's own, until they are reduced
-        self.places: dict[nn.Parameter, Tensor] = {}  # views into these
 
     def unshard(self, stream: Stream[Communicator], same: SameSteps) -> None:
         """Begin to gather the parameters."""
@@ -197,34 +217,6 @@ class Unit:
         """Return the nested `output`, with copies of tensors that lie in the unit's memory, which may be freed now."""
         ours = [flat.whole.data_ptr() for flat in self.flats if flat.whole.data_ptr()]
         return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage().data_ptr() in ours else t, output)
-
-    def collect(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add gradients to the unit's flat tensor, and free each of them. A missing one counts as zero."""
-        if not self.gradients:
-            dtype = self.precision.reduction
-            self.gradients = {flat: torch.zeros_like(flat.whole, dtype=dtype) for flat in self.trained}
-            for flat, whole in self.gradients.items():
-                self.places |= zip(flat.parameters, views_into(whole, flat.parameters), strict=True)
-        for parameter in parameters:
-            if parameter.grad is not None:
-                self.places[parameter].add_(parameter.grad)
-                parameter.grad = None
-
-    def take_gradients(self) -> dict[Flat, Tensor]:
-        """Return all gradients in their flat tensors, and forget them."""
-        self.collect(self.parameters)
-        taken = self.gradients
-        self.gradients, self.places = {}, {}
-        return taken
-
-    def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
-        """Forget the gradients of these parameters that have not been reduced."""
-        if self.parameters <= parameters:
-            self.gradients, self.places = {}, {}
-        for parameter in self.parameters & parameters:
-            parameter.grad = None
-            if parameter in self.places:
-                self.places[parameter].zero_()
 
 
 def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -70,7 +70,7 @@ def test_three_times_n_between_nodes_becomes_three_quarters(ranks: int, node: in
 
 
 def test_backward_gathers_inside_the_node_what_forward_used() -> None:
-    def program(comm: Communicator) -> tuple[bool, bool, bool]:
+    def program(comm: Communicator) -> tuple[bool, bool, bool, bool]:
         model = blocks(comm.rank)
         wrapped = ZeROPlusPlus(model, comm, 2)
         optimizer = wrapped.optimizer(torch.optim.SGD, lr=0.1)
@@ -80,9 +80,11 @@ def test_backward_gathers_inside_the_node_what_forward_used() -> None:
         layer.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.detach().clone()))  # type: ignore[no-untyped-call]
         for _ in range(2):
             wrapped(torch.ones(2, WIDTH)).sum().backward()
+            held = sum(tensor.numel() for tensor in wrapped.held()["parameters"])
+            counted = held == sum(3 * len(flat.mine) for flat in wrapped.flats)  # a quarter, and a half inside the node
             optimizer.step()
-        held = sum(flat.second is not None for flat in wrapped.flats)  # type: ignore[attr-defined]
-        return torch.equal(seen[0], seen[1]), not torch.equal(seen[1], seen[2]), held == 0
+        left = sum(flat.second is not None for flat in wrapped.flats)  # type: ignore[attr-defined]
+        return torch.equal(seen[0], seen[1]), not torch.equal(seen[1], seen[2]), left == 0, counted
 
     assert all(all(answers) for answers in minidist.run(program, 4))
 
