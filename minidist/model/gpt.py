@@ -19,7 +19,7 @@ Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and rotati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -109,9 +109,13 @@ class GPT(nn.Module):
 
     def initialize(self, generator: torch.Generator) -> None:
         """Overwrite every parameter with its initial value."""
+        self.fill(self.initial_weights(generator))
+
+    def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite parameters, given by name, with whole weights of any dtype and device, one at a time."""
         parameters = dict(self.named_parameters())
         with torch.no_grad():
-            for name, weight in self.initial_weights(generator):
+            for name, weight in weights:
                 parameters[name].copy_(weight)
 
     def initial_weights(self, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:

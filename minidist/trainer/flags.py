@@ -47,9 +47,9 @@ def parse(argv: Sequence[str], prog: str = "python -m minidist train") -> Config
 
 
 def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train") -> tuple[Config, list[str]]:
-    """Return the run that a command line asks for, and notes on what means less or other things here than elsewhere.
+    """Return the run that a command line asks for, and notes on options that mean nothing or something else here.
 
-    There are notes with `--deepspeed` and `--megatron` only. Raises what `parse` does.
+    Only `--deepspeed` and `--megatron` give notes. Raises what `parse` does.
     """
     parser, words = build_parser(prog), [_dashes(word) for word in argv]
     _add_foreign(parser, "--megatron" in words)
@@ -145,7 +145,7 @@ def _nearest(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def read_toml(path: Path) -> Sections:
-    """Return the sections of a TOML file, unknown ones and wrong types refused."""
+    """Return the sections of a TOML file; refuse unknown names and values of another type."""
     with retold(ConfigError, FileError, before=f"--config {path} "):
         found = read_tree(path, tomllib.loads, "TOML")
     with retold(ConfigError, ConfigError, before=f"--config {path}: "):
@@ -182,5 +182,5 @@ def to_toml(config: Config) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Write a value as JSON, which TOML reads, but for one character: TOML has the delete character escaped, too."""
+    """Write a value as TOML: as JSON does, but TOML wants the delete character escaped, too."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -56,7 +56,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def state_at(path: Path, state: dict[str, Any], *keys: str, **what: Any) -> Any:
-    """Return a value in a checkpoint's state, as `files.at` does; CheckpointError if it is not there, or another."""
+    """Return a value in a checkpoint's state as `files.at` does; CheckpointError if it is missing or another kind."""
     try:
         return at(state, *keys, **what)
     except FileError as error:

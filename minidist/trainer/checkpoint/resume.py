@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from minidist.comm import Communicator
 from minidist.comm.job.number import NOT_NEGATIVE, POSITIVE
 from minidist.memory.precision.mixed import LossScaler
@@ -142,10 +140,8 @@ def load_initial(folder: Path, model: GPT) -> None:
     ConfigError
         If the folder cannot be read, or its weights are not exactly these.
     """
-    parameters = dict(model.named_parameters())
-    with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "), torch.no_grad():
-        for name, weight in read_llama(folder, model.config):
-            parameters[name].copy_(weight)
+    with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "):
+        model.fill(read_llama(folder, model.config))
 
 
 def _flags(sizes: GPTConfig) -> str:

@@ -152,7 +152,7 @@ def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
 
 
 def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
-    """Return what a file says, as `files.at`; ValueError, naming the file, if that cannot be."""
+    """Return a value from a file as `files.at` does; a ValueError names the file."""
     with retold(ValueError, FileError, before=f"{path} ", after=": it is not what a Llama comes with."):
         return at(tree, *keys, **what)
 
@@ -259,7 +259,7 @@ def _check_tied_head(config: GPTConfig, entries: dict[str, _Entry]) -> None:
 
 
 def _check_weights(source: str, config: GPTConfig, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse weights of another model: name what is missing, too much, or of another shape."""
+    """Refuse weights of another model: name what is missing, unexpected, or of another shape."""
     parameters = GPT(config, device="meta").named_parameters()
     expected = {llama_name(name): tuple(parameter.shape) for name, parameter in parameters}
     complaints = (

@@ -62,7 +62,7 @@ def if_on(ours: Any) -> Callable[[Any], Any]:
 
 
 def only(why: str, *choices: Any) -> Callable[[Any], Any]:
-    """Return a conversion that refuses all but some values, which are what happens here anyway."""
+    """Return a conversion that accepts only values that ask for what happens here anyway."""
     return among(dict.fromkeys(choices), why)
 
 
@@ -77,21 +77,21 @@ def refuse(why: str) -> Callable[[Any], Any]:
 
 
 def at_least_one(value: int) -> int:
-    """Refuse a count that cannot be."""
+    """Refuse a count below 1."""
     if value < 1:
         raise ValueError("it must be at least 1")
     return value
 
 
 def text_files(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse weights between the files."""
+    """Refuse numbers between the files: Megatron blends files by weights."""
     if any(word.replace(".", "", 1).isdecimal() for word in words):
         raise ValueError("files are not blended by weights, give their names only")
     return words
 
 
 def held_out(shares: str) -> float:
-    """Return what training, validation and test leave of 1 without training."""
+    """Return the fraction that is held out, from shares of training, validation and test."""
     try:
         first, *others = [read_number(share, float, NOT_NEGATIVE) for share in shares.split(",")]
         return round(sum(others) / (first + sum(others)), 9)
