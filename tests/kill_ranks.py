@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ranks import clean_environment
+from ranks import clean_environment, warm_python
 from training import PROGRAM, RUN, TINY, losses, same_bits, short_text
 
 from minidist.launch.jobs import MARK, end_job, members
@@ -36,7 +37,7 @@ PATIENCE = 15.0
 class Job:
     """A run under `mpirun`, which goes on from the checkpoints in `folder` if there are some."""
 
-    def __init__(self, ranks: int, folder: Path, program: str = PROGRAM) -> None:
+    def __init__(self, ranks: int, folder: Path, program: str = PROGRAM, python: Sequence[str] = ()) -> None:
         self.ranks, self.folder, self.mark = ranks, folder, secrets.token_hex(8)
         self.log, self.source = folder.with_suffix(".log"), folder.with_suffix(".py")
         for rank in range(ranks):
@@ -48,7 +49,7 @@ class Job:
         words = [*TINY, *RUN.split(), *SIZES.split(), *LAYOUTS[ranks].split(), "--steps", str(STEPS)]
         words += ["--text", str(folder.with_name("short.txt")), "--save", str(folder)]
         launcher = find_mpirun()
-        command = [str(launcher.path), "-n", str(ranks), sys.executable, str(self.source), "train", *words]
+        command = [str(launcher.path), "-n", str(ranks), *(python or warm_python()), str(self.source), "train", *words]
         command += ["--resume"] if complete(folder) else []
         with self.log.open("w") as log:
             env = environment(launcher) | clean_environment() | {MARK: self.mark}

@@ -38,7 +38,7 @@ class Case:
     recipe: Recipe = PLAIN
     config: GPTConfig = SMALL
     batch: int = 11
-    steps: int = 3
+    steps: int = 2
     dtype: torch.dtype = torch.float64
     frozen: tuple[str, ...] = (FROZEN,)
     costs: tuple[float, ...] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import clean_environment, mpirun
+from ranks import clean_environment, mpirun, warm_python
 
 from minidist.bench import main
 from minidist.bench.measure import BUS_FACTORS, Measurement
@@ -22,7 +22,7 @@ from minidist.collectives import COLLECTIVES
 
 def bench(*arguments: str) -> dict[str, Any]:
     """Run a bench as a user would, and return its JSON."""
-    command = [sys.executable, "-m", "minidist", "bench", *arguments, "--json", "-"]
+    command = [*warm_python(), "-m", "minidist", "bench", *arguments, "--json", "-"]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -38,7 +38,7 @@ def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str,
 
 
 def test_everything_at_once() -> None:
-    found = bench("all", "--sizes", "4KiB", "--rounds", "2", "--algorithms", "auto,registered,ring", "--hidden", "16")
+    found = bench("all", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring", "--hidden", "16")
     measured = names(found)
     assert {name for name, _, _ in measured} == set(NAMES) - {"copy", "threads"}
     competitors = {name: {who for what, _, who in measured if what == name} for name in NAMES}
@@ -57,8 +57,7 @@ def test_everything_at_once() -> None:
 
     rows = {(row["bench"], row["case"], row["competitor"], row["launch"]): row for row in found["results"]}
     auto = rows["all_reduce", "4 KiB", "auto", "shipped"]
-    assert len(auto["values"]) == 2 and min(auto["values"]) > 0
-    assert auto["lower_quartile"] <= auto["median"] <= auto["upper_quartile"]
+    assert len(auto["values"]) == 1 and min(auto["values"]) > 0
     assert auto["bus_bandwidth"] == pytest.approx(4096 / auto["median"])  # 2 (P - 1)/P = 1 for two ranks
     assert set(auto["ratios"]) == {"native", "gloo"} and min(auto["ratios"].values()) > 0
     assert set(rows["ddp", "D=16, 1 x 64", "DDP", "shipped"]["ratios"]) == {"local", "torch DDP"}
@@ -78,7 +77,7 @@ def test_everything_at_once() -> None:
 @pytest.mark.parametrize("name", ["p2p", "reduce-scatter"])
 def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    small = ["--ranks", "3", "--sizes", "100,3KiB", "--rounds", "1", "--peers", "native", "--json", str(file)]
+    small = ["--ranks", "3", "--sizes", "100,3KiB", "--rounds", "2", "--peers", "native", "--json", str(file)]
     command = [sys.executable, "-m", "minidist", "bench", name, *small]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -88,6 +87,9 @@ def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     assert names(found) == {(name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")}
     assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout and "other core" in done.stdout
     assert not found["bounds"], "the bounds are for two ranks"
+    for row in (row for row in found["results"] if row["bench"] != "copy"):
+        assert len(row["values"]) == 2 and min(row["values"]) > 0
+        assert row["lower_quartile"] <= row["median"] <= row["upper_quartile"]
 
 
 def test_tensor_and_dtensor_compute_and_send_the_same() -> None:

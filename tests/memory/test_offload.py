@@ -8,7 +8,6 @@ import gc
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from ranks import clean_environment, warm_python
 from torch import Tensor, nn
 
 import minidist
@@ -252,10 +252,13 @@ def test_no_file_outlives_its_process(end: str, tmp_path: Path) -> None:
     optimizer.step()
     print("stepped", flush=True)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program) + end, str(tmp_path)]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    file, files = tmp_path / "program.py", tmp_path / "files"
+    file.write_text(textwrap.dedent(program) + end)
+    files.mkdir()
+    command = [*warm_python(), str(file), str(files)]
+    outcome = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
     assert outcome.stdout == "stepped\n" and (outcome.returncode != 0) == bool(end), outcome.stderr
-    assert not list(tmp_path.iterdir())
+    assert not list(files.iterdir())
 
 
 # ---------------------------------------------------------------- a full disk

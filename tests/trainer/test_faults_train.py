@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from ranks import clean_environment
+from ranks import clean_environment, warm_python
 from training import PROGRAM, TINY, short_text, tensors
 
 from minidist.launch.jobs import MARK, end_job, members, run_job
@@ -52,7 +52,7 @@ def test_a_run_killed_at_very_many_moments(tmp_path: Path) -> None:
 
 def kills(folder: Path, first: int, every: int, seed: int, count: int) -> tuple[int, int]:
     """Return how often the run was killed, before it touched a file and at random; see `kills.py`."""
-    command = [sys.executable, str(KILLS), str(folder), *map(str, (first, every, seed, count))]
+    command = [*warm_python(), str(KILLS), str(folder), *map(str, (first, every, seed, count))]
     done = run_job(command, env=clean_environment(), timeout=1100, capture=True)
     assert done.returncode == 0, done.stderr
     before_files, at_random = done.stdout.rpartition("kills: ")[2].split()
@@ -65,13 +65,13 @@ def kills(folder: Path, first: int, every: int, seed: int, count: int) -> tuple[
 class Job:
     """A program on 2 ranks, which writes checkpoints until something happens to it."""
 
-    def __init__(self, folder: Path, program: str, strategy: str) -> None:
+    def __init__(self, folder: Path, program: str, strategy: str, python: Sequence[str]) -> None:
         self.folder, self.mark, self.log = folder / "run", secrets.token_hex(8), folder / "log"
         source, text = folder / "program.py", short_text(folder)
         source.write_text(
             f"import os\nopen(f'{folder}/pid{{os.environ[\"PMI_RANK\"]}}', 'w').write(str(os.getpid()))\n{program}"
         )
-        command = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", sys.executable, str(source), "train"]
+        command = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", *python, str(source), "train"]
         command += [*ENDLESS, strategy, "--text", str(text), "--save", str(self.folder)]
         with self.log.open("w") as log:
             environment = clean_environment() | {MARK: self.mark}
@@ -101,8 +101,8 @@ class Job:
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def started(program: str = PROGRAM, strategy: str = "ddp") -> Job:
-        jobs.append(Job(tmp_path, program, strategy))
+    def started(program: str = PROGRAM, strategy: str = "ddp", python: Sequence[str] = ()) -> Job:
+        jobs.append(Job(tmp_path, program, strategy, python or warm_python()))
         return jobs[-1]
 
     yield started
@@ -128,7 +128,7 @@ def test_a_rank_that_is_killed_ends_the_job(start: Callable[..., Job], tmp_path:
 
 def test_ctrl_c_ends_the_job(start: Callable[..., Job]) -> None:
     """A terminal sends SIGINT to all processes of the group it shows; ranks may be in groups of their own."""
-    job = start(strategy="server")
+    job = start(strategy="server", python=[sys.executable])
     job.wait_for(lambda: len(complete(job.folder)) >= 2)
     os.killpg(job.process.pid, signal.SIGINT)
     assert "Traceback" not in job.ends()

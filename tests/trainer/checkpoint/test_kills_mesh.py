@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_ranks_killed_at_fifty_moments(ranks: int, count: int, tmp_path: Path) -
 def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
     """A terminal sends SIGINT to the group that it shows."""
     short_text(tmp_path, 700)
-    job = Job(2, tmp_path / "run", FAULTY.replace("FAULT", "time.sleep(60)") + PROGRAM)
+    job = Job(2, tmp_path / "run", FAULTY.replace("FAULT", "time.sleep(60)") + PROGRAM, [sys.executable])
     assert job.trains()
     while not complete(job.folder):
         assert job.process.poll() is None, job.log.read_text()

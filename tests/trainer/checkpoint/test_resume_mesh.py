@@ -236,7 +236,7 @@ def test_training_goes_on_and_the_next_checkpoint_waits(
         assert same_bits(tmp_path / f"step-{step:08d}", calm / f"step-{step:08d}")
 
 
-@pytest.mark.parametrize("failing", [0, 1, 3])
+@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.soak), 3])
 @pytest.mark.parametrize("at", [4, STEPS])
 def test_what_goes_wrong_in_the_background_reaches_all_ranks(
     failing: int,
