@@ -28,7 +28,7 @@ OWN_PLAN = "# mine\n0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1\n\n1F0 1F1 1B0 1B1\n"
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty-four samples of 16 tokens: with a batch of 8, the fifth of an epoch has 2, fewer than microbatches."""
-    return short_text(tmp_path_factory.mktemp("text"), 606)
+    return short_text(tmp_path_factory.mktemp("text"), 580)
 
 
 # ---------------------------------------------------------------- parity
@@ -84,7 +84,8 @@ def test_every_mesh_trains_the_parameters_of_the_serial_run(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_lower_precisions_on_a_mesh(precision: str, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lower_precisions_on_a_mesh(precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = short_text(tmp_path, 900)  # steps of 8 rows all: how far roundings lead astray depends on the text
     words = f"--pp 2 --tp 2 --sp --zero 1 --steps 6 --precision {precision} --text {text} --verify"
     assert train_on(8, MESH, words) == 0
     said = capsys.readouterr()
