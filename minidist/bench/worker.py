@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,11 @@ def main(launch: str, file: str, argv: list[str]) -> None:
     options, comm = parse(argv), init()
     wanted = "gloo" in options.peers and launch == "shipped" and any(find_subject(name).gloo for name in options.names)
     gloo = start_gloo(comm) if wanted else None
-    measurements, last = [], ("", "")
-    for measurement in measure(Setting(options, launch, comm, gloo)):
-        measurements.append(measurement)
-        case = (measurement.bench, measurement.case)
-        if comm.rank == 0 and case != last:
-            sys.stderr.write(f"{launch}: {measurement.bench} {measurement.case}\n")
-            sys.stderr.flush()
-        last = case
+    measurements: list[Measurement] = []
+    for (bench, case), found in groupby(measure(Setting(options, launch, comm, gloo)), lambda m: (m.bench, m.case)):
+        if comm.rank == 0:
+            print(f"{launch}: {bench} {case}", file=sys.stderr, flush=True)
+        measurements += found
     if comm.rank == 0:
         rows = [asdict(measurement) for measurement in measurements]
         Path(file).write_text(json.dumps({"machine": machine(), "measurements": rows}))

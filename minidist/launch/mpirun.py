@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,16 +76,12 @@ def mpi_library() -> str:
     return " ".join(answer.stdout.split("\n")[0].split(",")[0].replace("Version:", "").split())
 
 
-def candidates() -> Iterator[str]:
-    """Yield every mpirun: first those beside this Python, where wheels put theirs, then those on PATH."""
+def candidates() -> list[str]:
+    """Return every mpirun: first those beside this Python, where wheels put theirs, then those on PATH."""
     beside = [str(Path(sys.executable).parent), sysconfig.get_path("scripts"), str(Path(sys.prefix, "Library", "bin"))]
-    seen = set()
-    for folder in [*beside, *os.get_exec_path()]:
-        for name in ("mpirun", "mpiexec"):
-            path = shutil.which(name, path=folder)
-            if path is not None and path not in seen:
-                seen.add(path)
-                yield path
+    folders = [*beside, *os.get_exec_path()]
+    found = (shutil.which(name, path=folder) for folder in folders for name in ("mpirun", "mpiexec"))
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def version_of(path: str) -> str:

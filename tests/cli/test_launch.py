@@ -179,10 +179,10 @@ def test_another_ones_mpirun_is_passed_over(tmp_path: Path, monkeypatch: pytest.
     right = mpirun.find_mpirun()
     assert mpirun.vendor(right.version) == mpirun.vendor(right.library) == right.vendor
 
-    monkeypatch.setattr(mpirun, "candidates", lambda: iter([str(fake), right.path]))
+    monkeypatch.setattr(mpirun, "candidates", lambda: [str(fake), right.path])
     assert mpirun.find_mpirun() == right
 
-    monkeypatch.setattr(mpirun, "candidates", lambda: iter([str(fake)]))
+    monkeypatch.setattr(mpirun, "candidates", lambda: [str(fake)])
     with pytest.raises(LaunchError, match=rf"no mpirun of {right.vendor} was found \({fake} is .*'s\): pip install"):
         mpirun.find_mpirun()
 

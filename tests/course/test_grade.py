@@ -122,6 +122,17 @@ def test_what_a_task_imports_is_there_before_the_answer_is_called(wire: str, tmp
     assert tests and all("ValueError" in test.output and "(True, True)" in test.output for test in tests)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="cases are forked on Linux")
+def test_a_warm_process_keeps_no_descriptor_of_a_case(tmp_path: Path) -> None:
+    """Or it runs out of them after a thousand cases."""
+    assert grade(LESSON, answer(tmp_path, HONEST), only=pick(task=4))
+    waiting = [SHARED[0].free.get() for _ in range(AT_ONCE)]
+    for process in waiting:
+        SHARED[0].free.put(process)
+    folders = [Path(f"/proc/{process.process.pid}/fd") for process in waiting if process is not None]
+    assert folders and not [file for folder in folders for file in folder.iterdir() if "pidfd" in os.readlink(file)]
+
+
 @pytest.mark.parametrize("copied", (False, True))
 def test_the_handout_is_not_started(copied: bool, tmp_path: Path) -> None:
     handout = LESSON.folder / "exercise.py"

@@ -202,7 +202,9 @@ def run_cases(prepared: child.Prepared, number: int) -> None:
             pid = os.fork()
             if pid == 0:
                 run_forked(folder, stand, prepared)
-            select.select([os.pidfd_open(pid)], [], [], limit + GRACE / 2)
+            case = os.pidfd_open(pid)
+            select.select([case], [], [], limit + GRACE / 2)
+            os.close(case)
         end_descendants()
         os.write(1, b".")
 
