@@ -26,7 +26,7 @@ from minidist.bench.measure import Measurement
 from minidist.bench.options import parse
 from minidist.bench.report import Results
 from minidist.bench.subject import Setting, find_subject, measured
-from minidist.comm.errors import LaunchError
+from minidist.comm import LaunchError, init
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import environment, find_mpirun
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
             sys.stderr.write(f"minidist bench: the {launch} launch ended with status {status}; nothing is reported\n")
             return status
     if "threads" in options.names:
-        measurements += measured(find_subject("threads"), Setting(options, "here"))
+        measurements += measured(find_subject("threads"), Setting(options, "here", init()))
     results = Results(measurements, options.dtype, described)
     text = json.dumps(results.as_json(), indent=1)
     if options.json == "-":

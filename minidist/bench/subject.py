@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from minidist.bench.measure import Measurement, Run, alternate
 from minidist.bench.options import Options
 from minidist.collectives import COLLECTIVES
+from minidist.comm import Communicator
 
 RANKS, DTYPE = 2, "float32"  # for which the bounds are
 
@@ -53,8 +54,8 @@ class Setting:
         The command line.
     launch : str
         `shipped`, `tuned` (the whole run was told to keep freed memory) or `here` (one process, without ranks).
-    comm : Communicator or None
-        All ranks of the launch; None `here`.
+    comm : Communicator
+        All ranks of the launch; `here` this process alone.
     gloo : module or None
         `torch.distributed` with a group of the same ranks, where a peer needs it.
     when : str
@@ -63,7 +64,7 @@ class Setting:
 
     options: Options
     launch: str
-    comm: Any = None
+    comm: Communicator
     gloo: Any = None
     when: str = "before"
 
@@ -132,7 +133,7 @@ def subject(
 
 
 def find_subject(name: str) -> Subject:
-    """Return the bench that the command line calls so: `ddp` of `subjects/ddp.py`; collectives share one file."""
+    """Return the bench of this name: `ddp` is in `subjects/ddp.py`; all collectives are in one file."""
     file = "collective" if name in COLLECTIVES else name
     found: Subject = getattr(importlib.import_module(f"minidist.bench.subjects.{file}"), name)
     return found
@@ -141,7 +142,7 @@ def find_subject(name: str) -> Subject:
 def measured(subject: Subject, setting: Setting) -> Iterator[Measurement]:
     """Yield what a bench measures, case by case. Collective."""
     for case in subject.cases(setting):
-        ranks = setting.comm.size if setting.comm is not None else 1
+        ranks = setting.comm.size
         found = partial(Measurement, subject.name, case.name, launch=setting.launch, bytes=case.bytes)
         if isinstance(case, Counted):
             for name, values in case.values.items():

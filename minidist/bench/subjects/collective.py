@@ -87,7 +87,7 @@ def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
 
     def cases(setting: Setting) -> Iterator[Case]:
         """Seconds of one call at every size, against MPI's own and gloo."""
-        comm: Communicator = setting.comm
+        comm = setting.comm
         options = setting.options
         itemsize = np.dtype(options.dtype).itemsize
         counts = [max(1, size // itemsize // comm.size) * comm.size for size in options.sizes]

@@ -36,7 +36,7 @@ def state(gigabytes: float) -> str:
 @subject(gloo=False)
 def copy(setting: Setting) -> Iterator[Counted]:
     """Billions of bytes copied in a second, in the three ways; `setting.when` names the probe. No peer, no bound."""
-    comm: Communicator = setting.comm
+    comm = setting.comm
     for name, bytes, iterations in (("own core", IN_CACHE, 500), ("memory", BEYOND_CACHES, 1)):
         source, target = np.full(bytes, 1, np.uint8), np.full(bytes, 0, np.uint8)
         seconds = [timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)]

@@ -10,13 +10,12 @@ import numpy as np
 from minidist.bench.measure import Run
 from minidist.bench.options import size_text
 from minidist.bench.subject import Case, Setting, subject
-from minidist.comm import Communicator
 
 
 @subject(peers=("native", "gloo"), rounds=15)
 def p2p(setting: Setting) -> Iterator[Case]:
     """Seconds of half a round trip between ranks 0 and 1, while the other ranks look on. No bound."""
-    comm: Communicator = setting.comm
+    comm = setting.comm
     mpi = comm.wire.mpi  # type: ignore[attr-defined]
     for bytes in (8, *setting.options.sizes):
         array = np.zeros(bytes, np.uint8)
