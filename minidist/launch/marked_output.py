@@ -27,7 +27,7 @@ class MarkedLines(io.FileIO):
     def __init__(self, descriptor: int, rank: str) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self.mark, self.already = f"[{rank}] ".encode(), f"[rank {rank}] ".encode()  # tracebacks mark themselves
-        self.rest = b""
+        self.descriptor, self.rest = descriptor, b""
         self.lock = threading.Lock()
 
     def write(self, data: Any) -> int:
@@ -48,7 +48,7 @@ class MarkedLines(io.FileIO):
         marked = (line if line.startswith(self.already) else self.mark + line for line in lines)
         left = b"".join(line + b"\n" for line in marked)
         while left:
-            left = left[os.write(self.fileno(), left) :]
+            left = left[os.write(self.descriptor, left) :]
 
 
 def mark_output() -> None:
