@@ -4,9 +4,10 @@
     torchrun --nproc-per-node 4 lessons/01_ranks/cluster.py --minidist   the same messages, by this package
 
 A linear regression in float64. After its own step each rank takes the mean of its weights and its left neighbour's:
-gossip (Lian et al. 2017, arXiv 1705.09056), for which messages to neighbours are enough. In the end a token goes round
-twice: it collects the losses, and tells the sums. With NCCL a send and a receive that every rank posts at once have to
-be in one batch: one after the other, they wait on the GPU for each other, as sends do here.
+gossip (Lian et al. 2017, arXiv 1705.09056), for which messages to neighbours are enough. At the end a token goes around
+the ring twice: first it collects the losses, then it tells every rank the sums. With NCCL, a send and a receive that
+every rank posts at once have to be in one batch. Posted one after the other, they wait for each other on the GPU, as
+blocking sends do in this lesson.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     torchrun --nproc-per-node 4 lessons/03_trees_and_meshes/cluster.py              fully_shard on two levels (HSDP)
     torchrun --nproc-per-node 4 lessons/03_trees_and_meshes/cluster.py --minidist   task 4's steps, by this package
 
-`fully_shard` with a mesh of (replicate, shard) is task 4 taken apart: it reduce-scatters gradients inside a node,
-all-reduces each shard across nodes, and lets the optimizer update shards; what it all-gathers are the new weights, when
-the next forward needs them. On one machine we play that two ranks are a node; on a cluster let PER_NODE be its GPUs.
-With NCCL, NCCL_ALGO=Tree or Ring fixes what is chosen by size otherwise, and NCCL_DEBUG=INFO prints it.
+`fully_shard` on a mesh of (replicate, shard) takes the steps of task 4 apart: it reduce-scatters gradients inside a
+node and all-reduces each shard across nodes, the optimizer updates the shards, and the next forward all-gathers the new
+weights. On one machine two ranks play a node; on a cluster, set PER_NODE to the GPUs of a node. NCCL chooses an
+algorithm by size, unless NCCL_ALGO=Tree or Ring fixes it; NCCL_DEBUG=INFO prints the choice.
 """
 
 from __future__ import annotations

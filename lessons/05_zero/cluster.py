@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 4 lessons/05_zero/cluster.py              torch.distributed.optim
     torchrun --nproc-per-node 4 lessons/05_zero/cluster.py --minidist   minidist.parallel, on the same wires
 
-torch deals out whole parameters, under DDP: gradients are all-reduced, each rank updates the parameters that it was
-dealt and broadcasts them. Every rank has the whole gradient, and clips it without a message. minidist cuts each
-bucket into slices, frees what it has reduced, and adds up the slices' squares to clip. The losses are the same.
+torch gives each rank some whole parameters to update. Under DDP it all-reduces the gradients, and each rank updates its
+parameters and broadcasts them. Every rank has the whole gradient, and clips it without a message. minidist cuts each
+bucket into slices and frees a bucket that is reduced; to clip, it sums the squares of all slices over the ranks. The
+losses are the same.
 (torch's `fully_shard(model, reshard_after_forward=False)` is ZeRO-2 as well: lesson 06.)
 """
 
@@ -43,7 +44,7 @@ def train(
     device: torch.device,
     divisor: int,
 ) -> list[float]:
-    """Take some steps with gradients of a sum over rows divided by `divisor`; return the mean loss of each."""
+    """Train on gradients of the sum over rows, divided by `divisor`; return the mean loss of each step."""
     draws = torch.Generator().manual_seed(comm.rank)
     inputs, targets = (torch.randn(ROWS, width, dtype=torch.float64, generator=draws).to(device) for width in (6, 2))
     losses = []
@@ -60,7 +61,7 @@ def train(
 
 
 def production(comm: Communicator, device: torch.device) -> list[float]:
-    """Train with whole gradients, averaged over the ranks, and an optimizer that is dealt out."""
+    """Train with whole gradients, averaged over the ranks; each rank has the optimizer of some parameters."""
     places = [device.index] if device.type == "cuda" else None
     model = DistributedDataParallel(build(device), device_ids=places)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=RATE)
@@ -69,7 +70,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
-    """Train with slices of gradients that were summed, and an optimizer over them."""
+    """Train with slices of the summed gradients, and an optimizer over slices."""
     model = ZeRO2(build(device), comm, bucket_bytes=4000, first_bucket_bytes=1000)
     optimizer = model.optimizer(torch.optim.AdamW, lr=RATE)
     clip = clip_by_global_norm

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 lessons/06_fsdp/cluster.py              torch.distributed.fsdp.fully_shard
     torchrun --nproc-per-node 4 lessons/06_fsdp/cluster.py --minidist   minidist.parallel.FSDP, on the same wires
 
-A regression in float64: each rank has its own rows, and after wrapping a part of every block. Both average gradients
-over the ranks. AdamW updates shards, so its state is spread as well.
+A regression in float64. Each rank has its own rows and, once the model is wrapped, a part of every block. Both average
+gradients over the ranks. AdamW updates shards, so its state is sharded as well.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator
 
 
 def production(comm: Communicator, device: torch.device) -> list[float]:
-    """Shard each block with PyTorch, then the whole, which is nothing but the blocks."""
+    """Shard each block with PyTorch, then the model, which holds no other parameters."""
     model = build(device)
     for module in (*model, model):
         fully_shard(module)

@@ -23,7 +23,7 @@ VOCABULARY, HIDDEN, STEPS, RATE = 64, 32, 5, 0.5
 
 
 class Block(nn.Module):
-    """x + down(gelu(up(x))), for each word; then what comes next."""
+    """An embedding, an MLP with its residual, x + down(gelu(up(x))), and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class Block(nn.Module):
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the word after each."""
+        """Return for each token the logits of the next one."""
         x = self.embedding(tokens)
         return self.head(x + self.down(F.gelu(self.up(x))))
 
 
 def train(device: torch.device, split: Callable[[nn.Module], Callable[[Tensor, Tensor], Tensor]]) -> list[float]:
-    """Train the model that `split` cuts in place; what `split` returns does one backward and gives the mean loss."""
+    """Train a model. `split` cuts it in place, and returns what runs one backward and returns the mean loss."""
     generator = torch.Generator().manual_seed(0)
     model = Block().double()
     with torch.no_grad():

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 lessons/08_sequence_parallel/cluster.py              torch's SequenceParallel (DTensor)
     torchrun --nproc-per-node 4 lessons/08_sequence_parallel/cluster.py --minidist   this lesson, on the same wires
 
-All ranks are given the same sequences; between the regions each keeps 1/P of the tokens.
+All ranks are given the same sequences. Outside of the MLP each rank keeps 1/P of the tokens.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Model(nn.Module):
         self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map [B, T, D], of which less may be here."""
+        """Map [B, T, D]; with split tokens, this rank's part of it."""
         x = self.enter(inputs)
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
 def train(device: torch.device, split: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> list[float]:
-    """Train the model that `split` cuts in place; what that returns runs it, and gives all tokens on every rank."""
+    """Train a model. `split` cuts it in place, and returns what runs it and returns all tokens on every rank."""
     generator = torch.Generator().manual_seed(0)
     model = Model().double()
     for parameter in model.parameters():
@@ -58,7 +58,7 @@ def train(device: torch.device, split: Callable[[nn.Module], Callable[[Tensor], 
 
 
 def production(comm: Communicator, device: torch.device) -> list[float]:
-    """Cut by torch. Gradients of the norm are summed by DTensor, which knows that they are partial."""
+    """Cut by torch. DTensor sums the gradients of the norm, as it knows that they are partial."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor import parallel as styles
@@ -85,7 +85,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
-    """Cut by minidist. Gradients of the norm and of the last bias are summed by `sum_gradient`."""
+    """Cut by minidist. `sum_gradient` sums the gradients of the norm and of the last bias."""
 
     def split(model: nn.Module) -> Callable[[Tensor], Tensor]:
         styles = {"enter": SplitSequence(), "up": ColumnParallel(), "down": RowParallel()}

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 lessons/09_pipeline/cluster.py              torch's Schedule1F1B
     torchrun --nproc-per-node 4 lessons/09_pipeline/cluster.py --minidist   the plan of this lesson, on the same wires
 
-A regression in float64 with eight layers, two on each of four ranks, eight microbatches. Only the last rank has a loss;
-it tells the others.
+A regression in float64: eight layers, two on each of four ranks, and eight microbatches. Only the last rank has a loss,
+which it broadcasts.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
 def train(
     comm: Communicator, stage: nn.Module, device: torch.device, step: Callable[[Tensor, Tensor], Tensor]
 ) -> list[float]:
-    """Train with `step(inputs, targets)`, which gives the loss on the last rank; return the losses on every rank."""
+    """Train with `step(inputs, targets)`, which returns the loss on the last rank; return the losses on every rank."""
     optimizer = torch.optim.SGD(stage.parameters(), lr=RATE)
     data = torch.randn(2, ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = step(data[0], data[1]).double().reshape(1)  # of ranks without a loss a zero, of any dtype
+        loss = step(data[0], data[1]).double().reshape(1)  # zero on ranks without a loss, of any dtype
         optimizer.step()
         broadcast(loss, comm, root=comm.size - 1)
         losses.append(loss.item())

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 4 lessons/10_zero_bubble/cluster.py              torch.distributed.pipelining
     torchrun --nproc-per-node 4 lessons/10_zero_bubble/cluster.py --minidist   the plans of this lesson, same wires
 
-A regression in float64 with eight layers, two stages a rank, eight microbatches. The first steps interleave the two
-stages of a rank; the others lay them in a V and put the weights' gradients off (ZB-V). Only one rank has a loss, the
-last of the line or the first of the V; it tells the others.
+A regression in float64: eight layers, two stages on each rank, and eight microbatches. The first steps interleave the
+stages. The other steps lay them out in a V, and put off the gradients of weights (ZB-V). Only one rank has a loss: the
+last one, or in a V the first. It tells the others.
 """
 
 from __future__ import annotations

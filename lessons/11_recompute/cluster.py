@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 lessons/11_recompute/cluster.py              torch.utils.checkpoint, torch's DDP
     torchrun --nproc-per-node 4 lessons/11_recompute/cluster.py --minidist   minidist's recompute and DDP, same wires
 
-A residual network in float64; each rank has its own rows. Both run each segment twice in a step, both leave the graph
-of the plain forward in place (`use_reentrant=False`), so DDP's hooks see each gradient once.
+A residual network in float64; each rank has its own rows. Both run the forward of each segment twice in a step. Both
+keep the graph of the plain forward (`use_reentrant=False`), so DDP's hooks see each gradient once.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     torchrun --nproc-per-node 4 lessons/12_mixed_precision/cluster.py              torch.distributed.fsdp
     torchrun --nproc-per-node 4 lessons/12_mixed_precision/cluster.py --minidist   minidist.parallel.FSDP, same wires
 
-Shards and AdamW's state are float32: the shards are the master weights. What is gathered, and all computing, is
-bfloat16; gradients are summed over the ranks in float32. On CUDA, fp16 with torch.amp.GradScaler works alike; bfloat16
-needs no loss scale.
+Shards and AdamW's state are float32: the shards are the master weights. Parameters are gathered, and everything is
+computed, in bfloat16; gradients are summed over the ranks in float32. On CUDA, fp16 with torch.amp.GradScaler works in
+the same way; bfloat16 needs no loss scale.
 
-A sum of four float32 in another order differs in its last bit, which a rounding to bfloat16 can turn into 1/256. So the
-losses agree to `TOLERANCE` only.
+Four float32 numbers that are summed in another order may give another last bit, and rounding to bfloat16 can turn that
+into 1/256. So the losses agree only to `TOLERANCE`.
 """
 
 from __future__ import annotations

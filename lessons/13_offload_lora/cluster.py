@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 lessons/13_offload_lora/cluster.py              torch: parametrize, DDP, AdamW
     torchrun --nproc-per-node 4 lessons/13_offload_lora/cluster.py --minidist   add_lora, DDP, its state on the CPU
 
-Torch has no LoRA layer of its own; libraries such as PEFT bring one. What it has is a way to say that a weight is
-computed from others: here W + α/r BA, multiplied out in each forward. DDP, either one, reduces what is not frozen.
+Torch has no LoRA layer of its own; libraries such as PEFT bring one. But a parametrization computes a weight from
+others: here W + α/r BA, in each forward. Either DDP reduces only the gradients of what is not frozen.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
-    """Adapt with `add_lora`, and offload what AdamW keeps."""
+    """Adapt with `add_lora`, and offload AdamW's state."""
     model = pretrained(device)
     add_lora(model, RANK, ALPHA, targets=("*",), generator=torch.Generator().manual_seed(1))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

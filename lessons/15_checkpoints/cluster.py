@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 lessons/15_checkpoints/cluster.py              fully_shard, torch.distributed.checkpoint
     torchrun --nproc-per-node 4 lessons/15_checkpoints/cluster.py --minidist   FSDP, minidist's store and restore
 
-The checkpoint lies in a temporary folder of rank 0: on several machines, let TMPDIR be one that all of them share.
+The checkpoint lies in a temporary folder of rank 0. On several machines, set TMPDIR to a folder that all of them share.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
         weights, moments = get_state_dict(*(again := fresh(seed=1))[:2])
         dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
         set_state_dict(*again[:2], model_state_dict=weights, optim_state_dict=moments)
-        comm.barrier()  # until here all have read
+        comm.barrier()  # all have read by now
     return losses + train(comm, device, again, range(SAVED, STEPS))
 
 
@@ -87,7 +87,7 @@ def ours(comm: Communicator, device: torch.device) -> list[float]:
     losses = train(comm, device, run := fresh(seed=0), range(SAVED))
     with tempfile.TemporaryDirectory() as mine:
         writer = saving.Writer(Path(comm.roll_call(mine)[0]), comm, keep=1, every=0)
-        writer.save(SAVED, saving.pieces_to_save(*run[:2]), {})  # beside training, if there were any
+        writer.save(SAVED, saving.pieces_to_save(*run[:2]), {})  # in the background
         writer.wait()
         saving.load_pieces(writer.folder / f"step-{SAVED:08d}", *(again := fresh(seed=1))[:2])
         again[0].stepped()
