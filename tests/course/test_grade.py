@@ -65,21 +65,21 @@ def all_reduce_cost(elements, itemsize, ranks, rank):
 """
 
 
-SHARED: list[Warm] = []  # what runs the cases of all tests here
+WITH_TORCH = find_lesson(LESSON.folder.parent, "12")
+SHARED: dict[Path, Warm] = {}  # by lesson, what runs the cases of all tests here
 
 
 @pytest.fixture(autouse=True, scope="module")
 def shared() -> Iterator[None]:
-    with warm_processes([LESSON], AT_ONCE) as warm:
-        SHARED.append(warm)
+    with warm_processes([LESSON], AT_ONCE) as plain, warm_processes([WITH_TORCH], AT_ONCE) as with_torch:
+        SHARED.update({LESSON.folder: plain, WITH_TORCH.folder: with_torch})
         yield
         SHARED.clear()
 
 
 def grade(lesson: Lesson, of: Answer, **options: Any) -> list[Graded]:
     """Grade by processes that are shared, if they have imported enough, with patience: a machine may be busy."""
-    warm = SHARED[0] if lesson is LESSON else None
-    return grading.grade(lesson, of, **{"warm": warm, "limit": 60.0} | options)
+    return grading.grade(lesson, of, **{"warm": SHARED.get(lesson.folder), "limit": 60.0} | options)
 
 
 def answer(folder: Path, source: str) -> Answer:
@@ -118,7 +118,7 @@ def test_what_a_task_imports_is_there_before_the_answer_is_called(wire: str, tmp
         def MasterWeights(*_, **__):
             raise ValueError("torch._dynamo" in sys.modules, gc.isenabled())
     """
-    tests = grade(find_lesson(LESSON.folder.parent, "12"), answer(tmp_path, source), only=pick(3, wire))
+    tests = grade(WITH_TORCH, answer(tmp_path, source), only=pick(3, wire))
     assert tests and all("ValueError" in test.output and "(True, True)" in test.output for test in tests)
 
 
@@ -399,7 +399,7 @@ def test_all_lessons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["02", "--task", "9"], "02 has no task 9: leave --task out"),
         (["02", "--student", "/nowhere"], "there is no exercise.py of lesson 02_ring_all_reduce in /nowhere"),
         (["--all", "--lessons", "/nowhere"], "there are no lessons in /nowhere"),
-        (["02", "--format", "json", "--solution", "--limit", "9", "--out", "/nowhere/x.json"], "/nowhere/x.json"),
+        (["02", "--task", "4", "--solution", "--limit", "9", "--out", "/nowhere/x.json"], "/nowhere/x.json"),
     ),
 )
 def test_bad_input_is_one_sentence_and_status_2(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,8 +323,10 @@ def test_lean_without_a_message(how: str, tmp_path: Path) -> None:
     source, told = CALLS[how]
     tests = attack(tmp_path, CUT + source, task=4)
     assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
-    hidden_by_nobody = attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4)
-    assert scores(hidden_by_nobody) > 0
+
+
+def test_the_same_cost_with_a_cut_of_its_own_scores(tmp_path: Path) -> None:
+    assert scores(attack(tmp_path, COST.replace("def cost", "def all_reduce_cost") + HONEST_CUT, task=4)) > 0
 
 
 def test_lean_in_one_case_only(tmp_path: Path) -> None:
@@ -529,12 +531,13 @@ def test_a_hook_that_the_answer_did_not_install_is_not_its_doing(tmp_path: Path)
     (tmp_path / "01_hook/checks.py").write_text(HOOKED)
     lesson, path = find_lesson(tmp_path, "01"), tmp_path / "exercise.py"
     path.write_text("def train(weight, comm):\n    (2 * weight).sum().backward()\n")
-    assert [(test.score, test.output) for test in grade(lesson, Answer(path))] == [(1, "")]
-    path.write_text(
-        "from functools import partial\nfrom minidist.parallel.adjoint import copy_to\ndef train(weight, comm):\n"
-        "    weight.register_hook(partial(copy_to, comm=comm))\n    (2 * weight).sum().backward()\n"
-    )
-    tests = grade(lesson, Answer(path))
+    with warm_processes([lesson], AT_ONCE) as warm:
+        assert [(test.score, test.output) for test in grade(lesson, Answer(path), warm=warm)] == [(1, "")]
+        path.write_text(
+            "from functools import partial\nfrom minidist.parallel.adjoint import copy_to\ndef train(weight, comm):\n"
+            "    weight.register_hook(partial(copy_to, comm=comm))\n    (2 * weight).sum().backward()\n"
+        )
+        tests = grade(lesson, Answer(path), warm=warm)
     assert scores(tests) == 0 and "exercise.py:4 in train calls minidist.parallel.adjoint" in tests[0].output
 
 

@@ -32,7 +32,7 @@ if hasattr(os, "sched_setaffinity"):
 launch_new_instance()
 """
 IMPORTED = ("ipykernel.kernelapp", "matplotlib.figure", "matplotlib.backends.backend_agg")
-REAL = ("02", "06")  # the lessons whose cells on real processes are executed with every run of the tests
+REAL = ("02", "11")  # whose cells on real processes every run of the tests executes: without torch, and with it
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 FAR = 0.02  # mean distance of pixels, of 1, between versions of the library that draws
 
