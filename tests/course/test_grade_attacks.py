@@ -383,6 +383,23 @@ def test_hide_from_the_witness(how: str, tmp_path: Path) -> None:
     assert "which belongs to minidist" in tests[0].output or "is to be built by hand" in tests[0].output
 
 
+REPLACED = {
+    "a function": "tree.broadcast = print",
+    "its code": "tree.broadcast.__code__ = (lambda *_: None).__code__",
+    "a method": "Communicator.recv = print",
+    "a module": "sys.modules[tree.__name__] = sys",
+}
+
+
+@pytest.mark.parametrize("wire", ("threads", "mpi"))
+@pytest.mark.parametrize("what", REPLACED)
+def test_who_replaces_a_part_of_the_package_scores_nothing(what: str, wire: str, tmp_path: Path) -> None:
+    """Also with an answer that does not use it."""
+    source = f"{HONEST}\nimport sys\nfrom minidist import Communicator\nfrom minidist.collectives import tree\n"
+    tests = attack(tmp_path, source + REPLACED[what], task=1, wire=wire, title=FEW if wire == "threads" else "")
+    assert scores(tests) == 0 and all("which belongs to minidist" in test.output for test in tests), tests[0].output
+
+
 PAST = {
     "the wire below": "type(comm)(comm.wire.inner, comm.ledger)",
     "a ledger of its own": "type(comm)(comm.wire.inner, type(comm.ledger)())",
@@ -614,7 +631,7 @@ def test_attack_the_warm_process(code: str, tmp_path: Path) -> None:
 def test_one_process_imports_for_cases_beside_each_other(tmp_path: Path) -> None:
     tests = attack(tmp_path, f"{FORKED_BY}raise ValueError(f'{{importer}} forked {{warm}}')", alone=True)
     importers, warm = (set(said) for said in zip(*(told(test) for test in tests), strict=True))
-    assert (len(importers), len(warm)) == (1, AT_ONCE)
+    assert (len(importers), len(warm)) == (1, AT_ONCE) and importers != {str(os.getpid())}
 
 
 def told(test: Graded) -> list[str]:
