@@ -31,23 +31,17 @@ from minidist.trainer.files import FileError, at, check_regular, parse_tree, rea
 Parsed = TypeVar("Parsed")
 
 
-def verify(path: Path, files: Iterable[str] | None = None) -> None:
-    """Compare files of a checkpoint, by default all, with their checksums. Ranks may divide its `files_of` up.
+def verify(path: Path, share: slice = slice(None)) -> None:
+    """Compare the files of a checkpoint with their checksums: all, or a share, so that ranks can divide the work.
 
     Raises
     ------
     CheckpointError
         If one is missing or damaged.
     """
-    sums = _sums(path)
-    for name in sums if files is None else files:
-        if _reading(path / name, digest) != sums.get(name):
+    for name, checksum in list(_sums(path).items())[share]:
+        if _reading(path / name, digest) != checksum:
             raise _damaged(path / name, f"is truncated or damaged: its checksum is not the one in {SUMS}")
-
-
-def files_of(path: Path) -> list[str]:
-    """Return the names of a checkpoint's files that have a checksum; CheckpointError if they are not all it needs."""
-    return list(_sums(path))
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | N
         If there is none, or it is damaged, or it belongs to another model, another text, or a longer run.
     """
     path = store.newest(Path(config.run.save))
-    restore.verify(path, restore.files_of(path)[comm.rank :: comm.size])
+    restore.verify(path, slice(comm.rank, None, comm.size))
     saved = partial(restore.state_at, path, restore.read_state(path))
     _check_beginning(path, saved("config", "run", "init", kind=str, default=""), config.run.init)
     _check_parameters(path, model)
