@@ -148,7 +148,9 @@ def expect_exchanges(rank: int, ranks: int, buffer: Array, notes: Sequence[Note]
         whom = "to rank - Q" if rank >= power else "first to the rank at distance Q/2, then at Q/4, ..., and back"
         raise Wrong(f"{said}: the sizes are right, the partners are not: rank {rank} sends {whom}")
     if rank >= power:
-        raise Wrong(f"{said}: a rank from Q on hands in its buffer, and gets the result from the same rank")
+        raise Wrong(
+            f"{said}: rank Q and those above send their buffer to one rank, and get the result from the same rank"
+        )
     raise Wrong(said)
 
 

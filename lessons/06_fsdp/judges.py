@@ -152,7 +152,7 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             first, last = (min(max(at, 0), value.size) for at in (start, start + len(shards[rank])))
             pair = result["held"][number].tolist()
             if pair != [first, last] and (first < last or pair[0] != pair[1]):
-                raise Wrong(f"rank {rank} holds {pair} of parameter {number}, it says, expected {[first, last]}")
+                raise Wrong(f"rank {rank} says that it holds {pair} of parameter {number}, expected {[first, last]}")
             expect_equal(rank, f"view {number}, after its whole was written,", result[f"parameter {number}"], value)
             start -= value.size
     if sent := [note for note in notes if note.kind == "send"]:

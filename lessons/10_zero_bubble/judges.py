@@ -109,7 +109,7 @@ class Products(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
         if name in ("grad", "backward"):
-            raise Wrong("autograd is called, which is not to be used: compute the gradients with matrix products")
+            raise Wrong("autograd is called, but is not allowed here: compute the gradients with matrix products")
         self.count += name in self.names
         return function(*args, **(kwargs or {}))
 

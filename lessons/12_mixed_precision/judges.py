@@ -32,7 +32,7 @@ def judge_nearest(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         for at in np.flatnonzero(np.where(nan, (found & 0x7FFF) <= 0x7F80, found != expected)):
             says = f"float32 {given['bits'][at]:#010x} ({x[at]:.9g}) became {found[at]:#06x}, expected"
             if nan[at]:
-                raise Wrong(f"{says} one that is not a number: its lower bits can be all that says so")
+                raise Wrong(f"{says} one that is not a number: perhaps only its lower bits say so")
             why = known(instead, lambda bits: np.array_equal(found[~nan], bits[~nan]))  # noqa: B023
             raise Wrong(f"{says} {expected[at]:#06x}{why}")
 
@@ -45,7 +45,7 @@ def judge_random(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         below, parts = x.view(np.uint32) >> 16, (x.view(np.uint32) & 0xFFFF) / 65536  # below: towards zero
         for which in np.flatnonzero((bits == bits[:, :1]).all(axis=1) & (parts > 0.01) & (parts < 0.99)):
             words = f"all {DRAWS} elements that were {x[which]:.9g} became {bits[which, 0]:#06x}"
-            raise Wrong(f"{words}: draw a number for each element, not one for all of them, or none")
+            raise Wrong(f"{words}: draw one number for each element, and not one for all, or none")
         if np.array_equal(result["bits"], result["second"]):
             raise Wrong("a second call with the same generator draws the numbers of the first: it is seeded anew")
         if not np.array_equal(result["bits"], result["again"]):

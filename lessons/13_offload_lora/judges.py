@@ -64,7 +64,7 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
             raise Wrong(f"rank {rank}: merge returned another module than a plain nn.Linear")
         if found["largest"] >= W.size:
             says = f"rank {rank}: forward keeps a matrix of {found['largest']} numbers, as large as the weight"
-            raise Wrong(f"{says}: x is multiplied by A and then by B, and they are not by each other")
+            raise Wrong(f"{says}: multiply x by A, and the result by B; A and B are never multiplied")
 
 
 def adapted(given: Arrays, scale: float) -> dict[str, Array]:

@@ -94,7 +94,9 @@ def judge_saved(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             if [text for name, (_, text) in one["end"].items() if name.startswith(NEW)] != [LEFT.hex()]:
                 raise Wrong(f"there was a checkpoint {NEW} already, which the second save of this step overwrites")
             if (raised := one["refused"] or "nothing") != "FileExistsError":
-                raise Wrong(f"rank {rank}: there was a checkpoint {NEW} already: {raised} raised, not FileExistsError")
+                raise Wrong(
+                    f"rank {rank}: a checkpoint {NEW} was there already: expected FileExistsError, found {raised}"
+                )
         return
     new = {name: text for name, text in end.items() if name.startswith(NEW)}
     for name, (_, text) in new.items():
@@ -122,7 +124,7 @@ def judge_saved(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             raise Wrong(f"rank {rank} returns before there is {NEW}: it has to wait for the one that renames it")
         left = sorted({name.partition("/")[0] for name in one["end"]} - {OLD, NEW})
         if left:
-            raise Wrong(f"when rank {rank} returns {', '.join(left)} is still there: of killed runs nothing is left")
+            raise Wrong(f"when rank {rank} returns, {', '.join(left)} is still there: remove what killed runs left")
         if one["end"] != end or {name.partition("/")[0] for name in end} != {OLD, NEW}:
             raise Wrong(f"when rank {rank} returns there is {', '.join(one['end'])}, expected {OLD} and {NEW} complete")
     judge_files(case, {name.removeprefix(NEW + "/"): bytes.fromhex(text) for name, (_, text) in new.items()})
