@@ -23,7 +23,8 @@ from minidist.launch.standin import STAND_IN, end_with, fork_ranks
 
 START = "import warm; program = warm.serve(); program()"
 INLINE = "module://matplotlib_inline.backend_inline"  # what a kernel would say before it imports matplotlib
-NEEDED = ("torch.distributed.run", "torch.fx.experimental.symbolic_shapes", "minidist.parallel", "minidist.trainer")
+# The second is imported by the first optimizer of a process, and takes as long as torch
+NEEDED = ("torch.distributed.run", "torch._dynamo", "minidist.parallel", "minidist.cli.train")
 
 
 @functools.cache
