@@ -75,7 +75,7 @@ class Job:
         """Check that the job ends by itself and leaves nothing; return its exit status."""
         try:
             status = self.process.wait(60 if self.process.poll() is None else 0)
-            deadline = time.monotonic() + 3
+            deadline = time.monotonic() + 60
             while (left := members(self.process.pid, self.mark)) and time.monotonic() < deadline:
                 time.sleep(0.05)  # the launcher does not wait for the last rank to be gone
             assert not left, f"processes stayed behind: {left}\n{self.log.read_text()}"

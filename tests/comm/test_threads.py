@@ -318,7 +318,7 @@ def test_a_run_leaves_no_memory_behind_that_only_the_garbage_collector_would_fin
     gc.disable()
     try:
         run(program, 2)
-        deadline = time.monotonic() + 2  # the streams' threads end on their own
+        deadline = time.monotonic() + 60  # the streams' threads end on their own
         while any(reference() is not None for reference in buffers) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert [reference() for reference in buffers] == [None] * 4

@@ -308,7 +308,7 @@ class Page:
         file.write_text(f'<!doctype html><meta charset="utf-8"><title>test</title>{html}', encoding="utf-8")
         self.errors.clear()
         self.ask("Page.navigate", url=file.as_uri())
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 60
         while self.run("location.href + ' ' + document.readyState") != f"{file.as_uri()} complete":
             assert time.monotonic() < limit, "the page does not load"
             time.sleep(0.02)
