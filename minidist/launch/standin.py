@@ -73,6 +73,8 @@ def fork_ranks(
                 if pid == 0:
                     for other in (listener, *(each for _, each in alive.values())):
                         other.close()
+                    for descriptor in alive:
+                        os.close(descriptor)
                     return take_the_place(stand_in)
                 alive[os.pidfd_open(pid)] = pid, stand_in
     return None

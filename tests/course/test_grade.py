@@ -34,6 +34,7 @@ from minidist.course.grader.warm import Warm
 from minidist.course.grader.watch import Watch
 from minidist.course.grader.witness import Witness
 from minidist.course.lesson import Answer, Lesson, find_lesson, load_checks, reference_answer
+from minidist.launch.jobs import descendants
 
 LESSON = find_lesson(Path(__file__).parents[2] / "lessons", "02")
 HONEST = """
@@ -126,10 +127,9 @@ def test_what_a_task_imports_is_there_before_the_answer_is_called(wire: str, tmp
 def test_a_warm_process_keeps_no_descriptor_of_a_case(tmp_path: Path) -> None:
     """Or it runs out of them after a thousand cases."""
     assert grade(LESSON, answer(tmp_path, HONEST), only=pick(task=4))
-    waiting = [SHARED[0].free.get() for _ in range(AT_ONCE)]
-    for process in waiting:
-        SHARED[0].free.put(process)
-    folders = [Path(f"/proc/{process.process.pid}/fd") for process in waiting if process is not None]
+    importer = SHARED[LESSON.folder].importer
+    assert importer is not None
+    folders = [Path(f"/proc/{pid}/fd") for pid in descendants(importer.process.pid) - {importer.process.pid}]
     assert folders and not [file for folder in folders for file in folder.iterdir() if "pidfd" in os.readlink(file)]
 
 
