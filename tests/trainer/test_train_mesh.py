@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks import mpirun, torchrun
@@ -112,24 +114,27 @@ def test_verify_finds_a_stage_that_forgets_its_gradients(
     assert re.search(r"same parameters as the serial run +NO", capsys.readouterr().out)
 
 
-def test_every_launcher_trains_a_mesh_alike(tmp_path: Path, text: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "ranks", "words", "spread"),
+    [
+        (mpirun, 4, "--pp 2 --tp 2 --sp", "pp=2 (1f1b, 4 microbatches) tp=2 (with"),
+        (torchrun, 2, "--pp 2 --schedule zb-h1", "dp=1 pp=2 (zb-h1"),
+        pytest.param(torchrun, 4, "--dp 2 --pp 2 --zero 1", "dp=2 (ZeRO-1) pp=2", marks=pytest.mark.soak),
+    ],
+)
+def test_every_launcher_trains_a_mesh_alike(
+    start: Callable[..., Any], ranks: int, words: str, spread: str, tmp_path: Path, text: Path
+) -> None:
     """The command as a user types it; the losses are those of the run on threads."""
     options = [*TINY, *MESH.split(), "--steps", "3", "--dropout", "0.1", "--verify", "--text", str(text)]
-    layouts = {"mpirun": (4, ["--pp", "2", "--tp", "2", "--sp"]), "torchrun": (2, ["--pp", "2", "--schedule", "zb-h1"])}
-    files = {name: tmp_path / f"{name}.jsonl" for name in layouts}
-    assert train_on(1, *options, f"--metrics {tmp_path / 'serial'}") == 0
-    done = {}
-    for name, start in (("mpirun", mpirun), ("torchrun", torchrun)):
-        ranks, words = layouts[name]
-        args = ["train", *options, *words, "--metrics", str(files[name])]
-        done[name] = start(ranks, PROGRAM, *args, timeout=110)
-    serial = losses(tmp_path / "serial")
-    for name, spread in (("mpirun", "pp=2 (1f1b, 4 microbatches) tp=2 (with"), ("torchrun", "dp=1 pp=2 (zb-h1")):
-        assert done[name].returncode == 0, (name, done[name].stderr)
-        assert spread in done[name].stdout.splitlines()[0], done[name].stdout
-        for (step, ours), (same, theirs) in zip(losses(files[name]), serial, strict=True):
-            assert step == same and ours == pytest.approx(theirs, rel=1e-12), name
-    assert done["mpirun"].stderr == ""
+    ours, serial = tmp_path / "ours.jsonl", tmp_path / "serial"
+    assert train_on(1, *options, f"--metrics {serial}") == 0
+    done = start(ranks, PROGRAM, "train", *options, *words.split(), "--metrics", str(ours), timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert spread in done.stdout.splitlines()[0], done.stdout
+    for (step, loss), (same, theirs) in zip(losses(ours), losses(serial), strict=True):
+        assert step == same and loss == pytest.approx(theirs, rel=1e-12)
+    assert start is torchrun or done.stderr == ""
 
 
 def test_each_rank_checks_a_run_once(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
