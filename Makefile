@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export OMP_NUM_THREADS := 1
+# Some images set it, and each rank would then compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test soak mutants lint
 
