@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.data.backward import Hook
-from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
+from minidist.parallel.data.buckets import MIB, Bucket, flat_buffer, views_into
 from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.sharded.shard import Shard, Sharded
 
@@ -59,8 +59,8 @@ class ZeRO1(Sharded, Bucketed):
 
     Parameters
     ----------
-    model, comm, **options
-        As for `Bucketed`: `op`, `unused`, `bucket_bytes` and `first_bucket_bytes`.
+    model, comm, op, unused, bucket_bytes, first_bucket_bytes
+        As for `DDP`, and in the same order.
     overlap : bool
         Return from the optimizer's step while parameters are still being gathered; each module waits for its own when
         it is called. This pays where communication has its own hardware. Call `wait` before you read parameters.
@@ -71,8 +71,17 @@ class ZeRO1(Sharded, Bucketed):
 
     shard_of: dict[nn.Parameter, BucketShard]
 
-    def __init__(self, model: nn.Module, comm: Communicator, *, overlap: bool = False, **options: Any) -> None:
-        super().__init__(model, comm, **options)
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str = "sum",
+        unused: bool = False,
+        bucket_bytes: int = 25 * MIB,
+        first_bucket_bytes: int = MIB,
+        overlap: bool = False,
+    ) -> None:
+        super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
         self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm) for bucket in self.buckets}
         self.shard_of = {parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()}
         for shard in self.shards.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -250,3 +251,10 @@ def test_plain_ddp_fails_these_tests() -> None:
     assert sum(minidist.run(program, 2)) == 2 * sum(
         2 * p.nbytes for p in build(CONFIG, 0).parameters() if p.requires_grad
     )
+
+
+def test_what_ddp_takes_in_order_its_stages_take_too() -> None:
+    """So one replaces the other in a line of code."""
+    of_ddp = list(inspect.signature(DDP).parameters.values())
+    for stage in (ZeRO1, ZeRO2):
+        assert list(inspect.signature(stage).parameters.values())[: len(of_ddp)] == of_ddp
