@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from minidist.model.dropout import Dropout
+
 AS_THEY_ARE = (
     "minidist.comm",
     "minidist.collectives",
     "minidist.memory.recompute",
-    "minidist.model.dropout",
     "minidist.parallel.adjoint",
     "minidist.parallel.pipeline.weight_gradients",
 )
@@ -45,13 +46,18 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> No
     """
     leave_alone()
     for block in blocks:
+        for module in block.modules():
+            if isinstance(module, Dropout) and module.rate:
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
 def as_they_were(blocks: Iterable[nn.Module]) -> None:
     """Have blocks that were compiled run as their classes say."""
     for block in blocks:
-        block.__dict__.pop("forward", None)
+        for module in block.modules():
+            if module is block or isinstance(module, Dropout):
+                module.__dict__.pop("forward", None)
 
 
 @cache
