@@ -44,25 +44,22 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> No
         Of `torch.compile`: "inductor" needs a C++ compiler on CPUs, and Triton on GPUs; "aot_eager" needs nothing, and
         makes nothing faster.
     """
-    leave_alone()
+    leave_alone(AS_THEY_ARE)
     for block in blocks:
-        for module in block.modules():
-            if isinstance(module, Dropout) and module.rate:
-                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+        if any(isinstance(module, Dropout) and module.rate for module in block.modules()):
+            leave_alone((Dropout.__module__,))
         block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
 def as_they_were(blocks: Iterable[nn.Module]) -> None:
     """Have blocks that were compiled run as their classes say."""
     for block in blocks:
-        for module in block.modules():
-            if module is block or isinstance(module, Dropout):
-                module.__dict__.pop("forward", None)
+        block.__dict__.pop("forward", None)
 
 
 @cache
-def leave_alone() -> None:
-    """Tell torch's compiler which modules of this package it does not look into."""
+def leave_alone(modules: tuple[str, ...]) -> None:
+    """Tell torch's compiler not to look into these modules."""
     rules: Any = torch._dynamo.trace_rules
-    for name in AS_THEY_ARE:
+    for name in modules:
         rules.add(name)
