@@ -48,7 +48,7 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> No
     for block in blocks:
         if any(isinstance(module, Dropout) and module.rate for module in block.modules()):
             leave_alone((Dropout.__module__,))
-        block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
+        block.forward = torch.compile(block.forward, backend=backend)
 
 
 def as_they_were(blocks: Iterable[nn.Module]) -> None:

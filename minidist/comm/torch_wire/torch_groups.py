@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from minidist.comm.engine import answers
-from minidist.comm.errors import LaunchError
+from minidist.comm.torch_wire.gpus import number_in, own_gpu
 from minidist.comm.torch_wire.torch_request import explaining
 
 if TYPE_CHECKING:
@@ -75,9 +74,9 @@ def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
 
 def initialize(timeout: timedelta) -> None:
     """Start torch.distributed as the launcher's variables say."""
-    rank, size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
+    rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
     os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
-    gpu = _own_gpu()
+    gpu = own_gpu()
     if gpu is None:
         dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timeout)
     else:
@@ -90,22 +89,3 @@ def initialize(timeout: timedelta) -> None:
 def _close() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _own_gpu() -> int | None:
-    """Return the number of the GPU that belongs to this rank alone, or None: NCCL wants one for each."""
-    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
-    if gpus == 1 and "SLURM_GPUS_PER_TASK" in os.environ:  # srun lets each rank see its own only
-        return 0
-    local = _number("LOCAL_RANK", "SLURM_LOCALID", default=0)
-    neighbours = _number("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", default=local + 1)
-    return local if neighbours <= gpus else None
-
-
-def _number(*names: str, default: int | None = None) -> int:
-    """Return the first number in the first of these variables that is set: SLURM writes `4(x2)` for 4 on 2 nodes."""
-    text = next((os.environ[name] for name in names if name in os.environ), None)
-    found = re.match(r"\d+", text or "")
-    if found is None and default is None:
-        raise LaunchError(f"none of {', '.join(names)} is a number: start with torchrun, or with srun and MASTER_ADDR")
-    return int(found.group()) if found else int(default or 0)

@@ -56,7 +56,9 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    if dynamo := sys.modules.get("torch._dynamo"):  # in a compiled block: compiled, the second run might save in another order
+    if dynamo := sys.modules.get(
+        "torch._dynamo"
+    ):  # in a compiled block: compiled, the second run might save in another order
         function = dynamo.disable(function)
     call = Call(function, *tree_flatten((args, kwargs)))
     with saved_tensors_hooks(call.leave_out, call.bring_back):

@@ -1,0 +1,94 @@
+"""Which GPU is a rank's own, and how several ranks share one.
+
+    MINIDIST_RANKS_PER_GPU=4     ranks 0 1 2 3 ─▶ GPU 0     ranks 4 5 6 7 ─▶ GPU 1
+
+Ranks that share a GPU take turns on it: that shows whether a program is right, and not how fast it is. NCCL has allowed
+it since version 2.30.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+
+import torch
+import torch.distributed as dist
+
+from minidist.comm.errors import LaunchError
+from minidist.comm.job.number import RANKS, read_number
+
+SHARING = "MINIDIST_RANKS_PER_GPU"
+OLDEST = (2, 30)  # NCCL that lets several ranks use one GPU
+FEW_BLOCKS = 4  # from so many ranks a GPU on, each must leave room for the others' kernels
+
+
+def own_gpu() -> int | None:
+    """Return the number of this rank's GPU; None if the machine has none, or fewer than its ranks need.
+
+    Raises
+    ------
+    LaunchError
+        If ranks are to share GPUs, and cannot.
+    """
+    each = ranks_per_gpu()
+    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    if each > 1:
+        share_gpus(each, gpus)
+    if gpus == 1 and "SLURM_GPUS_PER_TASK" in os.environ:  # srun lets each rank see its own only
+        return 0
+    local = number_in("LOCAL_RANK", "SLURM_LOCALID", default=0)
+    neighbours = number_in("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", default=local + 1)
+    if each > 1 and neighbours > gpus * each:
+        raise LaunchError(
+            f"{SHARING}={each} and {gpus} GPUs are room for {gpus * each} ranks, but {neighbours} were started here: "
+            f"use {SHARING}={-(-neighbours // gpus)}, or fewer ranks"
+        )
+    return local // each if neighbours <= gpus * each else None
+
+
+def ranks_per_gpu() -> int:
+    """Return how many ranks share a GPU, as the environment says."""
+    written = os.environ.get(SHARING, "1")
+    try:
+        return read_number(written, int, RANKS)
+    except ValueError as error:
+        raise LaunchError(f"{SHARING}={written} {error}") from None
+
+
+def share_gpus(each: int, gpus: int) -> None:
+    """Have NCCL accept several ranks on a GPU; raise LaunchError if there is none, or NCCL is too old."""
+    if not gpus:
+        raise LaunchError(f"{SHARING}={each}, but this machine has no GPU that NCCL could use: leave it out")
+    version = nccl_version()
+    if version < OLDEST:
+        found = ".".join(map(str, version)) or "unknown"
+        raise LaunchError(
+            f"{SHARING}={each} needs NCCL 2.30 or newer, but this is {found}: pip install --target FOLDER --no-deps "
+            "'nvidia-nccl-cu13>=2.30', and start with LD_PRELOAD=FOLDER/nvidia/nccl/lib/libnccl.so.2"
+        )
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    if each >= FEW_BLOCKS:
+        os.environ.setdefault("NCCL_MAX_CTAS", "4")
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of the NCCL that this process has loaded, which may be newer than the one torch was built for.
+
+    Empty if it is not to be found.
+    """
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return ()
+    return number.value // 10_000, number.value // 100 % 100, number.value % 100
+
+
+def number_in(*names: str, default: int | None = None) -> int:
+    """Return the first number in the first of these variables that is set: SLURM writes `4(x2)` for 4 on 2 nodes."""
+    text = next((os.environ[name] for name in names if name in os.environ), None)
+    found = re.match(r"\d+", text or "")
+    if found is None and default is None:
+        raise LaunchError(f"none of {', '.join(names)} is a number: start with torchrun, or with srun and MASTER_ADDR")
+    return int(found.group()) if found else int(default or 0)
