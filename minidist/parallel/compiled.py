@@ -63,3 +63,16 @@ def leave_alone(modules: tuple[str, ...]) -> None:
     rules: Any = torch._dynamo.trace_rules
     for name in modules:
         rules.add(name)
+
+
+def missing_compiler(backend: bool | str) -> str:
+    """Say in a sentence what this machine lacks to compile for its CPU; empty if it lacks nothing."""
+    if torch.cuda.is_available() or backend not in (True, "inductor"):
+        return ""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:  # of torch's own, without a public name
+        return f"compile=True needs a C++ compiler, and there is none ({error}): install g++, or leave it out"
+    return ""

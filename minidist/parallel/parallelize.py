@@ -28,6 +28,7 @@ from minidist.collectives import broadcast
 from minidist.memory.recompute.segments import recompute
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
+from minidist.parallel.compiled import as_they_were, compile_blocks
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
@@ -137,8 +138,10 @@ class Parallel:
         return clip_by_global_norm(self.kept, limit, self.mesh.tp, self.mesh.pp)
 
     def unwrap(self) -> None:
-        """End training, and gather in `model` what ZeRO 3 has cut along the data axis. Collective."""
+        """End training: gather in `model` what ZeRO 3 has cut along the data axis, compile nothing more. Collective."""
         self.replica.unwrap()
+        if self.recipe.compile:
+            as_they_were(blocks_of(self.model))
 
     def whole_parameters(self, names: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter of the serial model whole, on every rank, one by one; after `unwrap`. Collective.
@@ -189,7 +192,7 @@ def check_fit(model: nn.Module, mesh: Mesh, recipe: Recipe, tensor_plan: TensorP
     ValueError, TypeError
         If tensor parallelism cannot split the model; see `check_plan`.
     """
-    plan = recipe.check(mesh.layout, _count_layers(model))
+    plan = recipe.check(mesh.layout, len(blocks_of(model)))
     styles = check_plan(model, mesh.tp, tensor_plan, recipe.sequence) if mesh.layout.tp > 1 else {}
     return Fit(recipe, plan, styles)
 
@@ -230,7 +233,7 @@ def parallelize(
         As `parallelize_tensor` and `DataParallel`.
     """
     fit = recipe if isinstance(recipe, Fit) else check_fit(model, mesh, recipe, tensor_plan)
-    layers = _count_layers(model)
+    layers = len(blocks_of(model))
     if fit.plan is not None and carried is None:
         raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
     if fit.plan is not None and costs is not None and len(costs) != layers:
@@ -249,6 +252,8 @@ def parallelize(
     replica = replicate(model, mesh, fit.recipe)
     for module in stages.values():
         _recompute(module, fit.recipe.recompute)
+        if fit.recipe.compile:
+            compile_blocks(blocks_of(module), "inductor" if fit.recipe.compile is True else fit.recipe.compile)
     if fit.plan is None or carried is None:
         return Parallel(model, mesh, fit.recipe, loss, replica)
     plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
@@ -278,10 +283,11 @@ def _recompute(model: nn.Module, policy: str) -> None:
     if policy == "none":
         return
     kind, _, length = policy.partition(" ")
-    layers = _count_layers(model)
+    layers = len(blocks_of(model))
     recompute(model, f"every {min(int(length), layers)}" if kind == "every" else policy)
 
 
-def _count_layers(model: nn.Module) -> int:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules in a model's list `layers`; none if it has no such list."""
     layers = getattr(model, "layers", None)
-    return len(layers) if isinstance(layers, nn.ModuleList) else 0
+    return list(layers.children()) if isinstance(layers, nn.ModuleList) else []

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from minidist.mesh import Layout
+from minidist.parallel.compiled import missing_compiler
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.pipeline import NAMES, check, plan
 from minidist.parallel.pipeline.actions import Plan
@@ -61,6 +62,8 @@ class Recipe:
         your own plan, leave this out: the plan has its number.
     recompute : str
         Policy of `recompute` for the layers of each stage. "every K" takes all layers of a stage that has fewer.
+    compile : bool or str
+        Compile each layer's forward, by torch's compiler or this backend of it; see `compile_blocks`.
     allocate : callable, optional
         For ZeRO 3: see `FSDP`.
     """
@@ -74,6 +77,7 @@ class Recipe:
     chunks: int = 1
     microbatches: int = 1
     recompute: str = "none"
+    compile: bool | str = False
     allocate: Callable[[int, torch.dtype], Tensor] | None = None
 
     supported: ClassVar[Mapping[str, tuple[int, ...]]] = {
@@ -151,6 +155,10 @@ class Recipe:
             yield f"there is no policy {self.recompute!r} of recomputation: choose one of {RECOMPUTES}"
         if self.recompute != "none" and layers < 1:
             yield f"recompute={self.recompute!r} is for a model with a list of `layers`: use 'none'"
+        if self.compile and layers < 1:
+            yield f"compile={self.compile!r} is for a model with a list of `layers`: leave it out"
+        if self.compile and (missing := missing_compiler(self.compile)):
+            yield missing
         if self.sequence and layout.tp == 1:
             yield "sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2"
         if own and own.ranks != layout.pp:

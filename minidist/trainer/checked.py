@@ -129,6 +129,7 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
         chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" else 1,
         microbatches=count if layout.pp > 1 else parallel.accumulate,
         recompute=config.memory.recompute,
+        compile=parallel.compile,
         allocate=shard_memory(config),
     )
 

@@ -106,6 +106,7 @@ class ParallelOptions:
     zero: int = option(0, "ZeRO: shard the optimizer's state (1), and gradients (2), and parameters (3)", STAGE)
     hsdp: int = option(0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE)
     accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
+    compile: bool = option(False, "compile each block's forward by torch.compile")
     bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET)
 
 
