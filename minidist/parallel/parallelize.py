@@ -259,7 +259,7 @@ def parallelize(
     plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
     # With ZeRO 3 a rank has one stage, and must call the replica: its forward gathers the parameters.
     called = stages if replica.whole_parameters else dict.fromkeys(stages, replica.called)
-    pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica)
+    pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica, fused=not fit.recipe.compile)
     return Parallel(model, mesh, fit.recipe, loss, replica, pipeline)
 
 

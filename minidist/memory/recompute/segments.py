@@ -19,7 +19,6 @@ more forward, except what follows the last saved tensor (in a block of the GPT, 
 from __future__ import annotations
 
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, suppress
@@ -56,10 +55,6 @@ def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    if dynamo := sys.modules.get(
-        "torch._dynamo"
-    ):  # in a compiled block: compiled, the second run might save in another order
-        function = dynamo.disable(function)
     call = Call(function, *tree_flatten((args, kwargs)))
     with saved_tensors_hooks(call.leave_out, call.bring_back):
         return function(*args, **kwargs)

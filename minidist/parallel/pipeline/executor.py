@@ -58,6 +58,9 @@ class Pipeline:
     replica : Replica, optional
         Reduces the gradients of all this rank's stages over the data axis, when the plan says so. A strategy that
         reduces while backward runs begins in the backward before.
+    fused
+        Whether gradients of weights that nobody else accumulates are added up by the product itself, not by autograd.
+        Compiled blocks are better off without: autograd's are compiled, too.
 
     Raises
     ------
@@ -75,6 +78,7 @@ class Pipeline:
         carried: Callable[[Any], Tensor | Tensors],
         tied: Sequence[nn.Parameter] = (),
         replica: Replica | None = None,
+        fused: bool = True,
     ) -> None:
         mine = plan.stages_of(comm.rank)
         if sorted(stages) != mine:
@@ -92,7 +96,8 @@ class Pipeline:
         self.wires = {Kind.FORWARD: comm, Kind.BACKWARD: comm.split(0)}
         self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
-        if self.replica.alone or any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions):
+        put_off = any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions)
+        if put_off or (fused and self.replica.alone):
             for module in self.stages.values():
                 self.weights.take_over(module)
 
