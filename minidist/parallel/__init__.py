@@ -3,7 +3,8 @@
 Read `data/` (DDP), `sharded/` (ZeRO 1 to 3) with `optimizer/`, `tensor/` with `adjoint.py`, then `pipeline/`. All share
 two files: `placement.py` records which elements of a parameter a rank has, and `replica.py` says what is asked of any
 strategy over the data axis. The files that join them come last: `recipe.py` says what can be combined, `parallelize.py`
-applies it, in one order, and `clip.py` clips gradients. `meta.py` is for models that are too large to be built.
+applies it, in one order, `clip.py` clips gradients, and `compiled.py` compiles blocks. `meta.py` is for models that are
+too large to be built.
 
 `adjoint` has the differentiable collectives, for layers of your own; Megatron's four are exported here as well.
 """
@@ -11,6 +12,7 @@ applies it, in one order, and `clip.py` clips gradients. `meta.py` is for models
 from minidist.parallel import adjoint
 from minidist.parallel.adjoint import copy_to, gather_from, reduce_from, scatter_to
 from minidist.parallel.clip import clip_by_global_norm
+from minidist.parallel.compiled import compile_blocks
 from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.sampler import DistributedSampler
@@ -53,6 +55,7 @@ __all__ = [
     "ZeROPlusPlus",
     "adjoint",
     "clip_by_global_norm",
+    "compile_blocks",
     "copy_to",
     "gather_from",
     "parallelize",
