@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from layouts import SMALL, Case, worst
-from torch import nn
+from layouts import Case, worst
 
 from minidist.mesh import Layout
-from minidist.model import GPT, Where
-from minidist.parallel import Recipe, RecipeError
-from minidist.parallel.compiled import as_they_were, compile_blocks, missing_compiler
+from minidist.parallel import Recipe
 
 Counted = list[int]  # operations of each graph
 
