@@ -23,7 +23,8 @@ FROZEN = """
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
-    --dp --tp --sp --pp --schedule --chunks --microbatches --plan --strategy --zero --hsdp --accumulate --compile --bucket-mib
+    --dp --tp --sp --pp --schedule --chunks --microbatches --plan --strategy --zero --hsdp --accumulate
+    --compile --bucket-mib
     --recompute --offload --offload-folder
     --steps --seed --init --precision --verify --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
     --sample --peak-tflops --debug
