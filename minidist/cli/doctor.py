@@ -54,9 +54,11 @@ except Exception as error:
 if rank == 1:
     os._exit(0)
 os.wait()
-gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
-nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus and dist.is_nccl_available() else ""
-print(json.dumps([torch.__version__, gloo, gpus, nccl]), flush=True)
+found = [torch.__version__, gloo, [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]]
+if found[-1] and dist.is_nccl_available():
+    from minidist.comm.torch_wire.gpus import nccl_library, nccl_version, sharing_fault
+    found += [".".join(map(str, nccl_version())), nccl_library(), sharing_fault()]
+print(json.dumps(found), flush=True)
 os._exit(0)
 """
 
@@ -155,14 +157,18 @@ def check_torch() -> Iterator[Finding]:
         said = (job.stderr.strip().splitlines() or ["nothing"])[-1]
         yield Finding(f"torch: it cannot be imported: {said}", "pip install torch, in a build with torch.distributed")
         return
-    release, gloo, gpus, nccl = json.loads(job.stdout.splitlines()[-1])
+    release, gloo, gpus, *nccl = json.loads(job.stdout.splitlines()[-1])
     if gloo == "works":
         yield Finding(f"two gloo ranks: added their numbers (torch {release})")
     else:
         fix = "export GLOO_SOCKET_IFNAME=lo (on one machine), or the name of the network interface"
         yield Finding(f"two gloo ranks: {gloo}", fix)
-    if gpus:
-        with_nccl = f", NCCL {nccl}" if nccl else ", but this torch has no NCCL"
-        yield Finding(f"GPUs: {len(gpus)} x {gpus[0]}{with_nccl}", "" if nccl else "install a CUDA torch")
-    else:
+    if not gpus:
         yield Finding("GPUs: none, so everything runs on the CPU")
+    elif not nccl:
+        yield Finding(f"GPUs: {len(gpus)} x {gpus[0]}, but this torch has no NCCL", "install a CUDA torch")
+    else:
+        version, library, fault = nccl
+        yield Finding(f"GPUs: {len(gpus)} x {gpus[0]}; NCCL {version} is {library}")
+        several = "several, as MINIDIST_RANKS_PER_GPU=4 or `launch --ranks-per-gpu 4` says"
+        yield Finding(f"ranks a GPU: {f'one; more {fault}' if fault else several}")

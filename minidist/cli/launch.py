@@ -49,7 +49,7 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
     Raises
     ------
     LaunchError
-        If there is no such file, or no mpirun that fits.
+        If there is no such file, no mpirun that fits, or the options contradict each other.
     """
     program = ["-m", *options.program] if options.module else options.program
     if program[0] != "-m" and not os.path.isfile(program[0]):
@@ -60,9 +60,8 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
         if options.wire == "mpi":
             raise LaunchError("--ranks-per-gpu is for ranks of NCCL, which torchrun starts: leave --wire mpi out")
         extra["MINIDIST_RANKS_PER_GPU"] = str(options.ranks_per_gpu)
-    if (
-        options.wire == "torch" or options.ranks_per_gpu is not None
-    ):  # torchrun puts Python in front of the ranks' program itself
+    if options.wire == "torch" or options.ranks_per_gpu is not None:
+        # torchrun puts Python in front of the ranks' program itself
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks)]
         here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         return [*start, *here, *rank], environment() | extra
@@ -75,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     seconds = flag_of(float, SECONDS)
     parser.add_argument("-n", "-np", "--ranks", type=flag_of(int, RANKS), default=2, help="how many ranks (2)")
     parser.add_argument("--wire", choices=["mpi", "torch"], help="mpirun or torchrun (mpi)")
-    share = "how many ranks share a GPU, by torchrun and NCCL 2.30: for trying what is right, not what is fast"
+    share = "how many ranks share a GPU, by torchrun and NCCL 2.30: it shows what is right, not what is fast"
     parser.add_argument("--ranks-per-gpu", type=flag_of(int, RANKS), help=share)
     parser.add_argument("--limit", type=seconds, help="seconds an operation may wait before who waits for whom is told")
     parser.add_argument("--timeout", type=seconds, help="seconds the whole job may take before it is ended")

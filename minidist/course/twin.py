@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 cluster.py              production's own classes
     torchrun --nproc-per-node 4 cluster.py --minidist   the same training with minidist, on the same wires
 
-One process is one rank: on a GPU of its own with NCCL, or on the CPU with gloo. Rank 0 prints the losses.
+One process is one rank: with NCCL on a GPU, of its own or shared (lessons/NCCL.md), or with gloo on the CPU. Rank 0
+prints the losses.
 """
 
 from __future__ import annotations

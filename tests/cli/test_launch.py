@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -11,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from ranks import clean_environment
+from ranks import clean_environment, warm_python
 
 from minidist.cli import doctor, launch
 from minidist.comm.errors import LaunchError
@@ -135,6 +136,8 @@ def test_torch_is_launched_the_same_way(program: Path) -> None:
         (["-n", "2", "missing.py"], "there is no file missing.py"),
         (["-n", "0", "x.py"], "must be from 1 to 10,000"),
         (["-n", "2"], "name a program"),
+        (["-n", "2", "--ranks-per-gpu", "0", "x.py"], "must be from 1 to 10,000"),
+        (["-n", "2", "--ranks-per-gpu", "2", "--wire", "mpi", __file__], "torchrun starts: leave --wire mpi out"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +147,16 @@ def test_mistakes_are_named(arguments: list[str], words: str, capsys: pytest.Cap
         status = error.code
     assert status == 2
     assert words in capsys.readouterr().err
+
+
+def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so() -> None:
+    options = launch._parser().parse_args(["-n", "4", "--ranks-per-gpu", "4", "--limit", "9", __file__, "--x"])
+    command, env = launch.command_line(options)
+    assert command[1:5] == ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    assert command[-2:] == [__file__, "--x"]
+    assert (env["MINIDIST_RANKS_PER_GPU"], env["MINIDIST_LIMIT"]) == ("4", "9.0")
+    alone, env = launch.command_line(launch._parser().parse_args(["-n", "4", __file__]))
+    assert "torch.distributed.run" not in alone and "MINIDIST_RANKS_PER_GPU" not in env
 
 
 # -------------------------------------------------------------------- which mpirun
@@ -241,6 +254,43 @@ def test_doctor_names_what_is_wrong(
     assert f"!!  mpirun: {tmp_path}/bin/mpirun comes first on PATH, but belongs to an unknown MPI" in said
     assert "!!  two MPI ranks: status 0, they said: alone; alone" in said
     assert said.endswith("2 to fix\n")
+
+
+@pytest.mark.parametrize(
+    ("nccl", "lines"),
+    [
+        ([], ["!!  GPUs: 2 x H100, but this torch has no NCCL"]),
+        (["2.28.9", "/venv/libnccl.so.2", "needs NCCL 2.30"], ["ok  ranks a GPU: one; more needs NCCL 2.30"]),
+        (
+            ["2.30.7", "/x/libnccl.so.2", ""],
+            ["NCCL 2.30.7 is /x/libnccl.so.2", "ok  ranks a GPU: several, as MINIDIST_"],
+        ),
+    ],
+)
+def test_doctor_says_how_many_ranks_a_gpu_may_have(
+    monkeypatch: pytest.MonkeyPatch, nccl: list[str], lines: list[str]
+) -> None:
+    said = json.dumps(["2.13", "works", ["H100", "H100"], *nccl])
+    monkeypatch.setattr(doctor, "run_job", lambda *_, **options: Outcome(0, stdout=said))
+    found = "\n".join(map(str, doctor.check_torch()))
+    assert all(line in found for line in lines), found
+
+
+def test_what_doctor_asks_of_nccl_can_be_answered(tmp_path: Path) -> None:
+    """The same program, where torch says that there are a GPU and NCCL."""
+    pretend = """
+    import torch, torch.distributed
+    torch.cuda.device_count, torch.cuda.get_device_name = lambda: 1, lambda number: f"GPU {number}"
+    torch.distributed.is_nccl_available, torch.cuda.nccl.version = lambda: True, lambda: (2, 28, 9)
+    """
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(pretend) + doctor.TORCH)
+    command = [*warm_python(), str(path), str(tmp_path / "meeting")]
+    job = run_job(command, env=clean_environment(), timeout=60, capture=True)
+    assert job.returncode == 0, job.stderr
+    _, gloo, gpus, version, library, fault = json.loads(job.stdout.splitlines()[-1])
+    assert (gloo, gpus, version, library) == ("works", ["GPU 0"], "2.28.9", "torch itself")
+    assert fault.startswith("needs NCCL 2.30 or newer, but this is 2.28.9: pip install --target")
 
 
 # -------------------------------------------------------------------- jobs

@@ -246,6 +246,20 @@ COMM = [
         new="",
         tests=("tests/test_odd_values.py::test_numbers",),
     ),
+    Mutation(
+        "neighbours take turns over the GPUs that they share",
+        "minidist/comm/torch_wire/gpus.py",
+        old="return local // each if",
+        new="return local % gpus if",
+        tests=("tests/comm/test_gpus.py::test_rank_r_takes_gpu_r_divided_by_the_ranks_of_each",),
+    ),
+    Mutation(
+        "the NCCL that torch was built for is asked, not the one that is loaded",
+        "minidist/comm/torch_wire/gpus.py",
+        old='ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD)',
+        new='ctypes.CDLL("libnccl.so.of-torch", mode=os.RTLD_NOLOAD)',
+        tests=("tests/comm/test_gpus.py::test_the_nccl_that_is_loaded_is_asked_and_not_the_one_torch_was_built_for",),
+    ),
 ]
 
 # ---------------------------------------------------------------- floor 2: collectives

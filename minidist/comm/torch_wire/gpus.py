@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,17 +34,12 @@ def own_gpu() -> int | None:
     """
     each = ranks_per_gpu()
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
-    if each > 1:
-        share_gpus(each, gpus)
-    if gpus == 1 and "SLURM_GPUS_PER_TASK" in os.environ:  # srun lets each rank see its own only
-        return 0
     local = number_in("LOCAL_RANK", "SLURM_LOCALID", default=0)
     neighbours = number_in("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", default=local + 1)
-    if each > 1 and neighbours > gpus * each:
-        raise LaunchError(
-            f"{SHARING}={each} and {gpus} GPUs are room for {gpus * each} ranks, but {neighbours} were started here: "
-            f"use {SHARING}={-(-neighbours // gpus)}, or fewer ranks"
-        )
+    if gpus == 1 and "SLURM_GPUS_PER_TASK" in os.environ:  # srun lets each rank see its own only
+        local, neighbours = 0, 1
+    if each > 1:
+        share_gpus(each, gpus, neighbours)
     return local // each if neighbours <= gpus * each else None
 
 
@@ -56,33 +52,50 @@ def ranks_per_gpu() -> int:
         raise LaunchError(f"{SHARING}={written} {error}") from None
 
 
-def share_gpus(each: int, gpus: int) -> None:
-    """Have NCCL accept several ranks on a GPU; raise LaunchError if there is none, or NCCL is too old."""
+def share_gpus(each: int, gpus: int, ranks: int) -> None:
+    """Have NCCL accept several ranks on a GPU; raise LaunchError if it cannot, or there are too few GPUs."""
     if not gpus:
         raise LaunchError(f"{SHARING}={each}, but this machine has no GPU that NCCL could use: leave it out")
-    version = nccl_version()
-    if version < OLDEST:
-        found = ".".join(map(str, version)) or "unknown"
+    if ranks > gpus * each:
         raise LaunchError(
-            f"{SHARING}={each} needs NCCL 2.30 or newer, but this is {found}: pip install --target FOLDER --no-deps "
-            "'nvidia-nccl-cu13>=2.30', and start with LD_PRELOAD=FOLDER/nvidia/nccl/lib/libnccl.so.2"
+            f"{SHARING}={each} leaves room for {gpus * each} ranks on this machine's GPUs ({gpus}), but {ranks} were "
+            f"started: use {SHARING}={-(-ranks // gpus)}, or fewer ranks"
         )
+    if fault := sharing_fault():
+        raise LaunchError(f"{SHARING}={each} {fault}")
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     if each >= FEW_BLOCKS:
         os.environ.setdefault("NCCL_MAX_CTAS", "4")
 
 
-def nccl_version() -> tuple[int, ...]:
-    """Return the version of the NCCL that this process has loaded, which may be newer than the one torch was built for.
+def sharing_fault() -> str:
+    """Return why NCCL refuses several ranks on a GPU, and which does not; empty if it accepts them."""
+    version = nccl_version()
+    if version >= OLDEST:
+        return ""
+    package = f"nvidia-nccl-cu{(torch.version.cuda or '13').partition('.')[0]}"
+    return (
+        f"needs NCCL 2.30 or newer, but this is {'.'.join(map(str, version))}: pip install --target FOLDER --no-deps "
+        f"'{package}>=2.30', and start with LD_PRELOAD=FOLDER/nvidia/nccl/lib/libnccl.so.2"
+    )
 
-    Empty if it is not to be found.
-    """
-    number = ctypes.c_int()
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of the NCCL that torch uses, which may be newer than the one that torch was built for."""
     try:
-        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):
-        return ()
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD)  # as it is loaded, not another one of this machine
+    except OSError:  # it is a part of torch's own library
+        built: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        return built
+    number = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(number))
     return number.value // 10_000, number.value // 100 % 100, number.value % 100
+
+
+def nccl_library() -> str:
+    """Return the file that NCCL was loaded from, or "torch itself"."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next((line.split(maxsplit=5)[5] for line in lines if "/libnccl.so" in line), "torch itself")
 
 
 def number_in(*names: str, default: int | None = None) -> int:

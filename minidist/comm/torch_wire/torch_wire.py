@@ -195,13 +195,13 @@ class TorchWire(Wire):
 def world(limit: float) -> Communicator:
     """Return the communicator of all ranks that torchrun or srun started, armed against hanging.
 
-    CPU buffers travel over gloo. CUDA tensors travel over NCCL if every rank of the machine has a GPU of its own; hide
-    the GPUs (`CUDA_VISIBLE_DEVICES=`) to work on the CPU.
+    CPU buffers travel over gloo. CUDA tensors travel over NCCL if every rank of the machine has a GPU, of its own or
+    shared as MINIDIST_RANKS_PER_GPU says; hide the GPUs (`CUDA_VISIBLE_DEVICES=`) to work on the CPU.
 
     Raises
     ------
     LaunchError
-        If this torch was built without torch.distributed.
+        If this torch was built without torch.distributed, or ranks are to share GPUs and cannot.
     """
     if not dist.is_available():
         raise LaunchError("this torch was built without torch.distributed: install another, or use mpirun")
