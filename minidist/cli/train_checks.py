@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from minidist.comm import Communicator
 from minidist.model import GPTConfig
 from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.lock import hold
@@ -21,15 +22,21 @@ from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import reason
 
 
-def check_files(config: Config, rank: int) -> ExitStack:
+def check_files(config: Config, comm: Communicator) -> ExitStack:
     """Find out before the run whether its files can be written, and that no other run's are in the way.
 
     What is returned holds the lock of the folder of checkpoints, on rank 0: close it at the end of the run.
     """
-    run, folder = config.run, Path(config.run.save)
+    run, rank, folder = config.run, comm.rank, Path(config.run.save)
+    if run.profile and comm.wire.one_process and comm.size > 1:
+        raise ConfigError(
+            f"--profile {run.profile} takes a process a rank, but these {comm.size} share one: use mpirun or torchrun"
+        )
     if isinstance(config.offload_to, Path):  # on each machine's own disk, perhaps
         name = "offload-folder" if config.memory.offload_folder else "save"
         _try_to_write(name, config.offload_to, _make_file, config.offload_to)
+    if run.profile:
+        _try_to_write("profile", Path(run.profile), _make_file, Path(run.profile))
     with ExitStack() as held:
         if rank == 0 and run.save:
             _check_checkpoints(folder, run.resume)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -103,6 +103,9 @@ class Status:
 Statuses: TypeAlias = "weakref.WeakValueDictionary[int, Status]"
 """Of all threads of a rank, the main one's first; a fork's goes with the last who could wait on it."""
 
+Mark: TypeAlias = "Callable[[str], AbstractContextManager[None]]"
+"""Makes a context that shows its body to a profiler, by name."""
+
 
 @dataclass
 class Ledger:
@@ -124,6 +127,8 @@ class Ledger:
         Those of all threads of the rank.
     flows : Counter
         Messages so far by (sender, receiver, tag), from which a message gets its name in a trace.
+    mark : Mark or None
+        Shows spans to a profiler, if any may be watching.
     """
 
     trace: Trace | None = None
@@ -133,15 +138,17 @@ class Ledger:
     status: Status = field(default_factory=Status)
     statuses: Statuses = field(default_factory=weakref.WeakValueDictionary)
     flows: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    mark: Mark | None = None
 
     def __post_init__(self) -> None:
         self.statuses[id(self.status)] = self.status
 
     def of_group(self) -> Ledger:
         """Return a ledger for another communicator of the same thread; its traffic counts here too."""
-        return Ledger(self.trace, self.debug, self.track, Traffic(self.traffic), self.status, self.statuses)
+        traffic = Traffic(self.traffic)
+        return Ledger(self.trace, self.debug, self.track, traffic, self.status, self.statuses, mark=self.mark)
 
     def of_fork(self, track: str) -> Ledger:
         """Return a ledger for a communicator of another thread; its traffic counts here too."""
         traffic = Traffic(self.traffic, other_thread=True)
-        return Ledger(self.trace, self.debug, track, traffic, Status(), self.statuses)
+        return Ledger(self.trace, self.debug, track, traffic, Status(), self.statuses, mark=self.mark)

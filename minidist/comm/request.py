@@ -88,12 +88,16 @@ class Span:
     In a `native` collective a rank waits for all others at once; in another one for messages, which say so themselves.
     """
 
-    __slots__ = ("bytes", "comm", "kind", "name", "native", "started")  # one is made in every collective
+    __slots__ = ("bytes", "comm", "kind", "marked", "name", "native", "started")  # one is made in every collective
 
     def __init__(self, comm: Accounts, name: str, kind: EventKind, bytes: int, native: bool = False):
         self.comm, self.name, self.kind, self.bytes, self.native = comm, name, kind, bytes, native
 
     def __enter__(self) -> None:
+        mark = self.comm.ledger.mark
+        self.marked = None if mark is None else mark(self.name)
+        if self.marked is not None:
+            self.marked.__enter__()
         self.started = self.comm.clock()
         if self.native:
             status = self.comm.ledger.status
@@ -101,6 +105,8 @@ class Span:
 
     def __exit__(self, *_: object) -> None:
         comm, ledger, ended = self.comm, self.comm.ledger, self.comm.clock()
+        if self.marked is not None:
+            self.marked.__exit__(None, None, None)
         if self.native:
             ledger.status.waiting = None
         if self.kind != COMPUTE:

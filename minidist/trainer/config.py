@@ -136,6 +136,7 @@ class RunOptions:
     resume: bool = option(False, "continue from the newest checkpoint in --save")
     metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
     trace: str = option("", "file for a trace that Perfetto opens")
+    profile: str = option("", "folder for torch.profiler's trace of steps 2 to 4, a file a rank; none: no profile")
     sample: int = option(0, "tokens of text to write at the end", NOT_NEGATIVE)
     peak_tflops: float = option(0.0, "peak of one rank's device, for FLOPs utilisation; 0: as known", NOT_NEGATIVE)
     debug: bool = option(False, "have collectives compare what the ranks call")
@@ -243,7 +244,7 @@ class Config:
 
     def without_files(self) -> Config:
         """Return the run that computes the same, and leaves nothing on the disk."""
-        names = ("save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace")
+        names = ("save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace", "profile")
         unsaved: dict[str, Any] = {name: getattr(RunOptions, name) for name in names}
         memory = self.memory
         if memory.offload == "disk" and not memory.offload_folder:

@@ -86,10 +86,15 @@ class Trainer:
         self.first_step = self.resumed.step if self.resumed else 0
         self.peak_rate = linear_scaling(config.optimizer.lr, config.optimizer.base_batch or batch, batch)
 
-    def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
+    def run(
+        self,
+        reporter: Reporter | None = None,
+        account: Account | None = None,
+        profiler: torch.profiler.profile | None = None,
+    ) -> Outcome:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.
 
-        An `account` watches the last step, and slows it down.
+        An `account` watches the last step, and slows it down; so does a `profiler` what its schedule says.
 
         Raises
         ------
@@ -105,11 +110,14 @@ class Trainer:
         writer = Writer(Path(run.save), self.comm, run.keep, run.keep_every) if run.save else None
         before = self._sent()
         history: list[StepMetrics] = []
-        with self._overflow_expected(), ReadAhead(self.batches, pin=self.device.type == "cuda") as batches:
+        ahead = ReadAhead(self.batches, pin=self.device.type == "cuda")
+        with self._overflow_expected(), profiler or contextlib.nullcontext(), ahead as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 watched = account if step + 1 == run.steps else None
                 with self._watching(watched) if watched else contextlib.nullcontext():
                     history.append(self._measured_step(step, batch.to(self.device)))
+                if profiler is not None:
+                    profiler.step()
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)

@@ -216,6 +216,20 @@ COMM = [
         ),
     ),
     Mutation(
+        "what a stream does is not marked for profilers",
+        "minidist/comm/ledger.py",
+        old="traffic, Status(), self.statuses, mark=self.mark)",
+        new="traffic, Status(), self.statuses)",
+        tests=("tests/trainer/test_profile.py::test_every_span_of_every_thread_is_an_nvtx_range",),
+    ),
+    Mutation(
+        "a range is made although nobody profiles",
+        "minidist/comm/torch_wire/marks.py",
+        old="profiler.record_function(self.name) if profiler._is_profiler_enabled else None",
+        new="profiler.record_function(self.name)",
+        tests=("tests/trainer/test_profile.py::test_while_nobody_profiles_no_range_is_made",),
+    ),
+    Mutation(
         "debug mode does not look at arguments with a name",
         "minidist/comm/agree.py",
         old='[_word(detail) for detail in details] + [f"{name}={_word(detail)}" for name, detail in named.items()]',

@@ -27,7 +27,7 @@ FROZEN = """
     --compile --bucket-mib
     --recompute --offload --offload-folder
     --steps --seed --init --precision --verify --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
-    --sample --peak-tflops --debug
+    --profile --sample --peak-tflops --debug
 """
 
 
