@@ -129,6 +129,8 @@ def headline(trainer: Trainer, samples: Samples) -> str:
         line += f", beginning with the weights in {config.run.init}"
     if memory.recompute != "none":
         line += f", recompute {memory.recompute}"
+    if config.parallel.compile:
+        line += ", blocks compiled" + (" but for dropout" if config.model.dropout else "")
     if memory.offload != "none":
         line += f", the optimizer's state in {'memory' if memory.offload == 'memory' else config.offload_to}"
     if resumed is not None:

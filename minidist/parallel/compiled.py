@@ -31,11 +31,15 @@ AS_THEY_ARE = (
 """Modules that a compiler does not look into: it would make a graph for each layer, or break in their midst."""
 
 
-def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> None:
+MOST_FORMS = 64
+"""How often one function is compiled, for other shapes and layers of another form; later ones run as they are."""
+
+
+def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor", dynamic: bool | None = None) -> None:
     """Have each block's `forward` compiled when it is first called, for the shapes that it is called with.
 
-    A second shape compiles once more, for any shape. Apply it to blocks that have their last form: before or after a
-    strategy wraps the model, but after tensor parallelism has replaced what is in them. `as_they_were` undoes it.
+    A second shape compiles once more, and then for any shape. Apply it before or after a strategy wraps the model, but
+    after tensor parallelism has replaced what is in the blocks. `as_they_were` undoes it.
 
     Parameters
     ----------
@@ -44,8 +48,13 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> No
     backend
         Of `torch.compile`: "inductor" needs a C++ compiler on CPUs, and Triton on GPUs; "aot_eager" needs nothing, and
         makes nothing faster.
+    dynamic
+        Of `torch.compile`. Say False with recomputation, whose second run must take what was compiled for the first:
+        each shape is then compiled for itself.
     """
     leave_alone(AS_THEY_ARE)
+    # Ranks that are threads of one process share what is compiled, and several may compile the same at once.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
     for block in blocks:
         for module in block.modules():
             if isinstance(module, Dropout) and module.rate:
@@ -54,7 +63,7 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> No
             if isinstance(attend, partial) and attend.func is checkpoint:  # two compilations save in two orders
                 plain: Any = torch._dynamo.disable(attend.args[0])  # type: ignore[no-untyped-call]
                 module.attend = partial(checkpoint, plain)  # type: ignore[assignment]
-        block.forward = torch.compile(block.forward, backend=backend)
+        block.forward = torch.compile(block.forward, backend=backend, dynamic=dynamic)
 
 
 def as_they_were(blocks: Iterable[nn.Module]) -> None:
@@ -71,14 +80,26 @@ def leave_alone(modules: tuple[str, ...]) -> None:
         rules.add(name)
 
 
-def missing_compiler(backend: bool | str) -> str:
-    """Say in a sentence what this machine lacks to compile for its CPU; empty if it lacks nothing."""
-    if torch.cuda.is_available() or backend not in (True, "inductor"):
-        return ""
+def compile_fault(backend: bool | str) -> str:
+    """Say in a sentence why blocks cannot be compiled by a backend, True being "inductor"; empty if they can."""
+    name = "inductor" if backend is True else backend
+    known = torch.compiler.list_backends(exclude_tags=())
+    if name not in known:
+        return f"there is no compiler {name!r}: use one of {', '.join(known)}"
+    needed, found = _what_inductor_needs() if name == "inductor" else ("", True)
+    return "" if found else f"compile={backend!r} needs {needed}, and there is none: install it, or leave compile out"
+
+
+def _what_inductor_needs() -> tuple[str, bool]:
+    """Return what compiles its kernels on this machine, and whether that is there."""
+    if torch.cuda.is_available():
+        from torch.utils._triton import has_triton
+
+        return "Triton", has_triton()
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
         get_cpp_compiler()
-    except Exception as error:  # of torch's own, without a public name
-        return f"compile=True needs a C++ compiler, and there is none ({error}): install g++, or leave it out"
-    return ""
+    except Exception:  # of torch's own, without a public name
+        return "a C++ compiler such as g++", False
+    return "a C++ compiler such as g++", True

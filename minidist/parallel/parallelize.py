@@ -252,8 +252,9 @@ def parallelize(
     replica = replicate(model, mesh, fit.recipe)
     for module in stages.values():
         _recompute(module, fit.recipe.recompute)
-        if fit.recipe.compile:
-            compile_blocks(blocks_of(module), "inductor" if fit.recipe.compile is True else fit.recipe.compile)
+        if backend := fit.recipe.compile:
+            dynamic = None if fit.recipe.recompute == "none" else False
+            compile_blocks(blocks_of(module), "inductor" if backend is True else backend, dynamic)
     if fit.plan is None or carried is None:
         return Parallel(model, mesh, fit.recipe, loss, replica)
     plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)

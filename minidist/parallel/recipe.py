@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from minidist.mesh import Layout
-from minidist.parallel.compiled import missing_compiler
+from minidist.parallel.compiled import compile_fault
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.pipeline import NAMES, check, plan
 from minidist.parallel.pipeline.actions import Plan
@@ -157,8 +157,8 @@ class Recipe:
             yield f"recompute={self.recompute!r} is for a model with a list of `layers`: use 'none'"
         if self.compile and layers < 1:
             yield f"compile={self.compile!r} is for a model with a list of `layers`: leave it out"
-        if self.compile and (missing := missing_compiler(self.compile)):
-            yield missing
+        if self.compile and (fault := compile_fault(self.compile)):
+            yield fault
         if self.sequence and layout.tp == 1:
             yield "sequence parallelism shares tokens out among the ranks of tensor parallelism: use tp=2"
         if own and own.ranks != layout.pp:

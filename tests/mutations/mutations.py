@@ -1170,8 +1170,33 @@ REST = [
     ),
 ]
 
+COMPILED_TEST = "tests/parallel/test_compiled.py::test_the_numbers_of_the_serial_run"
+COMPILED = [
+    Mutation(
+        "attention is compiled apart for its second run",
+        "minidist/parallel/compiled.py",
+        old="plain: Any = torch._dynamo.disable(attend.args[0])  # type: ignore[no-untyped-call]",
+        new="plain: Any = attend.args[0]",
+        tests=(COMPILED_TEST,),
+    ),
+    Mutation(
+        "a compiled pipeline breaks its graphs at every product",
+        "minidist/parallel/parallelize.py",
+        old="fused=not fit.recipe.compile",
+        new="fused=True",
+        tests=(COMPILED_TEST,),
+    ),
+    Mutation(
+        "a model stays compiled after training",
+        "minidist/parallel/parallelize.py",
+        old="            as_they_were(blocks_of(self.model))",
+        new="            pass",
+        tests=("tests/parallel/test_compiled.py::test_only_the_blocks_are_compiled_and_unwrapping_undoes_it",),
+    ),
+]
+
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
-    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY),
+    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY, *COMPILED),
     *(*TRAINER, *COURSE, *REST),
 ]

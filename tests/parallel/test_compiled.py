@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from layouts import Case, worst
+from layouts import SMALL, Case, spread, worst
 
+import minidist
 from minidist.mesh import Layout
-from minidist.parallel import Recipe
+from minidist.model import GPT, Where
+from minidist.parallel import Recipe, RecipeError
+from minidist.parallel.compiled import compile_blocks, compile_fault
 
 Counted = list[int]  # operations of each graph
 
@@ -31,21 +35,77 @@ def graphs() -> Iterator[Counted]:
     torch._dynamo.reset()
 
 
+CASES: list[tuple[Layout, dict[str, Any]]] = [
+    (Layout(), {}),
+    (Layout(dp=2), {"zero": 3, "recompute": "selective"}),
+    (Layout(tp=2), {"sequence": True}),
+    (Layout(pp=2), {"schedule": "1f1b", "microbatches": 3, "recompute": "full"}),
+    # of the soak
+    (Layout(dp=2), {"microbatches": 2, "recompute": "sqrt"}),
+    (Layout(dp=2), {"zero": 1, "microbatches": 2, "recompute": "full"}),
+    (Layout(dp=2), {"zero": 2}),
+    (Layout(dp=4), {"zero": 3, "shard_ranks": 2, "recompute": "every 2"}),
+    (Layout(tp=2), {"recompute": "selective"}),
+    (Layout(pp=2), {"schedule": "zb-h1", "microbatches": 4}),
+    (Layout(pp=2, tp=2), {"schedule": "interleaved", "chunks": 2, "microbatches": 2, "sequence": True}),
+    (Layout(dp=2, pp=2), {"schedule": "zb-v", "microbatches": 4, "zero": 1}),
+]
+
+
 @pytest.mark.parametrize(
     ("layout", "options"),
-    [
-        (Layout(), {}),
-        (Layout(dp=2), {"zero": 1, "microbatches": 2, "recompute": "full"}),
-        (Layout(dp=2), {"zero": 3, "recompute": "selective"}),
-        (Layout(dp=4), {"zero": 3, "shard_ranks": 2, "recompute": "every 2"}),
-        (Layout(tp=2), {"sequence": True, "recompute": "selective"}),
-        (Layout(pp=2), {"schedule": "1f1b", "microbatches": 3, "recompute": "full"}),
-        (Layout(pp=2), {"schedule": "zb-h1", "microbatches": 4}),
-        (Layout(pp=2, tp=2), {"schedule": "interleaved", "chunks": 2, "microbatches": 2, "sequence": True}),
-    ],
+    [pytest.param(*case, marks=[pytest.mark.soak] * (number >= 4)) for number, case in enumerate(CASES)],
     ids=lambda it: str(it).partition("\n")[0],
 )
 def test_the_numbers_of_the_serial_run(layout: Layout, options: dict[str, Any], graphs: Counted) -> None:
     """Microbatches are of two sizes, so all is compiled a second time, in the midst of a step."""
-    assert worst(Case(layout, Recipe(**options, compile="counting"))) <= 1e-9
-    assert sum(graphs) >= 40, "almost nothing was compiled"
+    config = replace(SMALL, layers=4 if layout.pp > 1 else 2, dropout=0.1 if layout.size == 1 else 0)
+    assert worst(Case(layout, Recipe(**options, compile="counting"), config)) <= 1e-9
+    whole = layout.tp == 1 and not str(options.get("schedule")).startswith("zb")
+    assert max(graphs) >= (20 if whole else 5), "nothing was compiled, or in small pieces"
+
+
+def test_a_second_shape_compiles_once_more(graphs: Counted) -> None:
+    model = GPT(replace(SMALL, dropout=0.0), torch.Generator().manual_seed(0))
+    plain = GPT(replace(SMALL, dropout=0.0), torch.Generator().manual_seed(0))
+    compile_blocks(model.layers, "counting")
+    counts = []
+    for rows, time in ((2, 8), (3, 8), (5, 8), (7, 8)):
+        tokens = torch.randint(19, (rows, time))
+        assert torch.allclose(model(tokens, Where()), plain(tokens, Where()), atol=1e-5)
+        counts.append(len(graphs))
+    assert counts[0] <= 3, "layers of one shape do not share what was compiled for the first"
+    assert counts == [counts[0], 2 * counts[0], 2 * counts[0], 2 * counts[0]]
+
+
+def test_only_the_blocks_are_compiled_and_unwrapping_undoes_it(graphs: Counted) -> None:
+    parallel = minidist.run(lambda comm: spread(comm, Case(Layout(), Recipe(compile="counting"))), 1)[0]
+    layers = parallel.model.layers
+    assert all("forward" in vars(layer) for layer in layers) and "forward" not in vars(parallel.model)
+    parallel.unwrap()
+    parallel.model(torch.zeros(1, 4, dtype=torch.long), Where())
+    assert not graphs and not any("forward" in vars(layer) for layer in layers)
+
+
+def test_with_the_machines_own_compiler() -> None:
+    if fault := compile_fault(True):
+        pytest.skip(fault)
+    torch._dynamo.reset()
+    config = replace(SMALL, layers=1, dropout=0.0)
+    assert worst(Case(Layout(dp=2), Recipe(zero=3, compile=True), config, batch=4, frozen=())) <= 1e-9
+
+
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match=r"compile=True is for a model with a list of `layers`: leave it out"):
+        Recipe(compile=True).check(Layout(), 0)
+    with pytest.raises(RecipeError, match=r"there is no compiler 'gcc': use one of .*aot_eager.*inductor"):
+        Recipe(compile="gcc").check(Layout(), 1)
+
+    def get_cpp_compiler() -> str:
+        raise RuntimeError
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", get_cpp_compiler)
+    with pytest.raises(
+        RecipeError, match=r"needs a C\+\+ compiler such as g\+\+, and there is none: install it, or leave"
+    ):
+        Recipe(compile=True).check(Layout(), 1)
