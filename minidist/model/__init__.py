@@ -1,6 +1,6 @@
 """The serial models: what every strategy must reproduce.
 
-Read `config` for the sizes, `gpt` for the model, then `dropout`; `generate` samples text.
+Read `config` for the sizes, `gpt` for the model, then `attention` and `dropout`; `generate` samples text.
 """
 
 from minidist.model.config import GPTConfig

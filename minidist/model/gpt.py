@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minidist.model.attention import causal_attention
 from minidist.model.config import GPTConfig
 from minidist.model.dropout import ORIGIN, Dropout, Where
 
@@ -218,15 +219,6 @@ class RMSNorm(nn.Module):
 def linear(inputs: int, outputs: int) -> nn.Linear:
     """Linear map without bias: Llama has none."""
     return nn.Linear(inputs, outputs, bias=False)
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to the same and earlier positions; head h of `query` reads key-value head h // (H / H_kv).
-
-    Torch's kernel never holds the T x T weights, nor copies of shared keys (Dao et al. 2022, FlashAttention).
-    """
-    grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:

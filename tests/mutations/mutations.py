@@ -393,6 +393,20 @@ MODEL = "tests/model/test_model.py"
 
 MESH_AND_MODEL = [
     Mutation(
+        "cuDNN computes attention for short sequences, too",
+        "minidist/model/attention.py",
+        old=" and fits and time >= 1024",
+        new=" and fits",
+        tests=("tests/model/test_attention.py::test_the_rule",),
+    ),
+    Mutation(
+        "what autocast narrows is not narrowed for cuDNN",
+        "minidist/model/attention.py",
+        old="torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype",
+        new="query.dtype",
+        tests=("tests/model/test_attention.py::test_autocast_counts_as_16_bits_and_recomputation_asks_the_rule_again",),
+    ),
+    Mutation(
         "pipeline parallelism is outside of data parallelism",
         "minidist/mesh.py",
         old="np.arange(self.size).reshape(self.dp, self.pp, self.cp, self.tp)",
@@ -425,7 +439,7 @@ MESH_AND_MODEL = [
     ),
     Mutation(
         "attention sees what comes later",
-        "minidist/model/gpt.py",
+        "minidist/model/attention.py",
         old="is_causal=True, enable_gqa=grouped",
         new="is_causal=False, enable_gqa=grouped",
         tests=(f"{MODEL}::test_the_model_is_causal_and_depends_on_distances_only",),

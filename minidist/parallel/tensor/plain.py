@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist.comm import Communicator
-from minidist.model.gpt import Rotary, causal_attention, rotate
+from minidist.model.attention import causal_attention
+from minidist.model.gpt import Rotary, rotate
 from minidist.parallel.adjoint import copy_to, reduce_from
 
 
