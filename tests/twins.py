@@ -17,14 +17,16 @@ from minidist.course.lesson import load_module
 
 def main(out: str, paths: list[str]) -> None:
     comm = minidist.init()
+    cuda = comm.wire.carries_cuda
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     told: dict[str, dict[str, Any]] = {}
     for path in paths:
-        told[Path(path).parent.name] = facts = {"tolerance": 1e-9, "production": [], "ours": []}
+        told[Path(path).parent.name] = facts = {"device": device.type, "tolerance": 1e-9, "production": [], "ours": []}
         try:
             twin = load_module("cluster", Path(path))
             facts["tolerance"] = getattr(twin, "TOLERANCE", 1e-9)
             for name in ("production", "ours"):
-                facts[name] = list(getattr(twin, name)(comm, torch.device("cpu")))
+                facts[name] = list(getattr(twin, name)(comm, device))
         except Exception:
             print(f"{path}, rank {comm.rank}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         if len({len(losses) for losses in comm.roll_call(facts["ours"])}) > 1:

@@ -338,9 +338,9 @@ WRAPS = """
 
 @pytest.mark.parametrize("launch", [mpirun, torchrun])
 def test_wrapping_and_dropping_again_and_again_takes_nothing_more(launch: Any) -> None:
-    outcome = launch(2, WRAPS, "20", timeout=200)
+    outcome = launch(2, WRAPS, "40", timeout=200)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert outcome.stdout.count("wrapped 20 times") == 2
+    assert outcome.stdout.count("wrapped 40 times") == 2
 
 
 def test_the_memory_of_mpi_ranks_outlives_the_wrapper_where_a_parameter_lies_in_it() -> None:

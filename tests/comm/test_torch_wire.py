@@ -168,54 +168,6 @@ def test_a_rank_that_fails_ends_the_job(end: str) -> None:
         assert "[rank 1] ValueError: boom" in job.stderr
 
 
-NCCL = """
-    import os
-    import numpy as np, torch
-    import minidist
-
-    comm = minidist.init(limit=60)
-    rank, size = comm.rank, comm.size
-    assert comm.wire.carries_cuda and comm.wire.cpu is not comm.wire.cuda
-    registered = comm.allocate((2, 3), torch.bfloat16)
-    assert registered.is_cuda and registered.shape == (2, 3) and not registered.any()
-    assert isinstance(comm.allocate(4, np.float32), np.ndarray)
-
-    def check(comm):
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        mine, theirs = torch.full((1000,), comm.rank, device="cuda"), torch.empty(1000, dtype=int, device="cuda")
-        if comm.size > 1:
-            comm.exchange(mine, right, theirs, left)
-            assert (theirs == left).all()
-            comm.exchange(mine[:0], right, theirs[:0], left)
-            requests = [comm.irecv(theirs, left), comm.isend(mine + 1, right)]
-            for request in requests[:: 1 if comm.rank else -1]:
-                request.wait()
-            assert (theirs == left + 1).all()
-        comm.barrier()
-
-    for group in (comm, comm.split(0, key=-rank), comm.split(rank), comm.fork()):
-        check(group)
-    comm.debug = True
-    check(comm)
-    comm.debug = False
-
-    stream, buffer = comm.stream(), torch.ones(1 << 20, device="cuda")
-    handles = []
-    for _ in range(3):
-        buffer *= 2
-        handles.append(stream.launch(stream.comm.native.all_reduce, buffer, "sum"))
-        handles[-1].wait()
-        buffer /= size
-    assert (buffer == 8).all()
-
-    from collective_cases import assert_unknown_operations_refused, cells, check
-    for group in (comm, comm.split(0, key=-rank)):
-        check(group, cells())
-        assert_unknown_operations_refused(group)
-    os.write(1, f"rank {rank} is through\\n".encode())
-"""
-
-
 class Rank(NamedTuple):
     """How a rank ended."""
 
@@ -418,13 +370,3 @@ def test_an_exit_status_is_kept(failures: Failures) -> None:
 @pytest.mark.parametrize("name", ["first_goes_first", "destroys_the_group", "needs_srun_only"])
 def test_a_normal_end_is_silent(failures: Failures, name: str) -> None:
     assert failures[name] == (Rank(0, "", ""), Rank(0, "", ""))
-
-
-@pytest.mark.gpu
-def test_nccl() -> None:
-    """One rank a GPU: with one GPU, groups, streams and memory; with two, messages and collectives as well."""
-    torch = pytest.importorskip("torch")
-    ranks = min(2, torch.cuda.device_count())
-    job = torchrun(ranks, NCCL)
-    assert job.returncode == 0, job.stderr
-    assert sorted(job.stdout.splitlines()) == [f"rank {rank} is through" for rank in range(ranks)]

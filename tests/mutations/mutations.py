@@ -358,6 +358,13 @@ COLLECTIVES = [
         tests=("tests/collectives/test_collectives.py::test_what_a_slow_rank_still_reads_is_not_written_again",),
     ),
     Mutation(
+        "an engine is asked for a mean, which it does not know",
+        "minidist/collectives/reduction.py",
+        old='    op = "sum" if op == "mean" else op\n',
+        new="",
+        tests=("tests/gpu/test_gpu_collectives.py::test_the_same_program_is_right_on_gloo",),
+    ),
+    Mutation(
         "the mean of a reduce-scatter is a sum",
         "minidist/collectives/operations.py",
         old="            function(chunks, out, comm.internal, combine)\n    finish(op, out, comm.size)\n",

@@ -249,15 +249,6 @@ def test_arguments_are_checked() -> None:
             ReadAhead(Numbers(1), pin=True)
 
 
-@pytest.mark.gpu
-def test_pinned_batches_arrive_on_the_device() -> None:
-    expected = list(islice(batches_of(sequences(TOKENS, T=8), 4, ranks=3, rank=2), 20))
-    with ReadAhead(batches_of(sequences(TOKENS, T=8), 4, ranks=3, rank=2), pin=True) as batches:
-        for batch, whole in zip(batches, expected, strict=False):
-            assert batch.inputs.is_pinned() or not len(batch.inputs)
-            assert same(batch.to("cuda").to("cpu"), whole)
-
-
 @pytest.mark.parametrize("by_length", [False, True])
 @pytest.mark.parametrize("used", [0, 3, 7, 11])  # an epoch has 7 batches of sequences, 11 of documents
 def test_a_restart_has_exactly_the_next_batch(by_length: bool, used: int) -> None:

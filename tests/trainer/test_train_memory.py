@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import shutil
 import threading
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import training
-from ranks import mpirun, torchrun
+from ranks import mpirun
 from torch import Tensor
 from training import PROGRAM, TINY, count_calls, losses, metrics, train_on
 
@@ -278,12 +277,3 @@ def test_a_rank_computes_on_the_gpu_if_its_wire_carries_cuda_tensors(monkeypatch
         return [before, checked.device_of(comm)]
 
     assert run(program, 1) == [[torch.device("cpu"), torch.device("cuda", 3)]]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("words", ("", "--offload memory", "--recompute full --precision bfloat16", "--hsdp 1"))
-def test_zero_3_on_gpus(words: str) -> None:
-    """Gathers on a stream of their own, shards and states in pinned memory; with one GPU nothing crosses a wire."""
-    ranks = min(2, torch.cuda.device_count())
-    job = torchrun(ranks, PROGRAM, "train", *TINY, *shlex.split(words), "--zero", "3", "--steps", "4", "--verify")
-    assert job.returncode == 0, job.stderr

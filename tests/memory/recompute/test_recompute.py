@@ -485,17 +485,3 @@ def test_an_input_changed_in_place_is_noticed() -> None:
         x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("policy", ["none", "full", NESTED], ids=str)
-def test_on_a_gpu(policy: Any) -> None:
-    stored, again = TorchDropout().cuda(), TorchDropout().cuda()
-    again.load_state_dict(stored.state_dict())
-    recompute(again, policy)
-    for model in (stored, again):
-        torch.manual_seed(7)
-        x = torch.ones(400, 6, device="cuda")
-        loss = model(x).square().sum()
-        loss.backward()
-    assert same_bits(gradients(again), gradients(stored))

@@ -1,0 +1,62 @@
+"""Jobs of NCCL's ranks on one GPU, for the tests of this folder; or of gloo's on the CPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import clean_environment
+
+from minidist.comm.torch_wire.gpus import sharing_fault
+from minidist.launch.jobs import Outcome, run_job
+
+CPU = os.environ.get("MINIDIST_TEST_DEVICE") == "cpu"
+DEVICE = torch.device("cpu" if CPU else "cuda")
+ENGINE = "gloo" if CPU else "NCCL"
+HERE = Path(__file__).parent
+RANKS = [1, 2, 4]
+
+
+def refusal(ranks: int) -> str:
+    """Return why there can be no job of so many ranks here; empty if there can."""
+    if CPU or ranks_per_gpu(ranks) == 1:
+        return ""
+    fault = sharing_fault()
+    return f"{ranks} ranks on {torch.cuda.device_count()} GPU: NCCL {fault}" if fault else ""
+
+
+def ranks_per_gpu(ranks: int) -> int:
+    return -(-ranks // max(1, torch.cuda.device_count()))
+
+
+def job(ranks: int, *program: str | Path, timeout: float, limit: float = 60, on_cpu: bool = CPU) -> Outcome:
+    """Run a program on so many ranks by `python -m minidist launch`, and print what it said; skip if it cannot be."""
+    if sentence := refusal(ranks):
+        pytest.skip(sentence)
+    wire = ["--wire", "torch"] if on_cpu else ["--ranks-per-gpu", str(ranks_per_gpu(ranks))]
+    options = ["-n", str(ranks), "--limit", str(limit), *wire]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
+    command = [sys.executable, "-m", "minidist", "launch", *options, *map(str, program)]
+    outcome = run_job(command, env=clean_environment() | hidden, timeout=timeout, capture=True)
+    print(f"\n$ {' '.join(command[1:])}\n{outcome.stdout}\n{outcome.stderr}", flush=True)
+    return outcome
+
+
+def succeeds(ranks: int, *program: str | Path, timeout: float, on_cpu: bool = CPU) -> str:
+    """Run such a job, which must end well; return what it printed."""
+    outcome = job(ranks, *program, timeout=timeout, on_cpu=on_cpu)
+    assert outcome.returncode == 0, f"status {outcome.returncode}: {outcome.stderr[-3000:]}"
+    return outcome.stdout
+
+
+def processes_on_gpus() -> set[str]:
+    """Return the processes that compute on a GPU, as its driver lists them; none where nothing can list them."""
+    if CPU or shutil.which("nvidia-smi") is None:
+        return set()
+    command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    return set(subprocess.run(command, capture_output=True, text=True).stdout.split())

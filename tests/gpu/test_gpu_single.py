@@ -1,0 +1,79 @@
+"""What one process shows: products in 8 bits, recomputation and page-locked batches, on the GPU as on the CPU."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jobs import CPU, DEVICE
+from test_recompute import NESTED, TorchDropout, gradients, same_bits
+from torch import Tensor, nn
+from training import batches_of
+
+from minidist.memory.precision.fp8 import Float8Linear, scales_of, update_scales
+from minidist.memory.recompute.segments import recompute
+from minidist.trainer.batches import Batches, ReadAhead
+from minidist.trainer.text import sequences
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def relative_error(ours: Tensor | None, exact: Tensor | None) -> float:
+    assert ours is not None and exact is not None
+    return float((ours.cpu().float() - exact).norm() / exact.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(48, 64, 32), (256, 512, 128), (64, 16, 16)])
+def test_a_gpu_computes_in_8_bits_what_the_emulation_does(rows: int, inputs: int, outputs: int) -> None:
+    """Forward and both products of backward, by `torch._scaled_mm` where the GPU has it; its own sums are float32."""
+    layer = Float8Linear(nn.Linear(inputs, outputs, bias=False).to(DEVICE, torch.bfloat16))
+    reference = Float8Linear(nn.Linear(inputs, outputs, bias=False))
+    reference.load_state_dict(layer.state_dict())
+    x = torch.randn(rows, inputs, generator=seeded(0)).bfloat16()
+    gradient = (torch.randn(rows, outputs, generator=seeded(1)) * 1e-6).bfloat16()
+    for _ in range(2):
+        found = []
+        for module in (layer, reference):
+            module.zero_grad()
+            like = module.weight
+            given = x.to(like.device, like.dtype, copy=True).requires_grad_()
+            out = module(given)
+            out.backward(gradient.to(like.device, like.dtype))
+            update_scales(module)
+            found.append((out.detach(), given.grad, module.weight.grad))
+        assert all(relative_error(ours, exact) < 0.01 for ours, exact in zip(*found, strict=True))
+    for ours, exact in zip(scales_of(layer), scales_of(reference), strict=True):
+        torch.testing.assert_close(ours.history.cpu(), exact.history, rtol=0.01, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["none", "full", NESTED], ids=str)
+def test_what_is_computed_again_draws_the_same_dropout(policy: Any) -> None:
+    stored, again = TorchDropout().to(DEVICE), TorchDropout().to(DEVICE)
+    again.load_state_dict(stored.state_dict())
+    recompute(again, policy)
+    for model in (stored, again):
+        torch.manual_seed(7)
+        x = torch.ones(400, 6, device=DEVICE)
+        model(x).square().sum().backward()
+    assert same_bits(gradients(again), gradients(stored))
+
+
+@pytest.mark.gpu
+def test_pinned_batches_arrive_on_the_device() -> None:
+    def batches() -> Batches:
+        return batches_of(sequences(np.arange(1, 204), T=8), 4, ranks=3, rank=2)
+
+    with ReadAhead(batches(), pin=not CPU) as pinned:
+        for batch, plain in zip(pinned, islice(batches(), 20), strict=False):
+            assert CPU or batch.inputs.is_pinned() or not len(batch.inputs)
+            there = batch.to(DEVICE)
+            assert there.inputs.device.type == there.targets.device.type == DEVICE.type
+            assert torch.equal(there.inputs.cpu(), plain.inputs) and torch.equal(there.targets.cpu(), plain.targets)
+            assert there.tokens == plain.tokens

@@ -1,0 +1,103 @@
+"""On every rank: `train --verify` with layouts and options that are drawn, one run after the other.
+
+python -m minidist launch -n 4 --ranks-per-gpu 4 tests/gpu/train_draws.py 0 14             seeds 0 to 13
+python -m minidist launch -n 4 --ranks-per-gpu 4 tests/gpu/train_draws.py 5 1 --compile    one of them, compiled
+"""
+
+from __future__ import annotations
+
+import io
+import shlex
+import sys
+import time
+from contextlib import redirect_stdout
+from random import Random
+from typing import Any
+
+import minidist
+from minidist.cli.train import train
+from minidist.mesh import Layout
+from minidist.parallel.pipeline import NAMES
+from minidist.parallel.recipe import NO_PIPELINE, Recipe
+
+TINY = "--hidden 16 --heads 4 --sequence 16 --steps 2 --warmup 1 --lr 0.01 --sample 0 --verify"
+PRECISIONS = ("float64", "bfloat16", "float64", "float32", "float64", "float16")
+RECOMPUTES = ("none", "full", "none", "selective", "sqrt", '"every 2"')
+VERDICT = "same parameters as the serial run"
+
+
+def turn(name: str, values: Any, seed: int) -> Any:
+    """Return one of the values. Of as many seeds in a row as there are values, each has another one."""
+    lap, place = divmod(seed, len(values))
+    return Random(f"{name} {lap}").sample(values, len(values))[place]
+
+
+def layouts(ranks: int) -> list[Layout]:
+    sizes = range(1, ranks + 1)
+    return [Layout(dp=dp, pp=pp, tp=tp) for dp in sizes for pp in sizes for tp in sizes if dp * pp * tp == ranks]
+
+
+def data_axis(dp: int, ranks: int, schedule: str) -> list[str]:
+    """Return the ways to share a batch out, where there is something to share; on one rank alone, they work, too."""
+    if dp == 1 < ranks:
+        return [""]
+    ways = ["", "--strategy naive", "--strategy server", "--zero 1 --bucket-mib 0.001"]
+    return ways + ["--zero 2", "--zero 3", f"--zero 3 --hsdp {max(1, dp // 2)}"] * (3 in Recipe.supported[schedule])
+
+
+def draw(seed: int, ranks: int) -> list[str]:
+    """Return the words of a run that is not refused. Every second one has a pipeline, if there are several ranks."""
+    piped = seed % 2 == 0 and ranks > 1
+    schedule = turn("schedule", NAMES, seed // 2) if piped else NO_PIPELINE
+    kinds = [
+        (layout, f"{how} {sequence}")
+        for layout in layouts(ranks)
+        for how in data_axis(layout.dp, ranks, schedule)
+        for sequence in (("", "--sp") if layout.tp > 1 else ("",))
+        if (layout.pp > 1) is piped
+    ]
+    layout, how = turn(f"sharing {len(kinds)}", kinds, seed // 2 if ranks > 1 else seed)
+    chunks = 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
+    words = [f"{TINY} --dp {layout.dp} --pp {layout.pp} --tp {layout.tp} {how} --seed {seed}"]
+    words += [f"--layers {max(4, chunks * layout.pp)}", f"--batch {turn('batch', (16, 13), seed)}"]
+    words += [
+        f"--precision {turn('precision', PRECISIONS, seed)}",
+        f"--recompute {turn('recompute', RECOMPUTES, seed)}",
+    ]
+    words += [f"--dropout {turn('dropout', (0, 0.1), seed)}", turn("tied", ("", "--tied"), seed)]
+    words += [turn("offload", ("", "", "--offload memory"), seed)]
+    if piped:
+        words += [f"--schedule {schedule} --microbatches {layout.pp * turn('microbatches', (2, 3), seed)}"]
+    else:
+        words += [f"--accumulate {turn('accumulate', (1, 2, 3), seed)}"]
+    if layout.tp < 4:
+        words += [turn("heads", ("", "--key-value-heads 2"), seed)]
+    return shlex.split(" ".join(words))
+
+
+def squeezed(line: str) -> str:
+    return " ".join(line.split())
+
+
+def main(first: int, count: int, *more: str) -> int:
+    comm, out, failed = minidist.init(), sys.stdout, []
+    for seed in range(first, first + count):
+        words, said, started = [*draw(seed, comm.size), *more], io.StringIO(), time.perf_counter()
+        if comm.rank == 0:
+            where = f"seed {seed} on {comm.size} ranks, {'NCCL' if comm.wire.carries_cuda else 'gloo'}"
+            print(f"{where}: train {shlex.join(words)}", file=out, flush=True)
+        with redirect_stdout(said):
+            status = max(comm.roll_call(train(words, comm)))
+        verdict = [line for line in map(squeezed, said.getvalue().splitlines()) if line.startswith(VERDICT)]
+        told = f"  {time.perf_counter() - started:.1f} s: {' '.join(verdict) or said.getvalue()}"
+        if comm.rank == 0:
+            print(told, file=out, flush=True)
+        if status:
+            failed.append(seed)
+    if failed and comm.rank == 0:
+        print(f"failed on {comm.size} ranks: seeds {failed}", file=sys.stderr, flush=True)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
