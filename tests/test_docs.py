@@ -15,7 +15,7 @@ from training import PROGRAM
 
 import minidist
 from minidist.__main__ import COMMANDS
-from minidist.bench.options import NAMES
+from minidist.bench.options import NAMES, ON_GPUS
 from minidist.model import GPTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def test_files_and_commands_exist(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
     assert set(re.findall(r"python -m minidist (\w+)", text)) <= COMMANDS.keys()
-    assert {name.replace("-", "_") for name in re.findall(r"`bench ([a-z-]+)`", text)} <= set(NAMES)
+    assert {name.replace("-", "_") for name in re.findall(r"`bench ([a-z-]+)`", text)} <= {*NAMES, *ON_GPUS}
 
 
 def test_the_blocks_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:

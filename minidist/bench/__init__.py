@@ -11,6 +11,9 @@ The second launch is there because MPI allocates a temporary in each call, and f
 `subject.py` says how a bench is declared. `subjects/` has the benches, one in a file: `ddp.py` is a good first read.
 The rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` lets
 the competitors take turns, `machine.py` describes the machine, and `report.py` compares the ratios with the bounds.
+
+Two benches are for GPUs. `bench gpu` (`gpu/`) measures in this process, and `bench nccl` (`nccl.py`) starts torchrun in
+place of mpirun.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from pathlib import Path
 
 from minidist.bench.machine import machine
 from minidist.bench.measure import Measurement
-from minidist.bench.options import parse
+from minidist.bench.options import Options, parse
 from minidist.bench.report import Results
 from minidist.bench.subject import Setting, find_subject, measured
 from minidist.comm import LaunchError, init
@@ -52,7 +55,7 @@ def main(argv: list[str]) -> int:
     described = machine()
     for launch in options.launches:
         try:
-            status, seen, found = run_workers(launch, options.ranks, argv)
+            status, seen, found = run_workers(launch, options, argv)
         except LaunchError as error:
             sys.stderr.write(f"minidist bench: {error}\n")
             return 2
@@ -63,27 +66,41 @@ def main(argv: list[str]) -> int:
             return status
     if "threads" in options.names:
         measurements += measured(find_subject("threads"), Setting(options, "here", init()))
-    results = Results(measurements, options.dtype, described)
+    judged = "H100" in str(described.get("gpu", "H100")) and (options.names != ("gpu",) or options.model_of_bounds)
+    results = Results(measurements, options.dtype, described, judged)
     text = json.dumps(results.as_json(), indent=1)
     if options.json == "-":
         print(text)
         return 0
-    print(results.as_text())
+    if options.names == ("nccl",):
+        from minidist.bench.nccl import as_text
+
+        print(as_text(measurements, options))
+    else:
+        print(results.as_text())
     if options.json:
         Path(options.json).write_text(text + "\n")
     return 0
 
 
-def run_workers(launch: str, ranks: int, argv: list[str]) -> tuple[int, dict[str, object], list[Measurement]]:
-    """Run one launch; return its exit status, the machine as it describes it, and its measurements."""
-    mpirun = find_mpirun()
+def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[int, dict[str, object], list[Measurement]]:
+    """Run one launch, or measure `here`; return the exit status, the machine as described there, and measurements."""
+    if launch == "here":
+        from minidist.bench.gpu import measure  # which imports torch
+
+        return 0, *measure(options)
+    if launch == "nccl":
+        from minidist.bench.nccl import torchrun
+
+        start, env = torchrun(options)
+    else:
+        mpirun = find_mpirun()
+        start, env = [mpirun.path, "-n", str(options.ranks), sys.executable], environment(mpirun)
+        env |= {"OMP_NUM_THREADS": "1"} | (KEEP_MEMORY if launch == "tuned" else {})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measurements.json")
-        worker = [sys.executable, "-m", "minidist.bench.worker", launch, str(file), *argv]
-        memory = KEEP_MEMORY if launch == "tuned" else {}
-        outcome = run_job(
-            [mpirun.path, "-n", str(ranks), *worker], env=environment(mpirun) | {"OMP_NUM_THREADS": "1"} | memory
-        )
+        worker = ["-m", "minidist.bench.worker", launch, str(file), *argv]
+        outcome = run_job([*start, *worker], env=env)
         if outcome.returncode or not file.exists():
             return outcome.returncode or 1, {}, []
         found = json.loads(file.read_text())

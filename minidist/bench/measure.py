@@ -43,11 +43,13 @@ class Measurement:
     bench, case, competitor : str
         Such as `all_reduce`, `4 KiB` and `auto`. Competitors of one bench, case and launch took turns.
     launch : str
-        `shipped`, `tuned` (the whole run was told to keep freed memory) or `here` (this process).
+        `shipped`, `tuned` (the whole run was told to keep freed memory), `nccl` or `here` (this process).
     values : tuple[float, ...]
         Seconds of one iteration, or what `unit` says.
     bytes : int
         The size of the whole buffer, where there is one.
+    flops : int
+        Floating point operations of an iteration, where they are counted.
     """
 
     bench: str
@@ -58,6 +60,7 @@ class Measurement:
     unit: str = "s"
     bytes: int = 0
     ranks: int = 1
+    flops: int = 0
 
     @property
     def median(self) -> float:
@@ -93,30 +96,36 @@ class Measurement:
         }
 
 
+def done() -> None:
+    """Return at once: on a CPU a call that has returned is done."""
+
+
 def alternate(
-    runs: Mapping[str, Run], comm: Communicator, rounds: int, round_seconds: float = ROUND
+    runs: Mapping[str, Run], comm: Communicator, rounds: int, round_seconds: float = ROUND, finish: Run = done
 ) -> dict[str, tuple[float, ...]]:
     """Let the competitors take turns; return each one's seconds an iteration, by round.
 
-    A round's time is that of the slowest rank, from a barrier to its own end.
+    A round's time is that of the slowest rank, from a barrier to its own end. `finish` waits for what runs beside this
+    process: a GPU still computes when the last call has returned.
     """
     iterations = {}
     for name, run in runs.items():
-        timed(run, comm, 1)  # allocates, opens connections
-        iterations[name] = max(1, min(MOST, int(round_seconds / timed(run, comm, 1))))
+        timed(run, comm, 1, finish)  # allocates, opens connections
+        iterations[name] = max(1, min(MOST, int(round_seconds / timed(run, comm, 1, finish))))
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            timed(run, comm, 1 + iterations[name] // 10)
-            seconds[name].append(timed(run, comm, iterations[name]))
+            timed(run, comm, 1 + iterations[name] // 10, finish)
+            seconds[name].append(timed(run, comm, iterations[name], finish))
     return {name: tuple(values) for name, values in seconds.items()}
 
 
-def timed(run: Run, comm: Communicator, iterations: int) -> float:
-    """Return the seconds that the slowest rank takes for one of so many iterations."""
+def timed(run: Run, comm: Communicator, iterations: int, finish: Run = done) -> float:
+    """Return the seconds that the slowest rank takes for one of so many iterations, until `finish` returns."""
     comm.barrier()
     started = time.perf_counter()
     for _ in range(iterations):
         run()
+    finish()
     slowest: float = max(comm.roll_call(time.perf_counter() - started))
     return slowest / iterations

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidist.collectives import COLLECTIVES, algorithms
-from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, flag_of, read_number, shown
+from minidist.comm.job.number import AT_LEAST_ONE, NOT_NEGATIVE, RANKS, Limit, flag_of, read_number, shown
 from minidist.launch.parser import Parser
 
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw")
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
+ON_GPUS = ("gpu", "nccl")  # not among `all`
 PEERS = ("native", "tuned", "gloo")
+NCCL_ALGORITHMS = ("recursive", "ring", "tree", "pairwise")  # the first for a power of two of ranks
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 MOST_BYTES = 64 << 30
@@ -24,7 +26,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure. `rounds=0` takes each bench's own number."""
+    """What to measure. `rounds=0` takes each bench's own number, and so do empty sizes of the model of `gpu`."""
 
     names: tuple[str, ...]
     ranks: int
@@ -35,15 +37,27 @@ class Options:
     peers: tuple[str, ...]
     hidden: tuple[int, ...]
     json: str
+    device: str
+    layers: int
+    batch: tuple[int, ...]
+    case: tuple[str, ...]
+    backend: str
 
     @property
     def collectives(self) -> tuple[str, ...]:
         """The collectives among the names."""
-        return tuple(name for name in self.names if name in COLLECTIVES)
+        return COLLECTIVES if self.names == ("nccl",) else tuple(name for name in self.names if name in COLLECTIVES)
+
+    @property
+    def model_of_bounds(self) -> bool:
+        """Whether the bounds of `gpu` are for this model."""
+        return not (self.layers or self.hidden)
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """The launches of `mpirun`, by what MPI is told; see `minidist.bench`."""
+        """The launches of `mpirun`, by what MPI is told, see `minidist.bench`; or `nccl` by torchrun, or `here`."""
+        if self.names[0] in ON_GPUS:
+            return ("nccl" if self.names == ("nccl",) else "here",)
         shipped = ("shipped",) if self.names != ("threads",) else ()
         return (*shipped, "tuned") if "tuned" in self.peers and self.collectives else shipped
 
@@ -53,10 +67,14 @@ def parse(argv: list[str]) -> Options:
     parser = build_parser()
     given = parser.parse_args(argv)
     name = given.names.replace("-", "_")
-    if name not in (*NAMES, "all"):
-        parser.error(f"there is no bench {given.names!r}: choose one of {', '.join(NAMES)}, all")
+    if name not in (*NAMES, *ON_GPUS, "all"):
+        parser.error(f"there is no bench {given.names!r}: choose one of {', '.join((*NAMES, *ON_GPUS))}, all")
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: communication takes at least 2")
+    given.hidden = given.hidden or (() if name == "gpu" else (256, 512))
+    given.algorithms = given.algorithms or (
+        NCCL_ALGORITHMS[given.ranks & given.ranks - 1 > 0 :] if name == "nccl" else ("auto", "registered")
+    )
     options = Options(**vars(given) | {"names": NAMES if name == "all" else (name,)})
     _check_choices(parser, options)
     return options
@@ -68,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m minidist bench",
         description="Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun.",
     )
-    parser.add_argument("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; - and _ mean the same")
+    parser.add_argument("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same")
     parser.add_argument(
         "--ranks", type=flag_of(int, RANKS), default=2, help="MPI processes (default 2, for which the bounds are)"
     )
@@ -83,8 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--algorithms",
         type=_words,
-        default=("auto", "registered"),
-        help="of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered)",
+        help="of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered; for "
+        f"nccl {','.join(NCCL_ALGORITHMS)})",
     )
     parser.add_argument(
         "--peers",
@@ -95,8 +113,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hidden",
         type=_numbers,
-        default=(256, 512),
-        help="channels of the GPT of ddp, zero, pipeline and tensor, and of recompute the least (default 256,512)",
+        help="channels of the GPT of ddp, zero, pipeline and tensor, and of recompute and gpu the least (default "
+        "256,512; for gpu 2048)",
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of gpu, nccl: cpu only to try them")
+    parser.add_argument("--layers", type=flag_of(int, NOT_NEGATIVE), default=0, help="of the GPT of gpu (default 16)")
+    parser.add_argument("--batch", type=_counts, default=(), help="sequences of a step of gpu (default 4,8)")
+    parser.add_argument(
+        "--case", type=_words, default=(), help="of gpu: the cases with these words in their names, such as eager"
+    )
+    parser.add_argument(
+        "--backend", default="inductor", help="of gpu: of torch's compiler; aot_eager needs none (default inductor)"
     )
     parser.add_argument("--json", metavar="FILE", default="", help="write all values there; - for standard output")
     return parser
@@ -126,6 +153,10 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(flag_of(int, WIDTH)(word) for word in text.split(","))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(flag_of(int, AT_LEAST_ONE)(word) for word in text.split(","))
 
 
 def _words(text: str) -> tuple[str, ...]:

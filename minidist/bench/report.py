@@ -8,7 +8,7 @@ from textwrap import indent
 from typing import Any
 
 from minidist.bench.measure import Measurement
-from minidist.bench.subject import DTYPE, RANKS, Bound, find_subject
+from minidist.bench.subject import DTYPE, ON_ONE_GPU, RANKS, Bound, find_subject
 from minidist.bench.subjects.copy import state
 from minidist.collectives import COLLECTIVES
 from minidist.trace.table import aligned
@@ -25,20 +25,26 @@ class Verdict:
     @property
     def met(self) -> bool:
         """Whether the bound holds."""
-        return self.measured <= self.bound.limit
+        return self.measured >= self.bound.limit if self.bound.least else self.measured <= self.bound.limit
 
     def __str__(self) -> str:
         what = " ".join(filter(None, (self.bench, self.bound.case, self.bound.competitor)))
         over = f" / {self.bound.peer}" if self.bound.peer else ""
-        sign = "≤" if self.met else ">"
-        return f"{what}{over}: {number(self.measured)} {sign} {self.bound.limit:g}"
+        return f"{what}{over}: {number(self.measured)} {self.sign} {self.bound.limit:g}"
+
+    @property
+    def sign(self) -> str:
+        """How what was measured compares with the limit."""
+        return ("≥" if self.met else "<") if self.bound.least else "≤" if self.met else ">"
 
 
 class Results:
     """All measurements of a run: their ratios, bounds and tables."""
 
-    def __init__(self, measurements: Iterable[Measurement], dtype: str, machine: dict[str, object]):
-        self.measurements, self.dtype, self.machine = list(measurements), dtype, machine
+    def __init__(
+        self, measurements: Iterable[Measurement], dtype: str, machine: dict[str, object], judged: bool = True
+    ) -> None:
+        self.measurements, self.dtype, self.machine, self.judged = list(measurements), dtype, machine, judged
         self.subjects = {m.bench: find_subject(m.bench) for m in self.measurements}
         self.found = {(m.bench, m.case, m.competitor, m.launch): m for m in self.measurements}
         self.verdicts = list(self._verdicts())
@@ -46,13 +52,15 @@ class Results:
     def ratio(self, measurement: Measurement, peer: str) -> float | None:
         """Return the ratio to a peer that took turns with this one: in the tuned launch if that is `native tuned`."""
         bench, case, competitor = measurement.bench, measurement.case, measurement.competitor
-        launch, name = ("tuned", "native") if peer == "native tuned" else ("shipped", peer)
+        at = "here" if measurement.launch == "here" else "shipped"
+        launch, name = ("tuned", "native") if peer == "native tuned" else (at, peer)
         mine, other = self.found.get((bench, case, competitor, launch)), self.found.get((bench, case, name, launch))
         return None if mine is None or other is None or mine is other else mine.ratio(other)
 
     def _verdicts(self) -> Iterator[Verdict]:
-        for bench, bound in ((one.name, bound) for one in self.subjects.values() for bound in one.bounds):
-            launch = "here" if bench == "threads" else "shipped"
+        judged = self.subjects.values() if self.judged else ()
+        for bench, bound in ((one.name, bound) for one in judged for bound in one.bounds):
+            launch = "here" if bench in ("threads", *ON_ONE_GPU) else "shipped"
             measurement = self.found.get((bench, bound.case, bound.competitor, launch))
             if measurement is None or (launch == "shipped" and (measurement.ranks, self.dtype) != (RANKS, DTYPE)):
                 continue
@@ -82,24 +90,27 @@ class Results:
             parts.append(self._table(bench, sorted(shown, key=lambda m: cases.index(m.case))))
         if self.verdicts:
             parts.append(self._summary())
+        if not self.judged:
+            parts.append("the bounds are for one H100 and the model of the default, so they are not judged here")
         return "\n\n".join(parts)
 
     def _table(self, bench: str, measurements: list[Measurement]) -> str:
         peers = [p for p in self.subjects[bench].peers if any(self.ratio(m, p) is not None for m in measurements)]
-        header = ["case", "competitor", "median", "quartiles", "bus GB/s", *(f"/ {peer}" for peer in peers)]
+        rate = "TFLOP/s" if bench in ON_ONE_GPU else "bus GB/s"
+        header = ["case", "competitor", "median", "quartiles", rate, *(f"/ {peer}" for peer in peers)]
         table = indent(aligned(header, [self._row(m, peers) for m in measurements], left=2), "  ")
-        title = bench if bench in ("copy", "threads") else f"{bench}, {measurements[0].ranks} ranks"
+        title = bench if bench in ("copy", "threads", *ON_ONE_GPU) else f"{bench}, {measurements[0].ranks} ranks"
         return f"{title}{f', {self.dtype}' if bench in COLLECTIVES else ''}\n{table}"
 
     def _row(self, m: Measurement, peers: list[str]) -> list[str]:
         lower, upper = m.quartiles
-        bus = m.bus_bandwidth
+        rate = m.flops / m.median / 1e12 if m.flops else (m.bus_bandwidth or 0) / 1e9
         return [
             f"{m.launch} {m.case}" if m.bench == "copy" else m.case,
             f"{m.competitor} tuned" if m.launch == "tuned" and m.bench != "copy" else m.competitor,
             self._marked(quantity(m.median, m.unit), m, ""),
             f"{quantity(lower, m.unit)} - {quantity(upper, m.unit)}",
-            "" if bus is None else f"{bus / 1e9:.3g}",
+            f"{rate:.3g}" if rate else "",
             *("" if m.launch == "tuned" else self._marked(number(self.ratio(m, peer)), m, peer) for peer in peers),
         ]
 
@@ -107,7 +118,7 @@ class Results:
         """Add the bound to a number, if there is one."""
         for v in self.verdicts:
             if (v.bench, v.bound.case, v.bound.competitor, v.bound.peer) == (m.bench, m.case, m.competitor, peer):
-                return f"{text} ≤ {v.bound.limit:g} met" if v.met else f"{text} > {v.bound.limit:g} MISSED"
+                return f"{text} {v.sign} {v.bound.limit:g} {'met' if v.met else 'MISSED'}"
         return text
 
     def _summary(self) -> str:
@@ -116,7 +127,8 @@ class Results:
         lines = [f"bounds: {met} of {len(self.verdicts)} met"]
         if states:
             lines[0] += f"; they are for the near state of the cores, and this run saw: {', '.join(states)}"
-        return "\n".join(lines + [f"  missed: {verdict}" for verdict in self.verdicts if not verdict.met])
+        told = [verdict for verdict in self.verdicts if not verdict.met or verdict.bench in ON_ONE_GPU]
+        return "\n".join(lines + [f"  {'met' if verdict.met else 'missed'}: {verdict}" for verdict in told])
 
     def _probes(self) -> list[Measurement]:
         return [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]

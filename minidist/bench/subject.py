@@ -16,17 +16,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from minidist.bench.measure import Measurement, Run, alternate
+from minidist.bench.measure import Measurement, Run, alternate, done
 from minidist.bench.options import Options
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
+ON_ONE_GPU = ("sharded", "replicated", "products")  # the parts of `bench gpu`
 RANKS, DTYPE = 2, "float32"  # for which the bounds are
 
 
 @dataclass(frozen=True)
 class Bound:
-    """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`.
+    """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`, or
+    with `least` at least that.
 
     A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, with the
     two cores near each other (see `subjects/copy.py`). `native tuned` is MPI's own in a launch that is told to keep
@@ -37,6 +39,7 @@ class Bound:
     competitor: str
     peer: str
     limit: float
+    least: bool = False
 
 
 def at_most(competitor: str, peer: str, limits: Mapping[str, float]) -> tuple[Bound, ...]:
@@ -53,13 +56,15 @@ class Setting:
     options : Options
         The command line.
     launch : str
-        `shipped`, `tuned` (the whole run was told to keep freed memory) or `here` (one process, without ranks).
+        `shipped`, `tuned` (the whole run was told to keep freed memory), `nccl` or `here` (one process).
     comm : Communicator
         All ranks of the launch; `here` this process alone.
     gloo : module or None
         `torch.distributed` with a group of the same ranks, where a peer needs it.
     when : str
         `before` or `after` the other benches, for the probe of the machine.
+    finish : callable
+        Waits for what runs beside the process: see `alternate`.
     """
 
     options: Options
@@ -67,6 +72,7 @@ class Setting:
     comm: Communicator
     gloo: Any = None
     when: str = "before"
+    finish: Run = done
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Counted:
     unit: str = "s"
     bytes: int = 0
     ranks: int = 0  # 0: those of the launch
+    flops: int = 0
 
 
 Cases: TypeAlias = Callable[[Setting], Iterable[Case | Counted]]
@@ -134,8 +141,8 @@ def subject(
 
 def find_subject(name: str) -> Subject:
     """Return the bench of this name: `ddp` is in `subjects/ddp.py`; all collectives are in one file."""
-    file = "collective" if name in COLLECTIVES else name
-    found: Subject = getattr(importlib.import_module(f"minidist.bench.subjects.{file}"), name)
+    file = "gpu.subjects" if name in ON_ONE_GPU else f"subjects.{'collective' if name in COLLECTIVES else name}"
+    found: Subject = getattr(importlib.import_module(f"minidist.bench.{file}"), name)
     return found
 
 
@@ -145,10 +152,11 @@ def measured(subject: Subject, setting: Setting) -> Iterator[Measurement]:
         ranks = setting.comm.size
         found = partial(Measurement, subject.name, case.name, launch=setting.launch, bytes=case.bytes)
         if isinstance(case, Counted):
+            found = partial(found, unit=case.unit, ranks=case.ranks or ranks, flops=case.flops)
             for name, values in case.values.items():
-                yield found(name, values=tuple(values), unit=case.unit, ranks=case.ranks or ranks)
+                yield found(name, values=tuple(values))
         else:
             rounds = setting.options.rounds or case.rounds or subject.rounds
-            for name, seconds in alternate(case.runs, setting.comm, rounds).items():
+            for name, seconds in alternate(case.runs, setting.comm, rounds, finish=setting.finish).items():
                 yield found(name, values=tuple(second / case.units for second in seconds), ranks=ranks)
         del case  # its models make room for what the next one counts

@@ -27,7 +27,10 @@ def main(launch: str, file: str, argv: list[str]) -> None:
     wanted = "gloo" in options.peers and launch == "shipped" and any(find_subject(name).gloo for name in options.names)
     gloo = start_gloo(comm) if wanted else None
     measurements: list[Measurement] = []
-    for (bench, case), found in groupby(measure(Setting(options, launch, comm, gloo)), lambda m: (m.bench, m.case)):
+    setting = Setting(options, launch, comm, gloo)
+    if launch == "nccl" and options.device == "cuda":
+        setting = replace(setting, finish=sys.modules["torch"].cuda.synchronize)
+    for (bench, case), found in groupby(measure(setting), lambda m: (m.bench, m.case)):
         if comm.rank == 0:
             print(f"{launch}: {bench} {case}", file=sys.stderr, flush=True)
         measurements += found
@@ -39,7 +42,13 @@ def main(launch: str, file: str, argv: list[str]) -> None:
 
 
 def measure(setting: Setting) -> Iterator[Measurement]:
-    """Yield what this launch measures, between two probes of the machine. The tuned launch runs collectives only."""
+    """Yield what this launch measures, between two probes of the machine. Only the shipped launch runs more than
+    collectives, and that on GPUs probes nothing.
+    """
+    if setting.launch == "nccl":
+        for name in setting.options.collectives:
+            yield from measured(find_subject(name), setting)
+        return
     names = setting.options.names if setting.launch == "shipped" else setting.options.collectives
     copy = find_subject("copy")
     yield from measured(copy, setting)

@@ -5,19 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ranks import clean_environment, mpirun, warm_python
+from torch.distributed.fsdp import FSDPModule
 
-from minidist.bench import main
+from minidist.bench import main, nccl
+from minidist.bench.gpu import one_rank, turns
+from minidist.bench.gpu.competitors import BITS, Work, build
 from minidist.bench.measure import BUS_FACTORS, Measurement
 from minidist.bench.options import NAMES, parse, size_text
 from minidist.bench.report import Results, quantity
-from minidist.bench.subject import find_subject
+from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject
 from minidist.bench.subjects.copy import state
 from minidist.collectives import COLLECTIVES
+from minidist.comm import Communicator
+from minidist.model import GPTConfig
+from minidist.model.gpt import MLP
+from minidist.parallel import DDP, FSDP, ZeRO1
+from minidist.parallel.replica import Alone
 
 
 def bench(*arguments: str) -> dict[str, Any]:
@@ -192,7 +204,7 @@ def test_bounds_are_judged_on_their_launch_and_never_on_another_dtype() -> None:
 
 
 def test_every_bench_says_what_it_measures_and_bounds_what_it_reports() -> None:
-    for name in NAMES:
+    for name in (*NAMES, *ON_ONE_GPU):
         subject = find_subject(name)
         assert subject.name == name and subject.cases.__doc__
         for bound in subject.bounds:
@@ -248,3 +260,173 @@ def test_under_mpirun_it_says_that_it_starts_its_ranks_itself(
     monkeypatch.setenv("PMI_RANK", "0")
     assert main(["copy"]) == 2
     assert "start it without mpirun" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- on GPUs, tried on the CPU
+
+TINY = ["--device", "cpu", "--rounds", "2"]
+
+
+def on_cpu(*arguments: str, file: Path) -> tuple[str, dict[str, Any]]:
+    """Run a bench for GPUs on the CPU as a user would; return what it prints, and its JSON."""
+    command = [*warm_python(), "-m", "minidist", "bench", *arguments, *TINY, "--json", str(file)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())
+
+
+def test_bench_gpu_from_end_to_end(tmp_path: Path) -> None:
+    """Speed is by counted operations, the peak holds weights and moments, and nothing is judged away from an H100."""
+    text, found = on_cpu("gpu", "--case", "eager,products", "--batch", "2", file=tmp_path / "found.json")
+    rows = {(row["bench"], row["case"], row["competitor"]): row for row in found["results"]}
+    steps = {("sharded", who) for who in ("no strategy", "fully_shard", "FSDP")}
+    steps |= {("replicated", who) for who in ("torch DDP", "DDP", "ZeRO-1")}
+    config = GPTConfig(vocabulary=128, layers=2, hidden=64, heads=1, sequence=32)
+    expected = {("products", "64 wide", "bf16"), ("products", "64 wide", "fp8")}
+    for case in ("2 x 32 eager", "2 x 32 eager, recompute"):
+        for bench, who in steps:
+            expected |= {(bench, case, who), (bench, f"{case}, peak", who)}
+            row, peak = rows[bench, case, who], rows[bench, f"{case}, peak", who]
+            assert row["flops"] == config.flops_per_token() * 2 * 32
+            assert f"{row['flops'] / row['median'] / 1e12:.3g}" in text
+            assert len(row["values"]) == 2 and min(row["values"]) > 0
+            assert peak["unit"] == "GiB" and peak["median"] * 2**30 > 3 * 4 * config.parameter_count
+    assert rows.keys() == expected
+    ratios = rows["sharded", "2 x 32 eager, peak", "FSDP"]["ratios"]
+    assert ratios.keys() == {"no strategy", "fully_shard"}
+    assert rows["replicated", "2 x 32 eager", "DDP"]["ratios"].keys() == {"torch DDP"}
+    assert not found["bounds"] and "they are not judged here" in text and "/ fully_shard" in text
+
+
+def test_bench_nccl_has_the_columns_of_nccl_tests(tmp_path: Path) -> None:
+    arguments = ["nccl", "--ranks", "2", "--sizes", "4KiB", "--algorithms", "ring,pairwise"]
+    text, found = on_cpu(*arguments, file=tmp_path / "found.json")
+    assert {(row["bench"], row["competitor"]) for row in found["results"]} == {
+        *((name, "native") for name in COLLECTIVES),
+        *((name, "ring") for name in ("all_reduce", "reduce_scatter", "all_gather")),
+        *((name, "pairwise") for name in ("reduce_scatter", "all_gather", "all_to_all")),
+    }
+    seen = set()
+    for part in text.split("\n\n"):
+        title, header, *lines = part.splitlines()
+        operation, place = title.split(", ")[0], title.split(", ")[2]
+        assert " ".join(header.split()) == "by size (B) count type redop time (us) algbw (GB/s) busbw (GB/s)"
+        for line in lines:
+            _, size, count, dtype, reduction, microseconds, algorithm, bus = line.split()
+            whole = operation in ("all_reduce", "broadcast", "reduce")
+            assert (size, count, dtype) == ("4096", "1024" if whole else "512", "float")
+            assert place == ("in place" if whole else "out of place")
+            assert reduction == ("sum" if "reduce" in operation else "none")
+            assert float(algorithm) == pytest.approx(4096 / float(microseconds) / 1e3, rel=1e-2)
+            assert float(bus) == pytest.approx(BUS_FACTORS[operation](2) * float(algorithm), rel=1e-2)
+        seen.add(operation)
+    assert seen == set(COLLECTIVES)
+
+
+@pytest.fixture
+def alone() -> Iterator[Communicator]:
+    """One rank of torch.distributed, on gloo."""
+    with one_rank("cpu") as comm:
+        yield comm
+
+
+KINDS = {"DDP": DDP, "ZeRO-1": ZeRO1, "FSDP": FSDP}
+COMPETITORS = ("no strategy", "torch DDP", "DDP", "ZeRO-1", "fully_shard", "fully_shard, forward", "FSDP")
+SMALL = Work(GPTConfig(vocabulary=64, layers=2, hidden=32, heads=1, sequence=16), 2, torch.device("cpu"))
+
+
+def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
+    """Its class, what is compiled, what is recomputed; and the loss, which must not depend on any of that."""
+    graphs: list[Any] = []
+
+    def counted(graph: Any, _: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    losses = {}
+    calls: list[object] = []
+    for name in COMPETITORS:
+        for recompute, times in ((False, 2), (True, 4)):
+            replica, step = build(name, replace(SMALL, recompute=recompute), alone)
+            inner = getattr(replica.module, "module", replica.module)
+            assert type(replica) is KINDS.get(name, Alone), name
+            assert isinstance(replica.module, torch.nn.parallel.DistributedDataParallel) == (name == "torch DDP")
+            sharded = [isinstance(module, FSDPModule) for module in (inner, *inner.layers.children())]
+            assert sharded == [name.startswith("fully_shard")] * 3
+            for module in inner.modules():
+                if isinstance(module, MLP):
+                    module.register_forward_pre_hook(lambda *_: calls.append(1))
+            losses[name, recompute] = float(step())  # type: ignore[arg-type]
+            assert len(calls) == times, f"{name}: 2 blocks, and 2 again in backward if they are recomputed"
+            calls.clear()
+        if isinstance(replica, FSDP):
+            assert {(flat.whole.dtype, flat.values.dtype) for flat in replica.flats} == {(BITS, torch.float32)}
+            assert len(replica.units) == 3
+        assert not graphs
+        torch._dynamo.reset()
+        _, step = build(name, replace(SMALL, backend=counted), alone)  # type: ignore[arg-type]
+        losses[name, "compiled"] = float(step())  # type: ignore[arg-type]
+        assert len(graphs) == 1, f"{name}: one graph of a whole block, which serves all blocks"
+        graphs.clear()
+    assert max(losses.values()) < 1.002 * min(losses.values()), losses
+
+
+def test_competitors_that_train_different_models_are_found_out(
+    alone: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "build", lambda name, *_: (None, lambda: 1.0 if name == "FSDP" else 1.1))
+    setting = Setting(parse(["gpu", "--rounds", "1"]), "here", alone)
+    with pytest.raises(RuntimeError, match="do not train the same model"):
+        list(turns.side_by_side(["FSDP", "fully_shard"], SMALL, setting))
+
+
+def test_competitors_without_room_side_by_side_are_measured_one_by_one(
+    alone: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident = weakref.WeakSet[Any]()
+
+    class Step:
+        def __call__(self) -> float:
+            if len(resident) > 1:
+                raise torch.OutOfMemoryError
+            return 1.0
+
+    def build(*_: object) -> tuple[None, Step]:
+        step = Step()
+        resident.add(step)
+        return None, step
+
+    monkeypatch.setattr(turns, "build", build)
+    setting = Setting(parse(["gpu", "--rounds", "1"]), "here", alone)
+    found = [case for case in turns.side_by_side(["FSDP", "fully_shard"], SMALL, setting) if case.values]
+    name = "2 x 16 eager, one by one"
+    assert [(case.name, [*case.values]) for case in found] == [
+        (case, [who]) for who in ("FSDP", "fully_shard") for case in (name, f"{name}, peak")
+    ]
+
+
+def test_a_bound_may_be_a_least_and_the_bounds_of_a_gpu_can_be_left_unjudged() -> None:
+    case = "8 x 2048 compiled, share of the peak"
+    rows = [Measurement("sharded", case, "FSDP", "here", (0.5,), "")]
+    assert "missed: sharded 8 x 2048 compiled, share of the peak FSDP: 0.5 < 0.52" in Results(rows, "", {}).as_text()
+    met = Results([replace(rows[0], values=(0.53,))], "", {})
+    assert "0.53 ≥ 0.52 met" in met.as_text() and "bounds: 1 of 1 met" in met.as_text()
+    unjudged = Results(rows, "", {}, judged=False)
+    assert not unjudged.verdicts and "not judged here" in unjudged.as_text()
+
+
+def test_without_a_gpu_it_says_how_to_try_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main(["gpu"]) == 2
+    assert "finds no GPU here: try it on the CPU with --device cpu" in capsys.readouterr().err
+    assert main(["nccl"]) == 2
+    assert "need a GPU each, and there are 0" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(nccl, "share_gpus", lambda *_: None)
+    monkeypatch.setenv("MINIDIST_RANKS_PER_GPU", "2")
+    assert "--nproc-per-node" in nccl.torchrun(parse(["nccl"]))[0]
+    row = Measurement("all_reduce", "4 KiB", "native", "nccl", (1.0,), bytes=4096, ranks=2)
+    assert nccl.as_text([row], parse(["nccl"])).endswith("2 ranks share a GPU: not a measure of speed")

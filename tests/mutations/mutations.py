@@ -1169,6 +1169,27 @@ REST = [
         tests=("tests/bench/test_bench.py::test_bounds_are_judged_on_their_launch_and_never_on_another_dtype",),
     ),
     Mutation(
+        "FSDP is measured in float32, beside peers in 16 bits",
+        "minidist/bench/gpu/competitors.py",
+        old="partial(FSDP, precision=MixedPrecision(BITS))",
+        new="FSDP",
+        tests=("tests/bench/test_bench.py::test_each_competitor_is_what_it_says",),
+    ),
+    Mutation(
+        "a competitor that is to be compiled runs eagerly",
+        "minidist/bench/gpu/competitors.py",
+        old="            block.compile(backend=work.backend)",
+        new="            block.eval()",
+        tests=("tests/bench/test_bench.py::test_each_competitor_is_what_it_says",),
+    ),
+    Mutation(
+        "a shard's elements are those of the whole buffer",
+        "minidist/bench/nccl.py",
+        old="(1 if row.bench in WHOLE else row.ranks)",
+        new="1",
+        tests=("tests/bench/test_bench.py::test_bench_nccl_has_the_columns_of_nccl_tests",),
+    ),
+    Mutation(
         "a table of variants shows the rank that held the least",
         "minidist/cli/compare.py",
         old="category: max(peak[category] for peak in peaks) for category",

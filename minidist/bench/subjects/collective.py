@@ -94,14 +94,20 @@ def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
         # One window for all sizes: every registered buffer of a program makes finding one a little longer.
         in_place = operation == "all_reduce" and "registered" in options.algorithms
         registered: Any = comm.allocate(max(counts), options.dtype) if in_place else None
+        on_gpus = setting.launch == "nccl"
+
+        def buffers(count: int, mine: Any = None) -> Buffers:
+            made = _buffers(comm, count, options.dtype, mine)
+            return _tensors(made, options.device) if on_gpus else made
+
         for count in counts:
             runs: dict[str, Run] = {}
-            for how in options.algorithms:
+            for how in (*["native"] * on_gpus, *options.algorithms):
                 if how == "registered" and in_place:
-                    runs[how] = ours(_buffers(comm, count, options.dtype, registered), comm, "auto")[operation]
+                    runs[how] = ours(buffers(count, registered), comm, "auto")[operation]
                 elif how in collectives.algorithms(operation):
-                    runs[how] = ours(_buffers(comm, count, options.dtype), comm, how)[operation]
-            if "native" in options.peers or setting.launch == "tuned":
+                    runs[how] = ours(buffers(count), comm, how)[operation]
+            if ("native" in options.peers and not on_gpus) or setting.launch == "tuned":
                 runs["native"] = native(_buffers(comm, count, options.dtype), comm.wire.mpi)[operation]  # type: ignore[attr-defined]
             if setting.gloo is not None:
                 runs["gloo"] = by_gloo(_tensors(_buffers(comm, count, options.dtype)), setting.gloo)[operation]
@@ -119,10 +125,10 @@ def _buffers(comm: Communicator, count: int, dtype: str, registered: Any = None)
     return Buffers(full, zeros(share), zeros(count), [share] * comm.size)
 
 
-def _tensors(b: Buffers) -> Buffers:
+def _tensors(b: Buffers, device: str = "cpu") -> Buffers:
     import torch
 
-    full, shard, out = (torch.from_numpy(array) for array in (b.full, b.shard, b.out))
+    full, shard, out = (torch.from_numpy(array).to(device) for array in (b.full, b.shard, b.out))
     return Buffers(full, shard, out, b.counts)
 
 

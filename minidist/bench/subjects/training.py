@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,14 +53,18 @@ def forward_backward(
     return run
 
 
-def adamw_step(replica: Replica, backward: Callable[[], object]) -> Run:
-    """Return a step: gradients away, forward and backward, gradients reduced over the replicas, AdamW."""
-    optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4)
+def adamw_step(replica: Replica, backward: Callable[[], object], **options: Any) -> Run:
+    """Return a step: gradients away, forward and backward, gradients reduced over the replicas, AdamW with `options`.
 
-    def step() -> None:
+    It returns what `backward` returns.
+    """
+    optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4, **options)
+
+    def step() -> object:
         replica.zero_grad()
-        backward()
+        loss = backward()
         replica.synchronize()
         optimizer.step()
+        return loss
 
     return step

@@ -73,8 +73,20 @@ def competitors(hidden: int, tokens: Tensor, torch_too: bool) -> dict[str, Build
 
 def peak_bytes(build: Build, comm: Communicator) -> int:
     """Return the most bytes that were held at a time while a step was built and taken three times."""
+
+    def three_steps() -> None:
+        step = build(comm)
+        for _ in range(3):
+            step()
+
     gc.collect()  # so that nothing from before is freed meanwhile
-    before, most, done = allocated(), 0, threading.Event()
+    before = allocated()
+    return most_allocated(three_steps) - before + sum(bytes for _, bytes, _ in comm.registered.windows.values())
+
+
+def most_allocated(work: Run) -> int:
+    """Return the most bytes that this process had from malloc at a time while `work` ran, sampled every 0.3 ms."""
+    most, done = allocated(), threading.Event()
 
     def watch() -> None:
         nonlocal most
@@ -83,12 +95,12 @@ def peak_bytes(build: Build, comm: Communicator) -> int:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    step = build(comm)
-    for _ in range(3):
-        step()
-    done.set()
-    watcher.join()
-    return most - before + sum(bytes for _, bytes, _ in comm.registered.windows.values())
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return most
 
 
 class MallInfo(ctypes.Structure):

@@ -1,0 +1,111 @@
+"""The same training step by each competitor, on one device: a GPT in bfloat16 with fused AdamW.
+
+    name                    model                                       16 bits by
+    no strategy             the bare model                              autocast
+    torch DDP               DistributedDataParallel                     autocast
+    DDP, ZeRO-1             minidist.parallel                           autocast
+    fully_shard             torch's, each block and the rest a unit     its MixedPrecisionPolicy
+    fully_shard, forward    the same, compiled in our way               its MixedPrecisionPolicy
+    FSDP                    minidist.parallel, the same units           MixedPrecision
+
+Compiled is a block's forward (`compile_blocks`), but in `fully_shard` the block itself, which is torchtitan's way. As
+it is not certain which suits torch better, both take part when blocks are compiled. Ours recompute by `recompute`, the
+others by torch's `checkpoint_wrapper`, which torchtitan uses as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from minidist.bench.measure import Run
+from minidist.bench.subjects.training import adamw_step, forward_backward
+from minidist.comm import Communicator
+from minidist.memory.recompute.segments import recompute
+from minidist.model import GPT, GPTConfig
+from minidist.parallel import DDP, FSDP, ZeRO1
+from minidist.parallel.compiled import compile_blocks
+from minidist.parallel.parallelize import blocks_of
+from minidist.parallel.replica import Alone, Replica
+from minidist.parallel.sharded.units import MixedPrecision
+
+BITS = torch.bfloat16
+OURS: dict[str, Callable[[nn.Module, Communicator], Replica]] = {
+    "DDP": DDP,
+    "ZeRO-1": ZeRO1,
+    "FSDP": partial(FSDP, precision=MixedPrecision(BITS)),
+}
+SHARDED = ("fully_shard", "fully_shard, forward", "FSDP")  # these cast weights themselves
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all competitors of a case do. `backend` is that of the compiler; without one nothing is compiled."""
+
+    config: GPTConfig
+    batch: int
+    device: torch.device
+    backend: str = ""
+    recompute: bool = False
+
+    @property
+    def name(self) -> str:
+        """Such as `4 x 2048 compiled, recompute`."""
+        how = "compiled" if self.backend else "eager"
+        return f"{self.batch} x {self.config.sequence} {how}{', recompute' * self.recompute}"
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of a step; recomputed ones do not count."""
+        return self.config.flops_per_token() * self.batch * self.config.sequence
+
+
+def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
+    """Return a competitor's model as it is spread, and its step, which returns the loss.
+
+    All competitors start from the same weights, and see the same tokens.
+    """
+    model = GPT(work.config, device="meta").to_empty(device=work.device)
+    generator = torch.Generator(work.device).manual_seed(0)
+    for parameter in model.parameters():  # drawn on the device: a CPU takes a minute for a billion
+        nn.init.normal_(parameter, float(parameter.dim() == 1), 0.02, generator)  # those of norms are about 1
+    if name not in OURS:
+        replica = by_torch(name, model, work)
+    else:
+        replica = OURS[name](model, comm)
+        if work.recompute:
+            recompute(model, "full")
+    if work.backend and name == "fully_shard":
+        for block in blocks_of(model):
+            block.compile(backend=work.backend)
+    elif work.backend:
+        compile_blocks(blocks_of(model), work.backend)
+    size = (work.batch, work.config.sequence + 1)
+    tokens = torch.randint(work.config.vocabulary, size, generator=torch.Generator().manual_seed(1)).to(work.device)
+
+    def called(inputs: Tensor) -> Tensor:
+        with torch.autocast(work.device.type, BITS, enabled=name not in SHARDED):
+            return replica.called(inputs)  # type: ignore[no-any-return]
+
+    return replica, adamw_step(replica, forward_backward(called, tokens), fused=True)
+
+
+def by_torch(name: str, model: GPT, work: Work) -> Replica:
+    """Let a model recompute, and wrap it, in the order of torchtitan."""
+    if work.recompute:
+        for number, layer in model.layers.named_children():
+            model.layers.register_module(number, checkpoint_wrapper(layer))
+    if name == "torch DDP":
+        return Alone(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True))
+    if name in SHARDED:
+        mesh = init_device_mesh(work.device.type, (1,))
+        for module in (*model.layers, model):
+            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(BITS, reduce_dtype=BITS))
+    return Alone(model)

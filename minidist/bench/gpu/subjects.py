@@ -1,0 +1,94 @@
+"""What `bench gpu` measures: steps of sharded and of replicated models, and matrix products in 8 bits.
+
+    sharded       no strategy, fully_shard, FSDP           4 x 2048 tokens: eager, compiled; both also recomputed
+    replicated    torch DDP, DDP, ZeRO-1                   8 x 2048 tokens: compiled
+    products      bf16, fp8                                of a linear layer, 8192 wide
+
+The bounds are for one H100 and these sizes, of a GPT of 0.94 billion parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from minidist.bench.gpu.competitors import Work
+from minidist.bench.gpu.turns import ROUNDS, side_by_side
+from minidist.bench.measure import alternate
+from minidist.bench.options import Options
+from minidist.bench.subject import Bound, Counted, Setting, at_most, subject
+from minidist.memory.precision.fp8 import E4M3, E5M2, quantize, scaled_matmul
+from minidist.memory.precision.mixed import supports
+from minidist.model import GPTConfig
+
+HEAD = 128  # channels of an attention head
+SIZES = {  # layers, hidden, sequence, vocabulary, batches; and width and tokens of the layer in 8 bits
+    "cuda": (16, 2048, 2048, 32_000, (4, 8), 8192),
+    "cpu": (2, 64, 32, 128, (1, 2), 64),
+}
+COMPILED = {"4 x 2048 compiled": 0.95, "8 x 2048 compiled": 0.98}
+PEAKS = {f"{case}, peak": 1.0 for case in ("4 x 2048 eager", *COMPILED)}
+BOUNDS = (
+    *at_most("FSDP", "fully_shard", {"4 x 2048 eager": 1.0, **COMPILED, **PEAKS}),
+    *at_most("FSDP", "fully_shard, forward", {**COMPILED, **{f"{case}, peak": 1.0 for case in COMPILED}}),
+    *at_most("FSDP", "no strategy", {"4 x 2048 compiled": 1.02}),
+    Bound("8 x 2048 compiled, share of the peak", "FSDP", "", 0.52, least=True),
+)
+
+
+@subject(peers=("no strategy", "fully_shard", "fully_shard, forward"), bounds=BOUNDS, gloo=False)
+def sharded(setting: Setting) -> Iterator[Counted]:
+    """Seconds and GiB of a step, sharded over one rank: its parameters are gathered, cast and freed all the same."""
+    for work in works(setting.options):
+        names = ("no strategy", "fully_shard", *(["fully_shard, forward"] if work.backend else []), "FSDP")
+        yield from side_by_side(names, work, setting)
+
+
+@subject(peers=("torch DDP",), bounds=at_most("DDP", "torch DDP", {"4 x 2048 compiled": 1.0}), gloo=False)
+def replicated(setting: Setting) -> Iterator[Counted]:
+    """Seconds and GiB of a step of a rank that has no other rank to reduce its gradients with."""
+    for work in works(setting.options):
+        yield from side_by_side(("torch DDP", "DDP", "ZeRO-1"), work, setting)
+
+
+@subject(peers=("bf16",), bounds=at_most("fp8", "bf16", {"8192 wide": 0.65}), gloo=False)
+def products(setting: Setting) -> Iterator[Counted]:
+    """Seconds of x weightᵀ, gradient weight and gradientᵀ x: of operands that have 16 or 8 bits already."""
+    device, width = torch.device(setting.options.device), SIZES[setting.options.device][-1]
+    if not wanted("products", setting.options) or not supports(E4M3, device):
+        return
+    one = torch.ones((), device=device)
+    wide = [torch.randn(width, width, dtype=torch.bfloat16, device=device) for _ in "xwg"]
+    narrow = [quantize(each, dtype) for each, dtype in zip(wide, (E4M3, E4M3, E5M2), strict=True)]
+
+    def three(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, gradient: Tensor) -> None:
+        multiply(x, weight.t())
+        multiply(gradient, weight)
+        multiply(gradient.t(), x)
+
+    def in_8_bits(a: Tensor, b: Tensor) -> Tensor:
+        return scaled_matmul(a, b, one, one, torch.bfloat16)
+
+    runs = {"bf16": partial(three, torch.matmul, *wide), "fp8": partial(three, in_8_bits, *narrow)}
+    times = alternate(runs, setting.comm, setting.options.rounds or ROUNDS, finish=setting.finish)
+    yield Counted(f"{width} wide", times, flops=6 * width**3)
+
+
+def works(options: Options) -> Iterator[Work]:
+    """Yield what is trained: by default the first batch in all four ways, and the others compiled."""
+    layers, hidden, sequence, vocabulary, batches, _ = SIZES[options.device]
+    hidden = min(options.hidden, default=hidden)
+    config = GPTConfig(vocabulary, options.layers or layers, hidden, max(1, hidden // HEAD), sequence=sequence)
+    for batch, again, backend in product(options.batch or batches, (False, True), ("", options.backend)):
+        work = Work(config, batch, torch.device(options.device), backend, again)
+        if wanted(work.name, options, batch == (options.batch or batches)[0] or (backend != "" and not again)):
+            yield work
+
+
+def wanted(case: str, options: Options, usually: bool = True) -> bool:
+    """Tell whether a case is to be measured: if cases were chosen, those with the words in their names."""
+    return any(words in case for words in options.case) if options.case else usually
