@@ -40,14 +40,14 @@ def torchrun(options: Options) -> tuple[list[str], dict[str, str]]:
         If there are fewer GPUs than these ranks need, or ranks are to share GPUs and cannot.
     """
     each, gpus = ranks_per_gpu(), torch.cuda.device_count()
-    if options.device == "cuda" and gpus * each < options.ranks:
+    cpu = {"CUDA_VISIBLE_DEVICES": "", SHARING: "1"} if options.device == "cpu" else {}
+    if not cpu and each > 1:
+        share_gpus(each, gpus, options.ranks)  # complains in this process, and not in each rank
+    elif not cpu and gpus < options.ranks:
         raise LaunchError(
             f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer ranks, or {SHARING}, or try it "
             "on the CPU with --device cpu"
         )
-    if options.device == "cuda" and each > 1:
-        share_gpus(each, gpus)  # complains in this process, and not in each rank
-    cpu = {"CUDA_VISIBLE_DEVICES": "", SHARING: "1"} if options.device == "cpu" else {}
     here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks), *here]
     return start, environment() | cpu
