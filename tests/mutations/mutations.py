@@ -1212,6 +1212,24 @@ REST = [
     ),
 ]
 
+MIXED = "tests/parallel/sharded/test_fsdp_traps.py::test_computing_in_bfloat16_is_what_one_would_write_by_hand"
+UNITS = [
+    Mutation(
+        "shards in mixed precision are kept twice",
+        "minidist/parallel/sharded/units.py",
+        old="(replicated or self.values.device != self.device)",
+        new="(replicated or self.values.device == self.device)",
+        tests=(MIXED,),
+    ),
+    Mutation(
+        "gradients laid end to end are not forgotten",
+        "minidist/parallel/sharded/units.py",
+        old="            for parameter in self.parameters:\n                parameter.grad = None\n            return taken",
+        new="            return taken",
+        tests=(MIXED,),
+    ),
+]
+
 COMPILED_TEST = "tests/parallel/test_compiled.py::test_the_numbers_of_the_serial_run"
 COMPILED = [
     Mutation(
@@ -1239,6 +1257,6 @@ COMPILED = [
 
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
-    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY, *COMPILED),
+    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY, *COMPILED, *UNITS),
     *(*TRAINER, *COURSE, *REST),
 ]

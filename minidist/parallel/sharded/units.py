@@ -50,10 +50,11 @@ class Flat(Shard):
 
     Attributes
     ----------
-    mine : Tensor
-        This rank's elements in the dtype in which they are gathered, in registered memory if there is any.
     values : Tensor
-        This rank's elements in the model's dtype, for the optimizer to update: `mine` itself if the dtypes are equal.
+        This rank's elements in the model's dtype, for the optimizer to update; in registered memory if there is any.
+    mine : Tensor
+        What is gathered: `values` itself, cast on its way. But of values that lie elsewhere than the parameters (they
+        are offloaded), or that every rank has, a copy in the dtype of `whole` is kept, if that is another one.
     whole : Tensor
         All elements. Its storage has no bytes between uses.
     own : Tensor or None
@@ -78,10 +79,9 @@ class Flat(Shard):
         self.own: Tensor | None = None
         self.places: dict[nn.Parameter, Tensor] = {}  # views into `own`
         allocate = allocate or self._allocate
-        self.mine = allocate(self.counts[0], dtype)[: self.stop - self.start]
-        self.values = self.mine
-        if dtype != like.dtype:
-            self.values = allocate(self.counts[0], like.dtype)[: self.stop - self.start]
+        self.mine = self.values = allocate(self.counts[0], like.dtype)[: self.stop - self.start]
+        if dtype != like.dtype and (replicated or self.values.device != self.device):
+            self.mine = allocate(self.counts[0], dtype)[: self.stop - self.start]
         for parameter in parameters:
             self.write(parameter, parameter.detach())
         self.publish()
@@ -107,13 +107,16 @@ class Flat(Shard):
             self.values[self.held[parameter]].copy_(self.placements[parameter].take(value))
 
     def publish(self) -> None:
-        """Copy new `values` into `mine`, which is what others gather."""
+        """Copy new `values` into `mine`, if that is a copy."""
         if self.values is not self.mine:
             self.mine.copy_(self.values)
 
     def fetch(self, whole: Tensor, comm: Communicator) -> None:
         """Gather all elements from all ranks: one all-gather. Runs on the stream."""
-        all_gather(self.mine.to(self.device, non_blocking=True), comm, out=whole, counts=self.counts)
+        mine = self.mine.to(self.device, non_blocking=True)
+        if mine.dtype != whole.dtype:  # cast to where it belongs: gathering then moves nothing of this rank's
+            mine = whole[self.start : self.stop].copy_(mine)
+        all_gather(mine, comm, out=whole, counts=self.counts)
 
     def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
@@ -149,6 +152,12 @@ class Flat(Shard):
 
     def take_gradients(self) -> Tensor:
         """Return this rank's own gradients of all elements, and forget them."""
+        gradients = [parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None]
+        if self.own is None and len(gradients) == len(self.parameters):  # all there is: one pass lays it end to end
+            taken = torch.cat(gradients, out=torch.empty_like(self.whole, dtype=self.reduction))
+            for parameter in self.parameters:
+                parameter.grad = None
+            return taken
         self.collect(self.parameters)
         assert self.own is not None
         taken, self.own, self.places = self.own, None, {}

@@ -80,7 +80,7 @@ class QuantisedFlat(Flat):
         """Gather all elements. Runs on the stream."""
         inside = self.nodes.inside
         if self.second is None:
-            mine = self.mine.new_zeros(self.row)
+            mine = whole.new_zeros(self.row)
             mine[: len(self.mine)] = self.mine
             for row, target in zip(self.nodes.gather(mine), torch.split(whole, self.counts), strict=True):
                 target.copy_(row[: len(target)])

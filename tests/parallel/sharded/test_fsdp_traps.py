@@ -268,6 +268,7 @@ def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
             y.square().sum().backward()
             optimizer.step()
         seen |= {("out", y.dtype)} | {("master", flat.values.dtype, flat.values.grad_fn) for flat in wrapped.flats}
+        assert all(flat.mine is flat.values for flat in wrapped.flats), "a second copy of the shards is kept"
         return wrapped.full_state_dict(), seen
 
     masters, ranks = seeded(sequence().float(), 0), 2
