@@ -25,7 +25,7 @@ test: setup lint
 	python -m pytest --numprocesses 2 --dist loadfile
 
 # With the Python at hand: it needs pytest, numpy, torch and safetensors, and installs nothing.
-# PART=1/3, 2/3, 3/3: under ten minutes each. DEVICE=cpu tries the tests themselves, over gloo.
+# PART=1/3, 2/3, 3/3: each is meant to take less than ten minutes. DEVICE=cpu tries the tests themselves, over gloo.
 test-gpu:
 	MINIDIST_TEST_PART=$(PART) MINIDIST_TEST_DEVICE=$(DEVICE) $(PYTHON) -m pytest -m gpu -vv -s -rs tests/gpu
 

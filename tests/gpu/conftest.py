@@ -1,24 +1,16 @@
 """What holds for the tests of GPUs: which of them are in a part, and where there is none.
 
-MINIDIST_TEST_PART=1/3      these files alone: each part takes less than ten minutes on one H100
+MINIDIST_TEST_PART=1/3      these files alone: each part is meant to take less than ten minutes on an H100
 MINIDIST_TEST_DEVICE=cpu    over gloo, to see whether the tests themselves work
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
-from jobs import CPU, refusal
-
-PARTS = {
-    "1/3": ("test_gpu_training.py",),
-    "2/3": ("test_gpu_collectives.py", "test_gpu_faults.py", "test_gpu_memory.py", "test_gpu_single.py"),
-    "3/3": ("test_gpu_twins.py", "test_gpu_checkpoints.py"),
-}
-HERE = Path(__file__).parent
+from jobs import CPU, HERE, PARTS, refusal
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,6 +20,13 @@ DEVICE = torch.device("cpu" if CPU else "cuda")
 ENGINE = "gloo" if CPU else "NCCL"
 HERE = Path(__file__).parent
 RANKS = [1, 2, 4]
+PARTS = {
+    "1/3": ("test_gpu_training.py",),
+    "2/3": tuple(f"test_gpu_{name}.py" for name in ("collectives", "faults", "memory", "single", "checkpoints")),
+    "3/3": ("test_gpu_twins.py", "test_gpu_compiled.py"),
+}
+DRAWS = HERE / "train_draws.py"
+SAME = "same parameters as the serial run yes"  # what it prints of each
 
 
 def refusal(ranks: int) -> str:
@@ -52,6 +59,12 @@ def succeeds(ranks: int, *program: str | Path, timeout: float, on_cpu: bool = CP
     outcome = job(ranks, *program, timeout=timeout, on_cpu=on_cpu)
     assert outcome.returncode == 0, f"status {outcome.returncode}: {outcome.stderr[-3000:]}"
     return outcome.stdout
+
+
+def verified(ranks: int, first: int, count: int, *more: str, timeout: float) -> None:
+    """Train with the layouts and options of so many seeds; all must give the serial run's parameters."""
+    said = succeeds(ranks, DRAWS, str(first), str(count), *more, timeout=timeout)
+    assert said.count(SAME) == said.count(f", {ENGINE}: train") == count, "each was compared"
 
 
 def processes_on_gpus() -> set[str]:

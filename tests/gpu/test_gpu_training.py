@@ -5,35 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import CPU, ENGINE, HERE, succeeds
-from ranks import torchrun
-from train_draws import VERDICT, draw
+from jobs import DRAWS, HERE, PARTS, SAME, verified
+from ranks import clean_environment, torchrun, warm_python
+from train_draws import draw
 
+from minidist.launch.jobs import run_job
 from minidist.parallel.pipeline import NAMES
 
 COUNTS = {1: 8, 2: 28, 4: 20}  # of seeds on so many ranks
-PROGRAM: Path = HERE / "train_draws.py"
-
-
-def verified(ranks: int, first: int, count: int, *more: str, timeout: float) -> str:
-    """Run some seeds; all must give the serial run's parameters. Return what was printed."""
-    said = succeeds(ranks, PROGRAM, str(first), str(count), *more, timeout=timeout)
-    assert said.count(f"{VERDICT} yes") == said.count(f", {ENGINE}: train") == count, "each was compared"
-    return said
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(430)
 @pytest.mark.parametrize("ranks", COUNTS)
 def test_random_layouts_and_options_train_what_the_serial_run_does(ranks: int) -> None:
-    verified(ranks, 0, COUNTS[ranks], timeout=300)
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(330)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_compiled_blocks_train_what_the_serial_run_does(ranks: int) -> None:
-    verified(ranks, 101, 1 if CPU else 2, "--compile", timeout=300)
+    verified(ranks, 0, COUNTS[ranks], timeout=400)
 
 
 def test_the_draws_have_every_option() -> None:
@@ -50,6 +36,28 @@ def test_the_draws_have_every_option() -> None:
 
 
 def test_a_draw_on_gloo_trains_what_the_serial_run_does() -> None:
-    job = torchrun(2, PROGRAM, "7", "1", timeout=100)
+    job = torchrun(2, DRAWS, "7", "1", timeout=100)
     assert job.returncode == 0, job.stderr
-    assert job.stdout.count(f"{VERDICT} yes") == job.stdout.count(", gloo: train") == 1
+    assert job.stdout.count(SAME) == job.stdout.count(", gloo: train") == 1
+
+
+BARE = """
+import sys
+import pytest
+for name in ("hypothesis", "pytest_timeout", "xdist", "mpi4py", "matplotlib", "nbformat", "tokenizers"):
+    sys.modules[name] = None
+sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", sys.argv[1]]))
+"""
+
+
+def test_all_are_found_by_a_python_that_has_pytest_and_torch_alone(tmp_path: Path) -> None:
+    program = tmp_path / "bare.py"
+    program.write_text(BARE)
+    env = clean_environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "MINIDIST_TEST_PART": ""}
+    outcome = run_job([*warm_python(), str(program), str(HERE)], env=env, cwd=HERE.parents[1], timeout=60, capture=True)
+    assert outcome.returncode == 0, outcome.stdout
+    assert all(f"{path.relative_to(HERE.parents[1])}: " in outcome.stdout for path in HERE.glob("test_*.py"))
+
+
+def test_every_file_is_in_one_part() -> None:
+    assert sorted(name for part in PARTS.values() for name in part) == sorted(it.name for it in HERE.glob("test_*.py"))

@@ -69,7 +69,7 @@ def draw(seed: int, ranks: int) -> list[str]:
     if piped:
         words += [f"--schedule {schedule} --microbatches {layout.pp * turn('microbatches', (2, 3), seed)}"]
     else:
-        words += [f"--accumulate {turn('accumulate', (1, 2, 3), seed)}"]
+        words += [f"--accumulate {turn('accumulate', (1, 2), seed)}"]
     if layout.tp < 4:
         words += [turn("heads", ("", "--key-value-heads 2"), seed)]
     return shlex.split(" ".join(words))
