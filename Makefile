@@ -27,7 +27,7 @@ test: setup lint
 # With the Python at hand: it needs pytest, numpy, torch and safetensors, and installs nothing.
 # PART=1/3, 2/3, 3/3: each is meant to take less than ten minutes. DEVICE=cpu tries the tests themselves, over gloo.
 test-gpu:
-	MINIDIST_TEST_PART=$(PART) MINIDIST_TEST_DEVICE=$(DEVICE) $(PYTHON) -m pytest -m gpu -vv -s -rs tests/gpu
+	MINIDIST_TEST_PART=$(PART) MINIDIST_TEST_DEVICE=$(DEVICE) $(PYTHON) -m pytest -m gpu -vv -s -rs --durations 20 tests/gpu
 
 lint: setup
 	ruff format --check .

@@ -34,7 +34,7 @@ def refusal(ranks: int) -> str:
     if CPU or ranks_per_gpu(ranks) == 1:
         return ""
     fault = sharing_fault()
-    return f"{ranks} ranks on {torch.cuda.device_count()} GPU: NCCL {fault}" if fault else ""
+    return f"{ranks} ranks cannot share {torch.cuda.device_count()} GPUs: that {fault}" if fault else ""
 
 
 def ranks_per_gpu(ranks: int) -> int:
@@ -47,7 +47,7 @@ def job(ranks: int, *program: str | Path, timeout: float, limit: float = 60, on_
         pytest.skip(sentence)
     wire = ["--wire", "torch"] if on_cpu else ["--ranks-per-gpu", str(ranks_per_gpu(ranks))]
     options = ["-n", str(ranks), "--limit", str(limit), *wire]
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "MINIDIST_RANKS_PER_GPU": "1"} if on_cpu else {}
     command = [sys.executable, "-m", "minidist", "launch", *options, *map(str, program)]
     outcome = run_job(command, env=clean_environment() | hidden, timeout=timeout, capture=True)
     print(f"\n$ {' '.join(command[1:])}\n{outcome.stdout}\n{outcome.stderr}", flush=True)
@@ -56,7 +56,7 @@ def job(ranks: int, *program: str | Path, timeout: float, limit: float = 60, on_
 
 def succeeds(ranks: int, *program: str | Path, timeout: float, on_cpu: bool = CPU) -> str:
     """Run such a job, which must end well; return what it printed."""
-    outcome = job(ranks, *program, timeout=timeout, on_cpu=on_cpu)
+    outcome = job(ranks, *program, timeout=timeout, limit=timeout / 2, on_cpu=on_cpu)  # another rank may compile
     assert outcome.returncode == 0, f"status {outcome.returncode}: {outcome.stderr[-3000:]}"
     return outcome.stdout
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jobs
 import pytest
+import torch
 from jobs import DRAWS, HERE, PARTS, SAME, verified
 from ranks import clean_environment, torchrun, warm_python
 from train_draws import draw
@@ -57,6 +59,16 @@ def test_all_are_found_by_a_python_that_has_pytest_and_torch_alone(tmp_path: Pat
     outcome = run_job([*warm_python(), str(program), str(HERE)], env=env, cwd=HERE.parents[1], timeout=60, capture=True)
     assert outcome.returncode == 0, outcome.stdout
     assert all(f"{path.relative_to(HERE.parents[1])}: " in outcome.stdout for path in HERE.glob("test_*.py"))
+
+
+def test_an_old_nccl_is_named_where_ranks_would_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "CPU", False)
+    monkeypatch.setattr(jobs, "sharing_fault", lambda: "needs NCCL 2.30")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert jobs.refusal(1) == jobs.refusal(2) == ""
+    assert jobs.refusal(4) == "4 ranks cannot share 2 GPUs: that needs NCCL 2.30"
+    with pytest.raises(pytest.skip.Exception, match="that needs NCCL"):
+        jobs.job(4, "program.py", timeout=1)
 
 
 def test_every_file_is_in_one_part() -> None:
