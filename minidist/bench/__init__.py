@@ -47,9 +47,7 @@ def main(argv: list[str]) -> int:
     """
     options = parse(argv)
     if STARTED & os.environ.keys():
-        sys.stderr.write(
-            "minidist bench: start it without mpirun or torchrun; it starts its ranks itself, --ranks of them\n"
-        )
+        sys.stderr.write("minidist bench: start it without mpirun or torchrun; it starts --ranks of them itself\n")
         return 2
     measurements: list[Measurement] = []
     described = machine()
@@ -66,7 +64,8 @@ def main(argv: list[str]) -> int:
             return status
     if "threads" in options.names:
         measurements += measured(find_subject("threads"), Setting(options, "here", init()))
-    judged = "H100" in str(described.get("gpu", "H100")) and (options.names != ("gpu",) or options.model_of_bounds)
+    other_model = options.names == ("gpu",) and (options.layers or options.hidden)
+    judged = not other_model and "H100" in str(described.get("gpu", "H100"))
     results = Results(measurements, options.dtype, described, judged)
     text = json.dumps(results.as_json(), indent=1)
     if options.json == "-":

@@ -10,6 +10,7 @@ A machine that slows down for a second slows a whole round, and leaves its ratio
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -96,36 +97,32 @@ class Measurement:
         }
 
 
-def done() -> None:
-    """Return at once: on a CPU a call that has returned is done."""
-
-
 def alternate(
-    runs: Mapping[str, Run], comm: Communicator, rounds: int, round_seconds: float = ROUND, finish: Run = done
+    runs: Mapping[str, Run], comm: Communicator, rounds: int, round_seconds: float = ROUND
 ) -> dict[str, tuple[float, ...]]:
     """Let the competitors take turns; return each one's seconds an iteration, by round.
 
-    A round's time is that of the slowest rank, from a barrier to its own end. `finish` waits for what runs beside this
-    process: a GPU still computes when the last call has returned.
+    A round's time is that of the slowest rank, from a barrier to its own end.
     """
     iterations = {}
     for name, run in runs.items():
-        timed(run, comm, 1, finish)  # allocates, opens connections
-        iterations[name] = max(1, min(MOST, int(round_seconds / timed(run, comm, 1, finish))))
+        timed(run, comm, 1)  # allocates, opens connections
+        iterations[name] = max(1, min(MOST, int(round_seconds / timed(run, comm, 1))))
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            timed(run, comm, 1 + iterations[name] // 10, finish)
-            seconds[name].append(timed(run, comm, iterations[name], finish))
+            timed(run, comm, 1 + iterations[name] // 10)
+            seconds[name].append(timed(run, comm, iterations[name]))
     return {name: tuple(values) for name, values in seconds.items()}
 
 
-def timed(run: Run, comm: Communicator, iterations: int, finish: Run = done) -> float:
-    """Return the seconds that the slowest rank takes for one of so many iterations, until `finish` returns."""
+def timed(run: Run, comm: Communicator, iterations: int) -> float:
+    """Return the seconds that the slowest rank, with its GPU, takes for one of so many iterations."""
     comm.barrier()
     started = time.perf_counter()
     for _ in range(iterations):
         run()
-    finish()
+    if comm.wire.carries_cuda:  # the GPU still computes when the last call has returned
+        sys.modules["torch"].cuda.synchronize()
     slowest: float = max(comm.roll_call(time.perf_counter() - started))
     return slowest / iterations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidist.collectives import COLLECTIVES, algorithms
-from minidist.comm.job.number import AT_LEAST_ONE, NOT_NEGATIVE, RANKS, Limit, flag_of, read_number, shown
+from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, flag_of, read_number, shown
 from minidist.launch.parser import Parser
 
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw")
@@ -39,19 +39,13 @@ class Options:
     json: str
     device: str
     layers: int
-    batch: tuple[int, ...]
+    batch: int
     case: tuple[str, ...]
-    backend: str
 
     @property
     def collectives(self) -> tuple[str, ...]:
         """The collectives among the names."""
         return COLLECTIVES if self.names == ("nccl",) else tuple(name for name in self.names if name in COLLECTIVES)
-
-    @property
-    def model_of_bounds(self) -> bool:
-        """Whether the bounds of `gpu` are for this model."""
-        return not (self.layers or self.hidden)
 
     @property
     def launches(self) -> tuple[str, ...]:
@@ -72,9 +66,8 @@ def parse(argv: list[str]) -> Options:
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: communication takes at least 2")
     given.hidden = given.hidden or (() if name == "gpu" else (256, 512))
-    given.algorithms = given.algorithms or (
-        NCCL_ALGORITHMS[given.ranks & given.ranks - 1 > 0 :] if name == "nccl" else ("auto", "registered")
-    )
+    for_nccl = NCCL_ALGORITHMS[given.ranks & given.ranks - 1 > 0 :]
+    given.algorithms = given.algorithms or (for_nccl if name == "nccl" else ("auto", "registered"))
     options = Options(**vars(given) | {"names": NAMES if name == "all" else (name,)})
     _check_choices(parser, options)
     return options
@@ -86,46 +79,23 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m minidist bench",
         description="Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun.",
     )
-    parser.add_argument("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same")
-    parser.add_argument(
-        "--ranks", type=flag_of(int, RANKS), default=2, help="MPI processes (default 2, for which the bounds are)"
-    )
-    parser.add_argument("--sizes", type=_sizes, default=_sizes(SIZES), help=f"of the whole buffer (default {SIZES})")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
-    parser.add_argument(
-        "--rounds",
-        type=flag_of(int, NOT_NEGATIVE),
-        default=0,
-        help="turns of every competitor (default: 15, or 8 for steps)",
-    )
-    parser.add_argument(
-        "--algorithms",
-        type=_words,
-        help="of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered; for "
-        f"nccl {','.join(NCCL_ALGORITHMS)})",
-    )
-    parser.add_argument(
-        "--peers",
-        type=_words,
-        default=PEERS,
-        help="native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; or none",
-    )
-    parser.add_argument(
-        "--hidden",
-        type=_numbers,
-        help="channels of the GPT of ddp, zero, pipeline and tensor, and of recompute and gpu the least (default "
-        "256,512; for gpu 2048)",
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of gpu, nccl: cpu only to try them")
-    parser.add_argument("--layers", type=flag_of(int, NOT_NEGATIVE), default=0, help="of the GPT of gpu (default 16)")
-    parser.add_argument("--batch", type=_counts, default=(), help="sequences of a step of gpu (default 4,8)")
-    parser.add_argument(
-        "--case", type=_words, default=(), help="of gpu: the cases with these words in their names, such as eager"
-    )
-    parser.add_argument(
-        "--backend", default="inductor", help="of gpu: of torch's compiler; aot_eager needs none (default inductor)"
-    )
-    parser.add_argument("--json", metavar="FILE", default="", help="write all values there; - for standard output")
+    add, numbers = parser.add_argument, flag_of(int, NOT_NEGATIVE)
+    add("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same")
+    add("--ranks", type=flag_of(int, RANKS), default=2, help="processes (default 2, for which the bounds are)")
+    add("--sizes", type=_sizes, default=_sizes(SIZES), help=f"of the whole buffer (default {SIZES})")
+    add("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
+    add("--rounds", type=numbers, default=0, help="turns of every competitor (default 15; 8 for steps, 5 for gpu)")
+    how = "of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered; for "
+    add("--algorithms", type=_words, help=f"{how}nccl {','.join(NCCL_ALGORITHMS)})")
+    peers = "native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; or none"
+    add("--peers", type=_words, default=PEERS, help=peers)
+    widths = "channels of the GPT of ddp, zero, pipeline and tensor, and of recompute and gpu the least (default "
+    add("--hidden", type=_numbers, help=f"{widths}256,512; for gpu 2048)")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="of gpu and nccl; cpu is to try them (default cuda)")
+    add("--layers", type=numbers, default=0, help="of the GPT of gpu (default 16)")
+    add("--batch", type=numbers, default=0, help="sequences of a step of gpu (default 4, and 8)")
+    add("--case", type=_words, default=(), help="of gpu: only cases with this in their names, such as eager,8 x 2048")
+    add("--json", metavar="FILE", default="", help="write all values there; - for standard output")
     return parser
 
 
@@ -153,10 +123,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(flag_of(int, WIDTH)(word) for word in text.split(","))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(flag_of(int, AT_LEAST_ONE)(word) for word in text.split(","))
 
 
 def _words(text: str) -> tuple[str, ...]:

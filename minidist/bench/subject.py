@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from minidist.bench.measure import Measurement, Run, alternate, done
+from minidist.bench.measure import Measurement, Run, alternate
 from minidist.bench.options import Options
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
@@ -63,8 +63,6 @@ class Setting:
         `torch.distributed` with a group of the same ranks, where a peer needs it.
     when : str
         `before` or `after` the other benches, for the probe of the machine.
-    finish : callable
-        Waits for what runs beside the process: see `alternate`.
     """
 
     options: Options
@@ -72,7 +70,6 @@ class Setting:
     comm: Communicator
     gloo: Any = None
     when: str = "before"
-    finish: Run = done
 
 
 @dataclass(frozen=True)
@@ -157,6 +154,6 @@ def measured(subject: Subject, setting: Setting) -> Iterator[Measurement]:
                 yield found(name, values=tuple(values))
         else:
             rounds = setting.options.rounds or case.rounds or subject.rounds
-            for name, seconds in alternate(case.runs, setting.comm, rounds, finish=setting.finish).items():
+            for name, seconds in alternate(case.runs, setting.comm, rounds).items():
                 yield found(name, values=tuple(second / case.units for second in seconds), ranks=ranks)
         del case  # its models make room for what the next one counts

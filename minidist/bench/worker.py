@@ -27,10 +27,7 @@ def main(launch: str, file: str, argv: list[str]) -> None:
     wanted = "gloo" in options.peers and launch == "shipped" and any(find_subject(name).gloo for name in options.names)
     gloo = start_gloo(comm) if wanted else None
     measurements: list[Measurement] = []
-    setting = Setting(options, launch, comm, gloo)
-    if launch == "nccl" and options.device == "cuda":
-        setting = replace(setting, finish=sys.modules["torch"].cuda.synchronize)
-    for (bench, case), found in groupby(measure(setting), lambda m: (m.bench, m.case)):
+    for (bench, case), found in groupby(measure(Setting(options, launch, comm, gloo)), lambda m: (m.bench, m.case)):
         if comm.rank == 0:
             print(f"{launch}: {bench} {case}", file=sys.stderr, flush=True)
         measurements += found

@@ -12,13 +12,12 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from minidist.bench.machine import machine
-from minidist.bench.measure import Measurement, done
+from minidist.bench.measure import Measurement
 from minidist.bench.options import Options
 from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject, measured
 from minidist.comm import Communicator, LaunchError, init
@@ -45,9 +44,8 @@ def measure(options: Options) -> tuple[dict[str, object], list[Measurement]]:
         one_rank(options.device) as comm,
         torch._dynamo.config.patch(optimize_ddp=False, fail_on_recompile_limit_hit=True),
     ):
-        setting = Setting(options, "here", comm, finish=torch.cuda.synchronize if on_gpu else done)
         for bench in map(find_subject, ON_ONE_GPU):
-            for case, rows in groupby(measured(bench, setting), lambda row: row.case):
+            for case, rows in groupby(measured(bench, Setting(options, "here", comm)), lambda row: row.case):
                 print(f"gpu: {bench.name} {case}", file=sys.stderr, flush=True)
                 found += rows
     return machine() | {"gpu": torch.cuda.get_device_name() if on_gpu else "none"}, found
@@ -56,7 +54,7 @@ def measure(options: Options) -> tuple[dict[str, object], list[Measurement]]:
 @contextlib.contextmanager
 def one_rank(device: str) -> Iterator[Communicator]:
     """Return a communicator of this process alone, over NCCL or gloo, which the peers use as well."""
-    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)  # type: ignore[attr-defined]  # at a port that is free
     backend, gpu = ("nccl", torch.device("cuda", 0)) if device == "cuda" else ("gloo", None)
     dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=gpu)
     try:

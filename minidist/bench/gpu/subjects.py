@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,9 +27,12 @@ from minidist.memory.precision.mixed import supports
 from minidist.model import GPTConfig
 
 HEAD = 128  # channels of an attention head
-SIZES = {  # layers, hidden, sequence, vocabulary, batches; and width and tokens of the layer in 8 bits
-    "cuda": (16, 2048, 2048, 32_000, (4, 8), 8192),
-    "cpu": (2, 64, 32, 128, (1, 2), 64),
+Sizes: TypeAlias = tuple[int, int, int, int, tuple[int, ...], str, int]
+SIZES: dict[
+    str, Sizes
+] = {  # layers, hidden, sequence, vocabulary, batches; backend of the compiler; width and tokens of `products`
+    "cuda": (16, 2048, 2048, 32_000, (4, 8), "inductor", 8192),
+    "cpu": (2, 64, 32, 128, (1, 2), "aot_eager", 64),
 }
 COMPILED = {"4 x 2048 compiled": 0.95, "8 x 2048 compiled": 0.98}
 PEAKS = {f"{case}, peak": 1.0 for case in ("4 x 2048 eager", *COMPILED)}
@@ -74,18 +78,19 @@ def products(setting: Setting) -> Iterator[Counted]:
         return scaled_matmul(a, b, one, one, torch.bfloat16)
 
     runs = {"bf16": partial(three, torch.matmul, *wide), "fp8": partial(three, in_8_bits, *narrow)}
-    times = alternate(runs, setting.comm, setting.options.rounds or ROUNDS, finish=setting.finish)
+    times = alternate(runs, setting.comm, setting.options.rounds or ROUNDS, 0.1)
     yield Counted(f"{width} wide", times, flops=6 * width**3)
 
 
 def works(options: Options) -> Iterator[Work]:
     """Yield what is trained: by default the first batch in all four ways, and the others compiled."""
-    layers, hidden, sequence, vocabulary, batches, _ = SIZES[options.device]
+    layers, hidden, sequence, vocabulary, batches, backend, _ = SIZES[options.device]
+    batches = (options.batch,) if options.batch else batches
     hidden = min(options.hidden, default=hidden)
     config = GPTConfig(vocabulary, options.layers or layers, hidden, max(1, hidden // HEAD), sequence=sequence)
-    for batch, again, backend in product(options.batch or batches, (False, True), ("", options.backend)):
-        work = Work(config, batch, torch.device(options.device), backend, again)
-        if wanted(work.name, options, batch == (options.batch or batches)[0] or (backend != "" and not again)):
+    for batch, again, compiler in product(batches, (False, True), ("", backend)):
+        work = Work(config, batch, torch.device(options.device), compiler, again)
+        if wanted(work.name, options, batch == batches[0] or (compiler != "" and not again)):
             yield work
 
 

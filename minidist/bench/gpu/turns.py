@@ -67,7 +67,7 @@ def take_turns(names: Sequence[str], work: Work, setting: Setting, case: str) ->
         raise RuntimeError(f"these do not train the same model, as their first losses differ: {losses}")
     freed = torch.cuda.memory_stats().get("num_alloc_retries")
     rounds, seconds = setting.options.rounds or ROUNDS, SECONDS if on_gpu else ROUND
-    times = alternate(steps, setting.comm, rounds, seconds, setting.finish)
+    times = alternate(steps, setting.comm, rounds, seconds)
     if torch.cuda.memory_stats().get("num_alloc_retries") != freed and len(names) > 1:
         raise torch.OutOfMemoryError
     peak = known_peak(torch.cuda.get_device_name()) if on_gpu else 0.0

@@ -54,17 +54,18 @@ def forward_backward(
 
 
 def adamw_step(replica: Replica, backward: Callable[[], object], **options: Any) -> Run:
-    """Return a step: gradients away, forward and backward, gradients reduced over the replicas, AdamW with `options`.
+    """Return a step: forward and backward, gradients reduced over the replicas, AdamW with `options`, gradients away.
 
-    It returns what `backward` returns.
+    It returns what `backward` returns, and leaves no gradients in memory.
     """
     optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4, **options)
+    replica.zero_grad()
 
     def step() -> object:
-        replica.zero_grad()
         loss = backward()
         replica.synchronize()
         optimizer.step()
+        replica.zero_grad()
         return loss
 
     return step
