@@ -12,10 +12,12 @@ from minidist.parallel import Recipe
 
 
 def combinations() -> str:
-    """Return which stages of ZeRO go with which schedule."""
-    rows = ["| schedule | ZeRO 0 | ZeRO 1 | ZeRO 2 | ZeRO 3 |", "|---|---|---|---|---|"]
-    for schedule, stages in Recipe.supported.items():
-        rows.append(f"| {schedule} |{'|'.join(' yes ' if zero in stages else ' ' for zero in range(4))}|")
+    """Return which stages of ZeRO, adapters and numbers of few bits go with which schedule."""
+    columns = {0: "ZeRO 0", 1: "ZeRO 1", 2: "ZeRO 2", 3: "ZeRO 3"}
+    columns |= {"lora": "LoRA", "qlora": "QLoRA", "fp8": "fp8", "zeropp": "ZeRO++"}
+    rows = [f"| schedule | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]
+    for schedule, offered in Recipe.supported.items():
+        rows.append(f"| {schedule} |{'|'.join(' yes ' if column in offered else ' ' for column in columns)}|")
     return "\n".join(rows)
 
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import torch
 
-from minidist.cli.profile import profiler
+from minidist.cli.profile import Profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file
 from minidist.comm import Communicator
 from minidist.comm.job.gather_trace import gather_trace
-from minidist.comm.torch_wire import marks
+from minidist.comm.torch_wire.marks import marker
 from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace
+from minidist.trainer.agreement import fingerprint
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.trainer.checkpoint.resume import sizes_of
 from minidist.trainer.config import Config
@@ -37,7 +38,7 @@ from minidist.trainer.text import (
     sequences,
     split,
 )
-from minidist.trainer.verify import compare, fingerprint
+from minidist.trainer.verify import compare
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +59,8 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
-    comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
+    if config.run.profile and comm.ledger.mark is None:
+        comm.ledger.mark = marker(torch.cuda.is_available())
     mesh = Mesh(comm, together(comm, lambda: layout_of(config, comm.size)))
     tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
     together(comm, lambda: check_memory(config, sizes_of(config, tokenizer.vocabulary), len(comm.node)))
@@ -75,9 +77,10 @@ def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prom
     if comm.rank == 0:
         print(headline(trainer, samples), flush=True)
         reporter = Reporter(config.run.steps, metrics_file(config), trainer.first_step)
+    profiler = None
     if config.run.profile:
-        trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
-    outcome = together(comm, lambda: trainer.run(reporter))
+        profiler = Profiler(Path(config.run.profile), comm.rank, trainer.first_step)
+    outcome = together(comm, lambda: trainer.run(reporter, profiler=profiler))
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
     alike = len(set(comm.roll_call(fingerprint(outcome.model)))) == 1
@@ -123,6 +126,8 @@ def headline(trainer: Trainer, samples: Samples) -> str:
         f"{config.data.sequence} tokens; {ranks} on the {comm.wire.kind} wire, {spreading(trainer)}"
     )
     memory, resumed = config.memory, trainer.resumed
+    if config.adapter_rank:
+        line += f", adapters of rank {config.adapter_rank}" + (" beside matrices in 4 bits" * config.run.qlora)
     if config.run.init:
         line += f", beginning with the weights in {config.run.init}"
     if memory.recompute != "none":
@@ -143,7 +148,8 @@ def spreading(trainer: Trainer) -> str:
     layout, parallel = trainer.mesh.layout, trainer.config.parallel
     words = [f"dp={layout.dp}"]
     if layout.dp > 1:
-        words[0] += f" ({f'ZeRO-{parallel.zero}' if parallel.zero else parallel.strategy})"
+        zero = "ZeRO++" if parallel.zeropp else f"ZeRO-{parallel.zero}"
+        words[0] += f" ({zero if parallel.zero else parallel.strategy})"
     if layout.pp > 1:
         schedule = parallel.plan or parallel.schedule
         words.append(f"pp={layout.pp} ({schedule}, {trainer.recipe.microbatches} microbatches)")

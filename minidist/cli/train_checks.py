@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from minidist.comm import Communicator
 from minidist.model import GPTConfig
 from minidist.trainer.checkpoint import store
@@ -29,7 +27,9 @@ def check_files(config: Config, comm: Communicator) -> ExitStack:
     """
     run, rank, folder = config.run, comm.rank, Path(config.run.save)
     if run.profile and comm.wire.one_process and comm.size > 1:
-        raise ConfigError(f"--profile {run.profile} takes a process a rank: use mpirun or torchrun")
+        raise ConfigError(
+            f"--profile {run.profile} takes a process a rank, but these {comm.size} share one: use mpirun or torchrun"
+        )
     if isinstance(config.offload_to, Path):  # on each machine's own disk, perhaps
         name = "offload-folder" if config.memory.offload_folder else "save"
         _try_to_write(name, config.offload_to, _make_file, config.offload_to)
@@ -76,7 +76,7 @@ def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
 
     It comes before anything is built: even without memory of its own, a model of a billion layers takes hours.
     """
-    count, bytes = sizes.parameter_count, getattr(torch, config.precision).itemsize
+    count, bytes = sizes.parameter_count, config.dtype.itemsize
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
         state = 0

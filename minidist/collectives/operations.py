@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.choose import LEAST, find
+from minidist.collectives.choose import find
 from minidist.collectives.fast import Chunks, chunks_of, cut
 from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
@@ -30,9 +30,8 @@ from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_ten
 from minidist.trace.events import COLLECTIVE
 
 if TYPE_CHECKING:
-    from minidist.comm.buffers import Array, Buffer, Kind
+    from minidist.comm.buffers import Buffer, Kind
     from minidist.comm.communicator import Communicator
-    from minidist.comm.request import Span
 
 
 def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> None:
@@ -58,7 +57,7 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
     name, function = find("all_reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with _span(comm, "all_reduce", name, array):
+        with comm.span("all_reduce " + name, COLLECTIVE, array.nbytes, name == "native"):
             function(array, comm.internal, combine)
     finish(op, array, comm.size)
 
@@ -72,7 +71,7 @@ def reduce_scatter(full: Kind, comm: Communicator, op: str = "sum", algorithm: s
     rows, counts = _shards(full, comm.size)
     shard: Kind = _new(full, rows[comm.rank])
     out, chunks = flatten(shard), chunks_of(array, counts)
-    with _span(comm, "reduce_scatter", name, array, counts):
+    with comm.span("reduce_scatter " + name, COLLECTIVE, array.nbytes, name == "native"):
         if comm.size == 1:
             copy(out, array)
         else:
@@ -116,7 +115,7 @@ def all_gather(
     chunks = Chunks(array, lengths, brought=source)
     copy(chunks[comm.rank], source)
     if comm.size > 1:
-        with _span(comm, "all_gather", name, array, lengths):
+        with comm.span("all_gather " + name, COLLECTIVE, array.nbytes, name == "native"):
             function(chunks, comm.internal)
     return result
 
@@ -128,7 +127,7 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
     agree(comm, "broadcast", dtype_name(array), len(array), algorithm, root=root)
     name, function = find("broadcast", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with _span(comm, "broadcast", name, array, root=root):
+        with comm.span("broadcast " + name, COLLECTIVE, array.nbytes, name == "native"):
             function(array, comm.internal, root)
 
 
@@ -140,7 +139,7 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
     name, function = find("reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with _span(comm, "reduce", name, array, root=root):
+        with comm.span("reduce " + name, COLLECTIVE, array.nbytes, name == "native"):
             function(array, comm.internal, root, combine)
     if comm.rank == root:
         finish(op, array, comm.size)
@@ -165,7 +164,7 @@ def gather(
     result = _new(shard, sum(counts)) if comm.rank == root else None
     array = None if result is None else flatten(result)
     chunks = None if array is None else chunks_of(array, lengths)
-    with _span(comm, "gather", name, source, lengths, root):
+    with comm.span("gather " + name, COLLECTIVE, source.nbytes, name == "native"):
         function(source, chunks, comm.internal, root, lengths)
     return result
 
@@ -186,7 +185,7 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
     out = flatten(shard)
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
     chunks = None if array is None else chunks_of(array, counts)
-    with _span(comm, "scatter", name, out, counts, root):
+    with comm.span("scatter " + name, COLLECTIVE, out.nbytes, name == "native"):
         function(chunks, out, comm.internal, root, counts)
     return shard
 
@@ -223,18 +222,9 @@ def all_to_all(
     arriving = flatten(result)
     leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
     name, function = find("all_to_all", algorithm, array.nbytes, comm)
-    with _span(comm, "all_to_all", name, array, leaving_lengths):
+    with comm.span("all_to_all " + name, COLLECTIVE, array.nbytes, name == "native"):
         function(chunks_of(array, leaving_lengths), chunks_of(arriving, arriving_lengths), comm.internal)
     return result
-
-
-def _span(comm: Communicator, what: str, name: str, array: Array, lengths: Sequence[int] = (), root: int = 0) -> Span:
-    """Return the span of a collective, with what an engine that does it has to send."""
-    least = None
-    if name == "native":
-        shards, behind = lengths or cut(len(array), comm.size), (comm.rank - root) % comm.size
-        least = LEAST[what](sum(shards), shards[comm.rank], comm.size, behind) * array.itemsize
-    return comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least)
 
 
 def _check_root(root: int, comm: Communicator) -> None:

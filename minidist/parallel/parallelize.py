@@ -1,8 +1,9 @@
 """A serial model, spread over a mesh: every strategy in one order.
 
-    model, the same on every rank
+    model, the same on every rank, with adapters if the recipe has some
       │ 1  tensor (and sequence) parallelism    leaves this rank's block of each matrix
       │ 2  pipeline                             leaves the layers of this rank's stages
+      │    products in 8 bits                   of the layers that are left
       │ 3  data parallelism or ZeRO             reduces the gradients of what is left, or shards it
       │ 4  recomputation                        of the layers that are left, segment by segment
       ▼ 5  optimizer                            over what this rank updates
@@ -25,13 +26,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from minidist.collectives import broadcast
-from minidist.memory.recompute.segments import recompute
+from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.compiled import as_they_were, compile_blocks
-from minidist.parallel.data.buckets import MIB
-from minidist.parallel.data.data_parallel import DDP
-from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.pipeline import with_communication
@@ -40,9 +38,8 @@ from minidist.parallel.pipeline.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
-from minidist.parallel.replica import Alone, Optimizer, Replica
-from minidist.parallel.sharded.fsdp import FSDP
-from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
+from minidist.parallel.replica import Optimizer, Replica
+from minidist.parallel.steps import adapt, blocks_of, recompute_blocks, replicate
 from minidist.parallel.tensor.plan import Plan as TensorPlan
 from minidist.parallel.tensor.plan import check_plan, split_equal
 from minidist.parallel.tensor.sequence import know_all_tokens
@@ -102,7 +99,9 @@ class Parallel:
             If there are more or fewer inputs than the recipe has microbatches.
         """
         if self.pipeline is not None:
-            return self.pipeline.step(inputs, targets, *arguments)
+            total = self.pipeline.step(inputs, targets, *arguments)
+            self._update_scales()
+            return total
         if len(inputs) != (count := self.recipe.microbatches):
             raise ValueError(f"{len(inputs)} inputs, but the recipe has microbatches={count}: bring so many")
         total = torch.zeros((), device=next(self.model.parameters()).device)
@@ -115,7 +114,13 @@ class Parallel:
                     loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         self.replica.synchronize()
+        self._update_scales()
         return total
+
+    def _update_scales(self) -> None:
+        """Let the scales of products in 8 bits follow this step: parts of one tensor lie on ranks of two axes."""
+        if self.recipe.fp8:
+            update_scales(self.model, self.mesh.dp, self.mesh.tp)
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT, elementwise: bool = False, **options: Any
@@ -205,6 +210,7 @@ def parallelize(
     carried: Callable[[Any], Tensor | Tensors] | None = None,
     tensor_plan: TensorPlan | None = None,
     costs: Sequence[float] | None = None,
+    generator: torch.Generator | None = None,
 ) -> Parallel:
     """Spread a serial model over a mesh, in place. Collective.
 
@@ -224,6 +230,8 @@ def parallelize(
         See `parallelize_tensor`. With a `Recipe` only.
     costs : sequence of float, optional
         The cost of each layer, by which the pipeline is cut; by default all cost the same. See `balance`.
+    generator : torch.Generator, optional
+        Draws adapters; see `add_lora`.
 
     Raises
     ------
@@ -238,6 +246,7 @@ def parallelize(
         raise RecipeError("a pipeline has to know what goes from stage to stage: pass carried=, see Pipeline")
     if fit.plan is not None and costs is not None and len(costs) != layers:
         raise RecipeError(f"costs= names {len(costs)} costs, but the model has {layers} layers: give one for each")
+    adapt(model, fit.recipe, generator)
     if mesh.world.size > 1:
         make_equal(model, mesh.world)
     tied, stages = tied_names(model), {0: model}
@@ -249,9 +258,11 @@ def parallelize(
     for stage, module in stages.items():
         if fit.recipe.sequence and stage > 0:
             know_all_tokens(module, mesh.tp)
+    if fit.recipe.fp8:
+        to_fp8(model)
     replica = replicate(model, mesh, fit.recipe)
     for module in stages.values():
-        _recompute(module, fit.recipe.recompute)
+        recompute_blocks(module, fit.recipe.recompute)
         if backend := fit.recipe.compile:
             dynamic = None if fit.recipe.recompute == "none" else False
             compile_blocks(blocks_of(module), "inductor" if backend is True else backend, dynamic)
@@ -262,33 +273,3 @@ def parallelize(
     called = stages if replica.whole_parameters else dict.fromkeys(stages, replica.called)
     pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica, fused=not fit.recipe.compile)
     return Parallel(model, mesh, fit.recipe, loss, replica, pipeline)
-
-
-def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    """Apply the recipe's strategy over the data axis, if that has several ranks. Collective."""
-    if mesh.dp.size == 1:
-        return Alone(model)
-    if recipe.strategy == "naive":
-        return NaiveDataParallel(model, mesh.dp)
-    if recipe.strategy == "server":
-        return ParameterServer(model, mesh.dp)
-    if recipe.zero == 3:
-        return FSDP(model, mesh.dp, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
-    kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
-    first = min(MIB, recipe.bucket_bytes)  # a small first bucket: see `Bucketed`
-    return kind(model, mesh.dp, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
-
-
-def _recompute(model: nn.Module, policy: str) -> None:
-    """Apply a policy of recomputation to a stage, which may have fewer layers than a segment."""
-    if policy == "none":
-        return
-    kind, _, length = policy.partition(" ")
-    layers = len(blocks_of(model))
-    recompute(model, f"every {min(int(length), layers)}" if kind == "every" else policy)
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules in a model's list `layers`; none if it has no such list."""
-    layers = getattr(model, "layers", None)
-    return list(layers.children()) if isinstance(layers, nn.ModuleList) else []

@@ -5,7 +5,8 @@
     gpipe, 1f1b         yes            yes   yes   yes     one stage a rank, whose units are gathered like a model's
     all others          yes            yes   no    no      several stages a rank, or weight gradients put off
 
-Each of these can be combined with tensor and sequence parallelism, recomputation and every precision. ZeRO 2 and 3 keep
+Each of these can be combined with tensor and sequence parallelism, recomputation and every precision of 16 bits or
+more. `Recipe.supported` says what goes with adapters, 8 bits and ZeRO++, too. ZeRO 2 and 3 keep
 no whole gradients, so in a pipeline of m microbatches they reduce m times, and send m times the bytes of ZeRO 0 and 1.
 """
 
@@ -29,6 +30,7 @@ Strategy: TypeAlias = Literal["ddp", "naive", "server"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 RECOMPUTES = 'none, full, selective, sqrt, "every K" (blocks)'
 NO_PIPELINE, OWN_PLAN = "no pipeline", "a plan of one's own"
+ADAPTERS = ("lora", "qlora")
 
 
 class RecipeError(ValueError):
@@ -66,6 +68,16 @@ class Recipe:
         Compile each layer's forward, by torch's compiler or this backend of it; see `compile_blocks`.
     allocate : callable, optional
         For ZeRO 3: see `FSDP`.
+    lora : int
+        Train adapters of this rank, and nothing else; see `add_lora`. 0: train the model.
+    qlora : bool
+        With `lora`: store the matrices beside the adapters in NF4; see `add_qlora`.
+    fp8 : bool
+        Multiply in 8 bits in the linear layers of the blocks; see `to_fp8`.
+    zeropp : bool
+        For ZeRO 3: send fewer bytes between nodes; see `ZeROPlusPlus`.
+    node_ranks : int, optional
+        With `zeropp`: neighbouring ranks of the data axis that form a node; by default those that share memory.
     """
 
     strategy: Strategy = "ddp"
@@ -79,13 +91,19 @@ class Recipe:
     recompute: str = "none"
     compile: bool | str = False
     allocate: Callable[[int, torch.dtype], Tensor] | None = None
+    lora: int = 0
+    qlora: bool = False
+    fp8: bool = False
+    zeropp: bool = False
+    node_ranks: int | None = None
 
-    supported: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        NO_PIPELINE: (0, 1, 2, 3),
-        **{name: (0, 1, 2, 3) if name in ("gpipe", "1f1b") else (0, 1) for name in NAMES},
-        OWN_PLAN: (0, 1),
+    supported: ClassVar[Mapping[str, tuple[int | str, ...]]] = {
+        name: (0, 1, 2, 3, *ADAPTERS, "fp8", "zeropp")
+        if name in (NO_PIPELINE, "gpipe", "1f1b")
+        else (0, 1, *ADAPTERS, *(("fp8",) if name in ("naive", "interleaved") else ()))
+        for name in (NO_PIPELINE, *NAMES, OWN_PLAN)
     }
-    """The stages of ZeRO that can be combined with each schedule."""
+    """What can be combined with each schedule: stages of ZeRO, and options. 8 bits put no weight gradients off."""
 
     def plan(self, layout: Layout) -> Plan:
         """Return the checked plan of the pipeline; it names only what is computed.
@@ -136,9 +154,10 @@ class Recipe:
             yield f"there is no schedule {self.schedule!r}: choose one of {', '.join(NAMES)}"
         row = NO_PIPELINE if layout.pp == 1 else OWN_PLAN if own else str(self.schedule)
         if self.zero not in self.supported[row]:
-            offered = " or ".join(map(str, self.supported[row]))
+            offered = " or ".join(str(stage) for stage in self.supported[row] if isinstance(stage, int))
             yield f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
         yield from self._faults_of_data_axis(layout.dp)
+        yield from self._faults_of_numbers(layout, row)
         for axis in ("cp", "ep"):
             if (ranks := getattr(layout, axis)) > 1:
                 yield (
@@ -181,6 +200,24 @@ class Recipe:
             yield f"bucket_bytes={self.bucket_bytes} is for ddp and ZeRO 1 and 2, not for {how}: leave it out"
         if self.allocate is not None and self.zero != 3:
             yield f"allocate={self.allocate} is for the shards of ZeRO 3, not for ZeRO {self.zero}: leave it out"
+
+        if self.zeropp and (self.zero != 3 or self.shard_ranks is not None):
+            what = f"ZeRO {self.zero}" if self.zero != 3 else f"groups of {self.shard_ranks} ranks"
+            yield f"zeropp=True is ZeRO 3 over all ranks of the data axis, not {what}: use zero=3 alone"
+        if self.node_ranks is not None and (not self.zeropp or self.node_ranks < 1 or ranks % self.node_ranks):
+            yield f"node_ranks={self.node_ranks} is for zeropp=True and a divisor of dp={ranks}: leave it out"
+
+    def _faults_of_numbers(self, layout: Layout, row: str) -> Iterator[str]:
+        """Yield a sentence for adapters and numbers of few bits that do not go with the `row` of the table."""
+        for name in (*ADAPTERS, "fp8", "zeropp"):
+            if getattr(self, name) and name not in self.supported[row]:
+                yield f"{name}={getattr(self, name)} does not go with {row}: use the schedule gpipe or 1f1b"
+        if self.lora < 0 or (self.qlora and not self.lora):
+            yield f"lora={self.lora} is not the rank of an adapter, with qlora={self.qlora}: use at least 1, such as 8"
+        if self.qlora and layout.tp > 1:
+            yield f"qlora=True shares scales out within whole matrices, which tp={layout.tp} cuts: use lora alone"
+        if self.qlora and self.fp8:
+            yield "fp8=True multiplies matrices of 16 bits or more, which qlora=True replaces: leave one of them out"
 
 
 def is_policy(words: str) -> bool:

@@ -1,9 +1,13 @@
-"""Ranks go on together, or stop together with one sentence."""
+"""Ranks go on together, or stop together with one sentence; and what tells whether they have the same model."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import TypeVar
+
+import torch
+from torch import nn
 
 from minidist.comm import Communicator
 
@@ -26,3 +30,11 @@ def all_or_none(comm: Communicator, work: Callable[[], Ready], *refused: type[Ex
     for kind, sentence in filter(None, comm.roll_call(problem)):
         raise kind(sentence)
     return result
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a digest of all parameters' bits: ranks that hold the same model have the same."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

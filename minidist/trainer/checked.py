@@ -84,7 +84,7 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
     ConfigError
         If it cannot, naming the options and the fix; or if `--init` or `--plan` cannot be read.
     """
-    device, dtype, tp = device_of(mesh.world), getattr(torch, config.precision), mesh.layout.tp
+    device, dtype, tp = device_of(mesh.world), config.dtype, mesh.layout.tp
     with retold(ConfigError, ValueError, before=f"--precision {config.precision}: "):
         check_dtype(dtype, device)
     sizes, recipe = sizes_of(config, vocabulary), _recipe_of(config, mesh.layout)
@@ -131,6 +131,10 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
         recompute=config.memory.recompute,
         compile=parallel.compile,
         allocate=shard_memory(config),
+        lora=config.adapter_rank,
+        qlora=config.run.qlora,
+        fp8=config.precision == "fp8",
+        zeropp=parallel.zeropp,
     )
 
 

@@ -15,13 +15,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
 from minidist.trainer.files import retold
 
-PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+PRECISIONS = ("float32", "float64", "bfloat16", "float16", "fp8")
 OFFLOADS = ("none", "memory", "disk")
 
 Sections = dict[str, dict[str, Any]]
@@ -105,6 +107,7 @@ class ParallelOptions:
     strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES))
     zero: int = option(0, "ZeRO: shard the optimizer's state (1), and gradients (2), and parameters (3)", STAGE)
     hsdp: int = option(0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE)
+    zeropp: bool = option(False, "with --zero 3: ZeRO++, a quarter of the bytes between nodes")
     accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
     compile: bool = option(False, "compile each block's forward by torch.compile")
     bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET)
@@ -126,6 +129,8 @@ class RunOptions:
     steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
     seed: int = option(0, "what weights, order of samples and dropout are drawn from", SEED)
     init: str = option("", "folder of a Hugging Face Llama to start from, unless with --resume; none: draw weights")
+    lora: int = option(0, "with --init: train adapters of this rank, and nothing else; 0: none", NOT_NEGATIVE)
+    qlora: bool = option(False, "with --init: adapters (of --lora, or rank 8) beside matrices stored in 4 bits")
     precision: str = option("", f"{', '.join(PRECISIONS)}; none: float32, float64 with --verify", PRECISION)
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
     save: str = option("", "folder for checkpoints; none: save nothing")
@@ -164,6 +169,9 @@ class Config:
         for section in fields(self):
             _check_limits(getattr(self, section.name))
         self._check_parallel_options()
+        if self.adapter_rank and not self.run.init:
+            asked = f"--lora {self.run.lora}" if self.run.lora else "--qlora"
+            raise ConfigError(f"{asked} trains adapters beside the weights of a model that exists: add --init FOLDER")
         for name in ("resume", "save_every", "keep", "keep_every", "mtbf"):
             if getattr(self.run, name) != getattr(RunOptions, name) and not self.run.save:
                 raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
@@ -190,6 +198,16 @@ class Config:
             raise ConfigError(
                 f"--hsdp {parallel.hsdp} says in which groups --zero 3 shares parameters out, but --zero is "
                 f"{parallel.zero}: add --zero 3, or leave --hsdp out"
+            )
+        if parallel.zeropp and (parallel.zero != 3 or parallel.hsdp):
+            instead = f"--hsdp {parallel.hsdp}" if parallel.zero == 3 else f"--zero {parallel.zero}"
+            raise ConfigError(
+                f"--zeropp is a way of --zero 3 over all ranks of the data axis, not of {instead}: use it so"
+            )
+        if parallel.zeropp and self.run.verify:
+            raise ConfigError(
+                "--zeropp rounds what it sends to 8 and 4 bits, so its parameters are not those of the serial run: "
+                "leave out --verify, or --zeropp"
             )
         if parallel.sp and parallel.tp == 1:
             raise ConfigError("--sp shares tokens out among the ranks of the tensor axis: add --tp RANKS")
@@ -234,8 +252,19 @@ class Config:
 
     @property
     def precision(self) -> str:
-        """The dtype of parameters and computing."""
+        """What is computed in."""
         return self.run.precision or ("float64" if self.run.verify else "float32")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters and activations. With fp8 it is float32: only operands of products have 8 bits."""
+        found: torch.dtype = getattr(torch, "float32" if self.precision == "fp8" else self.precision)
+        return found
+
+    @property
+    def adapter_rank(self) -> int:
+        """Rank of the adapters; 0: none."""
+        return self.run.lora or 8 * self.run.qlora
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""

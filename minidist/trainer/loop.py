@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from minidist.collectives import all_reduce
@@ -27,9 +26,9 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES
 from minidist.model import GPT, Where
-from minidist.parallel import Parallel, parallelize
+from minidist.parallel import Parallel, ZeROPlusPlus, parallelize
 from minidist.parallel.data.sampler import DistributedSampler, State
-from minidist.trainer.agreement import all_or_none
+from minidist.trainer.agreement import all_or_none, fingerprint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checked import CheckedRun
 from minidist.trainer.checkpoint import resume
@@ -38,11 +37,8 @@ from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.schedule import learning_rate, linear_scaling
-from minidist.trainer.spread import build_optimizer, carried_of, check_room, loss_of
+from minidist.trainer.spread import adapted, build_optimizer, carried_of, check_room, loss_of
 from minidist.trainer.text import Samples
-
-Sent = dict[str, NDArray[np.int64]]
-"""By axis: the bytes of messages, and those that an engine had to send, by formula; see `Traffic`."""
 
 
 @dataclass
@@ -51,7 +47,7 @@ class Outcome:
 
     model: GPT
     history: list[StepMetrics]
-    sent: Sent  # along each axis of the mesh, by all steps
+    sent: dict[str, int]  # bytes, along each axis of the mesh (and between the nodes of ZeRO++), by all steps
     scaler: LossScaler | None = None
     saves: list[tuple[float, float]] = field(default_factory=list)  # seconds: `Writer.stalled`, `Writer.wrote`
 
@@ -71,7 +67,6 @@ class Trainer:
 
     parallel: Parallel  # from `spread` on
     optimizer: MasterWeights
-    profiler: torch.profiler.profile | None = None
 
     def __init__(self, run: CheckedRun, samples: Samples) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
@@ -79,22 +74,29 @@ class Trainer:
         config, mesh = run.config, run.mesh
         generator = torch.Generator().manual_seed(config.run.seed)
         self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
-        if config.run.init and not config.run.resume:
+        if config.run.init and (self.recipe.lora or not config.run.resume):  # adapters are saved without their base
             resume.load_initial(Path(config.run.init), self.model)
+        self.base = fingerprint(self.model) if self.recipe.lora else ""
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
         dp, batch, lengths = mesh.dp, config.data.batch, samples.lengths if config.data.by_length else None
         sampler = DistributedSampler(len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths)
         self.batches = Batches(samples, sampler, multiple=mesh.layout.tp if config.parallel.sp else 1)
         self.resumed: resume.Resumed | None = None
         if config.run.resume:
-            self.resumed = resume.prepare(config, self.model, self.batches, self.scaler, self.comm)
+            shapes = adapted(self.model.config, self.dtype, self.recipe)
+            self.resumed = resume.prepare(config, shapes, self.base, self.batches, self.scaler, self.comm)
         self.first_step = self.resumed.step if self.resumed else 0
         self.peak_rate = linear_scaling(config.optimizer.lr, config.optimizer.base_batch or batch, batch)
 
-    def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
+    def run(
+        self,
+        reporter: Reporter | None = None,
+        account: Account | None = None,
+        profiler: torch.profiler.profile | None = None,
+    ) -> Outcome:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.
 
-        An `account` watches the last step, and slows it down; `self.profiler`, if set, those that its schedule says.
+        An `account` watches the last step, and slows it down; so does a `profiler` what its schedule says.
 
         Raises
         ------
@@ -111,13 +113,13 @@ class Trainer:
         before = self._sent()
         history: list[StepMetrics] = []
         ahead = ReadAhead(self.batches, pin=self.device.type == "cuda")
-        with self._overflow_expected(), self.profiler or contextlib.nullcontext(), ahead as batches:
+        with self._overflow_expected(), profiler or contextlib.nullcontext(), ahead as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 watched = account if step + 1 == run.steps else None
                 with self._watching(watched) if watched else contextlib.nullcontext():
                     history.append(self._measured_step(step, batch.to(self.device)))
-                if self.profiler is not None:
-                    self.profiler.step()
+                if profiler is not None:
+                    profiler.step()
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
@@ -139,7 +141,8 @@ class Trainer:
             return scaler.scale_loss(mean) if scaler else mean
 
         carried = carried_of(self.model, self.mesh, self.recipe)
-        self.parallel = parallelize(self.model, self.mesh, self.checked.fit, loss, carried)
+        generator = torch.Generator().manual_seed(self.config.run.seed)
+        self.parallel = parallelize(self.model, self.mesh, self.checked.fit, loss, carried, generator=generator)
         self.optimizer = all_or_none(self.comm, lambda: build_optimizer(self.parallel, self.config), ConfigError)
         if self.resumed is not None:
             path = self.resumed.path
@@ -193,13 +196,16 @@ class Trainer:
         needed = self.model.config.flops_per_token(self.config.data.sequence) * tokens_per_second
         return needed / (peak * self.comm.size) if peak else None
 
-    def _sent(self) -> Sent:
-        each = {axis: getattr(self.mesh, axis).traffic for axis in AXES}
-        return {axis: np.array([traffic.bytes_sent, traffic.engine_bytes]) for axis, traffic in each.items()}
+    def _sent(self) -> dict[str, int]:
+        sent = {axis: getattr(self.mesh, axis).traffic.bytes_sent for axis in AXES}
+        if isinstance(self.parallel.replica, ZeROPlusPlus):
+            sent["nodes"] = self.parallel.replica.nodes.across.traffic.bytes_sent
+        return sent
 
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
+        state["base"] = self.base
         state["scaler"] = self.scaler.state_dict() if self.scaler else None
         writer.save(step, pieces_to_save(self.parallel, self.optimizer), state)
 
@@ -208,7 +214,7 @@ class Trainer:
         self.parallel.unwrap()
         if self.mesh.layout.tp == self.mesh.layout.pp == 1:
             return self.model
-        whole = GPT(self.model.config, dtype=self.dtype, device="meta")
+        whole = adapted(self.model.config, self.dtype, self.recipe)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
         whole.load_state_dict(weights, strict=False, assign=True)  # a tied head has no weights of its own
         whole.tie()

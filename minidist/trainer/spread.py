@@ -13,10 +13,18 @@ from torch import Tensor, nn
 from minidist.memory.offload import OffloadedOptimizer, mapped
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Mesh
-from minidist.model import GPT, cross_entropy_sum
+from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import Parallel, Recipe, vocabulary_parallel_cross_entropy_sum
+from minidist.parallel.steps import adapt
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import retold
+
+
+def adapted(sizes: GPTConfig, dtype: torch.dtype, recipe: Recipe) -> GPT:
+    """Return a serial model on the device `meta`, with the adapters of a recipe."""
+    shapes = GPT(sizes, dtype=dtype, device="meta")
+    adapt(shapes, recipe)
+    return shapes
 
 
 def loss_of(model: GPT, mesh: Mesh) -> Callable[[Tensor, Tensor], Tensor]:
@@ -79,7 +87,8 @@ def build_optimizer(parallel: Parallel, config: Config) -> MasterWeights:
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the matrices, which are decayed, and the other parameters."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    """Return the matrices, which are decayed, and the other parameters, without those that are frozen."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
+    others = [parameter for parameter in trained if parameter.dim() < 2]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -11,11 +11,9 @@ a fifth of one at most in models of 1 to 12 layers, while the mean instead of th
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator, run
@@ -27,7 +25,7 @@ from minidist.trainer.metrics import Reporter
 from minidist.trainer.text import Samples
 
 TOLERANCE = 1e-9  # of parameters in float64
-NORM_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
+NORM_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9, "fp8": 2.0**-4}
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,6 @@ def compare(config: Config, samples: Samples, vocabulary: int, ours: Outcome) ->
     return Verdict(difference <= limit and same_norm, difference, criterion)
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Return a digest of all parameters' bits: ranks that hold the same model have the same."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def largest_difference(model: nn.Module, serial: nn.Module) -> float:
     """Return the largest max|a - b| / max|b| of all parameters."""
     return max(_relative(a, b) for a, b in zip(model.parameters(), serial.parameters(), strict=True))
@@ -82,7 +72,8 @@ def largest_difference(model: nn.Module, serial: nn.Module) -> float:
 
 def _relative(ours: Tensor, serial: Tensor) -> float:
     """Return max|a - b| / max|b|; NaN anywhere is an infinite difference."""
-    difference = ((ours.detach().cpu() - serial.detach()).abs().max() / serial.detach().abs().max()).item()
+    a, b = ours.detach().cpu().double(), serial.detach().double()  # bytes, too
+    difference = ((a - b).abs().max() / b.abs().max().clamp(min=1e-300)).item()
     return difference if difference == difference else float("inf")
 
 
@@ -98,8 +89,7 @@ def _first_norms_agree(ours: Outcome, serial: Outcome, tolerance: float) -> bool
 
 
 def _distance(model: nn.Module, exact: nn.Module) -> float:
-    """Return the distance of all parameters together, relative to their size."""
-    pairs = [
-        (a.detach().cpu().double(), b.detach()) for a, b in zip(model.parameters(), exact.parameters(), strict=True)
-    ]
+    """Return the distance of all trained parameters together, relative to their size."""
+    both = zip(model.parameters(), exact.parameters(), strict=True)
+    pairs = [(a.detach().cpu().double(), b.detach()) for a, b in both if b.requires_grad]
     return math.hypot(*(float((a - b).norm()) for a, b in pairs)) / math.hypot(*(float(b.norm()) for _, b in pairs))

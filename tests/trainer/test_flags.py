@@ -23,10 +23,11 @@ FROZEN = """
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
-    --dp --tp --sp --pp --schedule --chunks --microbatches --plan --strategy --zero --hsdp --accumulate
+    --dp --tp --sp --pp --schedule --chunks --microbatches --plan --strategy --zero --hsdp --zeropp --accumulate
     --compile --bucket-mib
     --recompute --offload --offload-folder
-    --steps --seed --init --precision --verify --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
+    --steps --seed --init --lora --qlora --precision --verify
+    --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
     --profile --sample --peak-tflops --debug
 """
 
@@ -151,7 +152,7 @@ def test_words_that_belong_to_nothing() -> None:
         ("--bucket-mib 1 --strategy naive", "--bucket-mib 1 is for ddp, not for --strategy naive"),
         ("--seed 9223372036854775808", "--seed: '9223372036854775808' is too large; see --help"),
         ("--strategy zero", "--strategy zero cannot be: it must be one of ddp, naive, server"),
-        ("--precision int8", "--precision int8 cannot be: it must be one of float32, float64, bfloat16, float16"),
+        ("--precision int8", "--precision int8 cannot be: it must be one of float32, float64, bfloat16, float16, fp8"),
         ("--recompute half", '--recompute half cannot be: it must be one of none, full, selective, sqrt, "every K" '
          "(blocks)"),
         ("--recompute 'every 0'", '--recompute every 0 cannot be: it must be one of none, full, selective, sqrt, '

@@ -32,9 +32,9 @@ from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import DDP, FSDP, ZeRO1
 from minidist.parallel.compiled import compile_blocks
-from minidist.parallel.parallelize import blocks_of
 from minidist.parallel.replica import Alone, Replica
 from minidist.parallel.sharded.units import MixedPrecision
+from minidist.parallel.steps import blocks_of
 
 BITS = torch.bfloat16
 OURS: dict[str, Callable[[nn.Module, Communicator], Replica]] = {

@@ -8,6 +8,7 @@ Gradients, optimizer state and the bytes that data parallelism sends shrink by t
 W + α/r BA is one matrix again, so the merged model costs no more than the original. (Hu et al. 2021, LoRA, section 4.)
 
 QLoRA keeps W in four bits (`nf4`). Forward and backward each dequantise the one matrix they need and drop it again.
+Its codes are frozen parameters of bytes, which strategies share out and never send as gradients.
 (Dettmers et al. 2023, section 3.)
 """
 
@@ -106,13 +107,14 @@ class LoRALinear(nn.Module):
     def __init__(self, base: Base, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
         self.base, self.scale = base, alpha / rank
+        self.join: Callable[[Tensor], Tensor] = _as_it_is  # of A x: a sum, where several ranks have parts of x
         self.A = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
         self.B = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dim of `x` [.., D_in] to D_out channels."""
         y: Tensor = self.base(x)
-        return y + F.linear(F.linear(x, self.A), self.B) * self.scale
+        return y + F.linear(self.join(F.linear(x, self.A)), self.B) * self.scale
 
     def merged(self) -> nn.Linear:
         """Return the one linear layer that computes the same."""
@@ -131,18 +133,17 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.shape, self.bias = linear.weight.shape, linear.bias
         packed = quantize(linear.weight)
-        self.register_buffer("codes", packed.codes)
-        self.register_buffer("scales", packed.scales)
-        # Stored as bytes: model.to(torch.bfloat16) would round floating point buffers.
-        self.register_buffer("steps", packed.steps.view(torch.uint8))
-        self.register_buffer("mean", packed.mean.view(torch.uint8))
+        self.codes = nn.Parameter(packed.codes, requires_grad=False)
+        self.scales = nn.Parameter(packed.scales, requires_grad=False)
+        # Stored as bytes: model.to(torch.bfloat16) would round floating point numbers.
+        self.steps = nn.Parameter(packed.steps.view(torch.uint8), requires_grad=False)
+        self.mean = nn.Parameter(packed.mean.view(torch.uint8), requires_grad=False)
 
     @property
     def packed(self) -> NF4Tensor:
         """The weight [D_out, D_in]."""
-        steps, mean = self.get_buffer("steps"), self.get_buffer("mean")
-        numbers = steps.view(torch.float32), mean.view(torch.float32)
-        return NF4Tensor(self.get_buffer("codes"), self.get_buffer("scales"), *numbers, self.shape)
+        steps, mean = (stored.detach().clone().view(torch.float32) for stored in (self.steps, self.mean))
+        return NF4Tensor(self.codes.detach(), self.scales.detach(), steps, mean, self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dim of `x` [.., D_in] to D_out channels."""
@@ -164,6 +165,10 @@ class _QuantizedProduct(torch.autograd.Function):
 
 
 Base: TypeAlias = nn.Linear | QuantizedLinear
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:

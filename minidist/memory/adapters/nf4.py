@@ -81,7 +81,7 @@ def quantize(weights: Tensor) -> NF4Tensor:
         If a weight is infinite or not a number: its whole block would be lost.
     """
     flat = weights.detach().flatten().to(torch.float32)
-    if not flat.isfinite().all():
+    if not flat.is_meta and not flat.isfinite().all():
         raise ValueError(
             f"a weight of shape {tuple(weights.shape)} is infinite or not a number, and has no place in NF4"
         )

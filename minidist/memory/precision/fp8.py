@@ -22,7 +22,8 @@ as 16 bits. Elsewhere float32 emulates the product: the same numbers, no speed.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,19 @@ from minidist.memory.precision.mixed import supports
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
+@runtime_checkable
+class HasProduct(Protocol):
+    """A linear layer that does more than multiply, and does that in a method: one that is cut over ranks."""
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x weightᵀ."""
+        ...
+
+
 def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str, ...] = ("head",)) -> list[str]:
     """Replace the linear layers of a model by `Float8Linear` with the same parameters; return their names.
+
+    Layers that tensor parallelism has cut stay, and get another product.
 
     Parameters
     ----------
@@ -59,7 +71,13 @@ def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str
     replaced: dict[nn.Module, Float8Linear] = {}
     names = []
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) is nn.Linear and name and not any(f".{part}." in f".{name}." for part in skip):
+        if not name or any(f".{part}." in f".{name}." for part in skip):
+            continue
+        if isinstance(module, nn.Linear) and isinstance(module, HasProduct):
+            module.add_module("in_fp8", Float8Multiply(history, margin, module.weight.device))
+            module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[method-assign]
+            names.append(name)
+        elif type(module) is nn.Linear:
             if module not in replaced:
                 replaced[module] = Float8Linear(module, history, margin)
             model.set_submodule(name, replaced[module])
@@ -98,7 +116,30 @@ def scales_of(model: nn.Module) -> list[DelayedScale]:
 
     A run continues bit for bit from a checkpoint that holds the `history` of each.
     """
-    return [scale for module in model.modules() if isinstance(module, Float8Linear) for scale in module.scales]
+    return [scale for module in model.modules() if isinstance(module, Float8Multiply) for scale in module.scales]
+
+
+class Float8Multiply(nn.Module):
+    """A product in float8, without parameters: it has the scales of its three operands."""
+
+    def __init__(self, history: int, margin: int, device: torch.device) -> None:
+        super().__init__()
+        self.scales = tuple(DelayedScale(dtype, history, margin, device) for dtype in (E4M3, E4M3, E5M2))
+
+    @property
+    def histories(self) -> Tensor:
+        """Of the three operands [3, history], a copy: what a checkpoint keeps."""
+        return torch.stack([scale.history for scale in self.scales])
+
+    def continue_with(self, histories: Tensor) -> None:
+        """Continue with the histories [3, history] of a checkpoint."""
+        for scale, seen in zip(self.scales, histories, strict=True):
+            scale.history.copy_(seen)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return x weightᵀ in the dtype of `x` [..., D]. Scales learn their amaxes in training only."""
+        product: Tensor = Float8Product.apply(x, weight, self.scales, self.training)  # type: ignore[no-untyped-call]
+        return product
 
 
 class Float8Linear(nn.Linear):
@@ -107,13 +148,17 @@ class Float8Linear(nn.Linear):
     def __init__(self, linear: nn.Linear, history: int = 16, margin: int = 0) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
+        self.in_fp8 = Float8Multiply(history, margin, linear.weight.device)
         self.train(linear.training)
-        device = linear.weight.device
-        self.scales = tuple(DelayedScale(dtype, history, margin, device) for dtype in (E4M3, E4M3, E5M2))
+
+    @property
+    def scales(self) -> tuple[DelayedScale, ...]:
+        """Of input, weight, and the gradient of the output."""
+        return self.in_fp8.scales
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x weightᵀ + bias in the dtype of `x` [..., D]. Scales learn their amaxes in training only."""
-        product: Tensor = Float8Product.apply(x, self.weight, self.scales, self.training)  # type: ignore[no-untyped-call]
+        """Return x weightᵀ + bias in the dtype of `x` [..., D]."""
+        product: Tensor = self.in_fp8(x, self.weight)
         return product if self.bias is None else product + self.bias
 
 

@@ -104,7 +104,7 @@ class DataParallel(nn.Module, Replica):
 
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step of any number of microbatches: one all-reduce, or its two halves."""
-        ranks, n = self.comm.size, sum(parameter.nbytes for parameter in self.module.parameters())
+        ranks, n = self.comm.size, sum(parameter.nbytes for parameter in self.parameters_to_reduce)
         return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * n
 
     def _check_parameters(self) -> None:

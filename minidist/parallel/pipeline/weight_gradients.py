@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.parallel.tensor.tensor_parallel import PartOfLinear
 
 
@@ -59,6 +60,8 @@ class WeightGradients:
     def take_over(self, module: nn.Module) -> None:
         """Let all linear layers in `module`, cut or not, get their weight gradients from here."""
         for layer in module.modules():
+            if any(isinstance(part, Float8Multiply) for part in layer.children()):
+                continue  # its weight gradient is a product in 8 bits, too
             if isinstance(layer, PartOfLinear):
                 layer.product = partial(multiply, self, layer, None)  # type: ignore[method-assign]
             elif type(layer) is nn.Linear:

@@ -144,14 +144,19 @@ class ShardedModel(Whole):
         raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead")
 
     def volume(self, microbatches: int) -> tuple[str, float]:
-        """Return what a rank sends in a step: each microbatch gathers all units twice, and the root once."""
+        """Return what a rank sends in a step: each microbatch gathers all units twice, and the root once.
+
+        Gradients of what is trained are reduced once.
+        """
         ranks, group, m = self.comm.size, self.shard_comm.size, microbatches
         n = sum(parameter.nbytes for parameter in self.module.parameters())
+        trained = sum(parameter.nbytes for parameter in self.parameters_to_reduce)
         root = sum(parameter.nbytes for flat in self.root.flats for parameter in flat.parameters)
-        inside = (group - 1) / group * ((2 * m + 1) * n - m * root)
-        across = 2 * (1 - group / ranks) * n / group
+        inside = (group - 1) / group * (2 * m * n + trained - m * root)
+        across = 2 * (1 - group / ranks) * trained / group
         if group == ranks:
-            return f"(P - 1)/P x ({2 * m + 1} x bytes - {m} x root's)", inside
+            units = f"{2 * m + 1} x bytes" if trained == n else f"{2 * m} x bytes + those trained"
+            return f"(P - 1)/P x ({units} - {m} x root's)", inside
         return f"the formula for groups of {group}", inside + across
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:

@@ -40,10 +40,12 @@ class Nodes:
         self.across = comm.split(place).fork()
 
     def gather(self, mine: Tensor) -> Tensor:
-        """Return every rank's row [n] as [M * G, n]; rows travel in 8 bits."""
-        here = all_gather(pack(mine[None], bits=8), self.across, counts=[1] * self.across.size)
+        """Return every rank's row [n] as [M * G, n]; rows travel in 8 bits, and integers as they are."""
+        rounded = mine.is_floating_point()
+        row = pack(mine[None], bits=8) if rounded else mine[None]
+        here = all_gather(row, self.across, counts=[1] * self.across.size)
         rows = all_gather(here, self.inside, counts=[self.across.size] * self.inside.size)
-        return _swapped(unpack(rows, len(mine), bits=8), self.inside.size)
+        return _swapped(unpack(rows, len(mine), bits=8) if rounded else rows, self.inside.size)
 
     def reduce(self, rows: Tensor) -> Tensor:
         """Return the sum of all ranks' rows [n] for this rank; each brings [M * G, n], which travel in 4 bits."""
@@ -70,6 +72,14 @@ class QuantisedFlat(Flat):
         self.second: Tensor | None = None
         super().__init__(*args)
         self.row = -(-self.counts[0] // BLOCK) * BLOCK  # elements of every rank's shard, filled up with zeros
+
+    @property
+    def hop(self) -> float:
+        """Bytes of a rank's row: in the first gathering of a step and, if it is trained, in the reduction."""
+        scales = self.row / BLOCK * 4
+        if not self.mine.is_floating_point():
+            return self.row * self.mine.itemsize
+        return self.row + scales + (self.row / 2 + scales if self.trained else 0)
 
     def publish(self) -> None:
         """Publish new values; the second partition is out of date."""
@@ -123,6 +133,22 @@ class ZeROPlusPlus(FSDP):
             raise ValueError(f"node_ranks={node_ranks} must divide the {comm.size} ranks into nodes of one size")
         self.nodes = Nodes(comm, node_ranks)
         super().__init__(model, comm, **options)
+
+    def volume(self, microbatches: int) -> tuple[str, float]:
+        """Return what a rank sends in a step: the first gathering and the reduction quantised, others inside a node."""
+        group, m = self.nodes.inside.size, microbatches
+        n = sum(parameter.nbytes for parameter in self.module.parameters())
+        root = sum(parameter.nbytes for flat in self.root.flats for parameter in flat.parameters)
+        again = (group - 1) / group * ((2 * m - 1) * n - m * root)
+        return "the formula of ZeRO++", again + (self.comm.size - 1) * self._hops
+
+    def volume_between_nodes(self) -> float:
+        """Return what a rank sends to other nodes in a step, whatever the number of microbatches."""
+        return (self.nodes.across.size - 1) * self._hops
+
+    @property
+    def _hops(self) -> float:
+        return sum(flat.hop for flat in self.flats if isinstance(flat, QuantisedFlat))
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
         return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate)

@@ -6,7 +6,7 @@
     ParallelRegion      a module around column- and row-parallel layers: its input enters once, for all of them
     SplitSequence       a module that every rank computes whole, and whose output is split along the sequence
 
-A plan (`plan.py`) gives modules their styles.
+A plan (`plan.py`) gives modules their styles. A layer with an adapter W + BA is cut as W is: columns cut B, rows cut A.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from minidist.comm import Communicator
+from minidist.memory.adapters.lora import LoRALinear
 from minidist.parallel.placement import Bounds, TensorPlacement
 from minidist.parallel.tensor.sequence import split_sequence
 from minidist.parallel.tensor.tensor_parallel import (
@@ -101,15 +102,27 @@ class ColumnParallel(Style):
         return bounds_of(module.out_features, comm, name, self.heads, self.shared)
 
     def apply(self, module: nn.Linear, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Cut weight [O, I] and bias [O] along dim 0."""
-        comm = boundary.comm
-        bounds, copies = self.bounds(module, name, comm)
+        """Cut weight [O, I], bias [O], and B [O, r] along dim 0; every rank keeps A.
+
+        Raises
+        ------
+        ValueError
+            For a layer with an adapter outside of regions: its input would enter for the layer alone.
+        """
+        comm, linear = boundary.comm, linear_in(module)
+        if module is not linear and (self.gather or not entered):
+            raise ValueError(f"{name} has an adapter, and stands in no ParallelRegion: plan one around it")
+        bounds, copies = self.bounds(linear, name, comm)
         for label, parameter in module.named_parameters():
-            shape = torch.Size((module.out_features, *parameter.shape[1:]))
+            if isinstance(module, LoRALinear) and parameter is module.A:
+                continue
+            shape = torch.Size((linear.out_features, *parameter.shape[1:]))
             shard(parameter, TensorPlacement(f"{name}.{label}", shape, 0, bounds, copies, comm))
             if copies > 1:
                 sum_gradient(parameter, boundary.sharing(copies))
-        return ColumnParallelLinear(module, None if entered else boundary, comm if self.gather else None)
+        return around(
+            module, ColumnParallelLinear(linear, None if entered else boundary, comm if self.gather else None)
+        )
 
 
 @dataclass(frozen=True)
@@ -125,10 +138,16 @@ class RowParallel(Style):
         return bounds_of(module.in_features, comm, name, self.heads)
 
     def apply(self, module: nn.Linear, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Cut weight [O, I] along dim 1; every rank keeps the bias."""
-        shape, (bounds, _) = module.weight.shape, self.bounds(module, name, boundary.comm)
-        shard(module.weight, TensorPlacement(f"{name}.weight", shape, 1, bounds, 1, boundary.comm))
-        return RowParallelLinear(module, boundary)
+        """Cut weight [O, I] and A [r, I] along dim 1; every rank keeps the bias and B."""
+        linear = linear_in(module)
+        bounds, _ = self.bounds(linear, name, boundary.comm)
+        for label, parameter in module.named_parameters():
+            if label in ("weight", "base.weight", "A"):
+                placement = TensorPlacement(f"{name}.{label}", parameter.shape, 1, bounds, 1, boundary.comm)
+                shard(parameter, placement)
+        if isinstance(module, LoRALinear):
+            module.join = boundary.leave  # of r channels, before the whole B: a small message
+        return around(module, RowParallelLinear(linear, boundary))
 
 
 @dataclass(frozen=True)
@@ -164,3 +183,18 @@ class SplitSequence(Style):
         """Hook the module."""
         module.register_forward_hook(lambda module, inputs, x: split_sequence(x, boundary.comm))
         return module
+
+
+def linear_in(module: nn.Module) -> nn.Linear:
+    """Return the layer to cut: the module itself, or the frozen one beside its adapter."""
+    found = module.base if isinstance(module, LoRALinear) else module
+    assert isinstance(found, nn.Linear), "what is stored in 4 bits is cut nowhere"
+    return found
+
+
+def around(module: nn.Module, layer: nn.Linear) -> nn.Module:
+    """Return the layer, with the adapter around it that its whole version has in `module`."""
+    if isinstance(module, LoRALinear):
+        module.base = layer
+        return module
+    return layer

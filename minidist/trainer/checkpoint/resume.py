@@ -32,9 +32,12 @@ class Resumed:
     changed: list[str]  # options that affect the numbers and have changed since
 
 
-def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | None, comm: Communicator) -> Resumed:
+def prepare(
+    config: Config, model: GPT, base: str, batches: Batches, scaler: LossScaler | None, comm: Communicator
+) -> Resumed:
     """Find the newest checkpoint, check that it can be continued, and set position and loss scale. Sends nothing.
 
+    The `model`, which may be on `meta`, has the run's adapters, if any; `base` is the digest of what they stand beside.
     Each rank compares its share of the checksums, so the caller has to tell the other ranks of an error.
 
     Raises
@@ -47,6 +50,7 @@ def prepare(config: Config, model: GPT, batches: Batches, scaler: LossScaler | N
     saved = partial(restore.state_at, path, restore.read_state(path))
     _check_beginning(path, saved("config", "run", "init", kind=str, default=""), config.run.init)
     _check_parameters(path, model)
+    check_base(path, saved("base", kind=str, default=""), base, config.run.init)
     sizes = saved("model", kind=dict)
     for name, now in asdict(model.config).items():
         if name != "dropout" and sizes.get(name) != now:
@@ -79,15 +83,24 @@ def _check_beginning(path: Path, before: str, now: str) -> None:
 
 def _check_parameters(path: Path, model: GPT) -> None:
     there = {name: restore.words(*tensor) for name, tensor in restore.names(path).items() if "/" not in name}
-    here = {name: restore.words(parameter.dtype, parameter.shape) for name, parameter in model.named_parameters()}
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    here = {name: restore.words(parameter.dtype, parameter.shape) for name, parameter in trained}
     for name in sorted(there | here):
         if there.get(name) != here.get(name):
             raise restore.other_model(path, name, there.get(name, "missing"), here.get(name, "missing"))
 
 
+def check_base(path: Path, before: str, now: str, init: str) -> None:
+    """Raise CheckpointError if adapters were trained beside other weights than those of `--init`, by their digests."""
+    if before != now:
+        raise CheckpointError(
+            f"{path} has adapters for other weights than those that {init} has now: bring the folder back as it was"
+        )
+
+
 def changed_options(before: Sections, now: Sections) -> list[str]:
     """Return, in words, the options that affect the numbers of a run and have changed."""
-    names = [("model", "dropout"), ("data", "batch"), ("run", "steps")]
+    names = [("model", "dropout"), ("data", "batch"), ("run", "steps"), ("run", "precision")]
     names += [("optimizer", name) for name in now["optimizer"]]
     old_and_new = [(name, before[section].get(name), now[section][name]) for section, name in names]
     return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.comm.stream import ThreadStream
+from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel import Parallel
 from minidist.parallel.placement import counts, placement_of, tensor_placement_of, tied_across
@@ -112,8 +113,10 @@ class Writer:
 
 
 def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
-    """Return what this rank saves: parameters, and beside each the tensors of its optimizer's state."""
+    """Return what this rank saves: parameters, beside each the tensors of its optimizer's state, and scales of fp8."""
     found = []
+    if parallel.mesh.dp.rank == parallel.mesh.tp.rank == 0:  # the scales of a layer are equal on both axes
+        found += [Piece(name, Extent.of(it.histories.shape), it.histories) for name, it in in_fp8(parallel).items()]
     for name, extent, parameter in held(parallel):
         if not (counts(parameter) and _first_replica(parallel, parameter)):
             continue
@@ -148,18 +151,32 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
                 moment = torch.empty(shape, dtype=dtype)
                 states.setdefault(parameter, {})[full.removeprefix(f"{name}/")] = moment
                 wanted.append(Piece(full, part, moment))
+    products = {name: product for name, product in in_fp8(parallel).items() if name in there}
+    histories = {name: torch.empty_like(product.histories, device="cpu") for name, product in products.items()}
+    wanted += [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in histories.items()]
     restore.read(path, wanted)
+    for name, product in products.items():
+        product.continue_with(histories[name])
     with torch.no_grad():
         for parameter, value in values.items():
             parameter.copy_(value)
     optimizer.restore(states)
 
 
+def in_fp8(parallel: Parallel) -> dict[str, Float8Multiply]:
+    """Return this rank's products in 8 bits, each under the name that a checkpoint gives to its scales."""
+    modules = parallel.model.named_modules()
+    return {f"scales/{name}": module for name, module in modules if isinstance(module, Float8Multiply)}
+
+
 def held(parallel: Parallel) -> list[tuple[str, Extent, nn.Parameter]]:
     """Return, of every parameter that this rank updates, its name in the serial model, which elements, and these."""
     names = {parameter: name for name, parameter in parallel.model.named_parameters()}
     found = []
+    adapters_alone = bool(parallel.recipe.lora)
     for parameter in parallel.kept:
+        if adapters_alone and not parameter.requires_grad:
+            continue  # it is in the folder that the run began from
         tie, placement = tied_across(parameter), placement_of(parameter)
         name = tie.name if tie else placement.name if placement else names[parameter]
         found.append((name, extent_of(parameter), parameter))

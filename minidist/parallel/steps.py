@@ -1,0 +1,56 @@
+"""Steps of `parallelize` that a recipe decides on: adapters, the strategy over the data axis, recomputation."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from minidist.memory.adapters import add_lora, add_qlora
+from minidist.memory.recompute.segments import recompute
+from minidist.mesh import Mesh
+from minidist.parallel.data.buckets import MIB
+from minidist.parallel.data.data_parallel import DDP
+from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
+from minidist.parallel.recipe import Recipe
+from minidist.parallel.replica import Alone, Replica
+from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
+from minidist.parallel.sharded.zero_plus_plus import ZeROPlusPlus
+
+
+def adapt(model: nn.Module, recipe: Recipe, generator: torch.Generator | None = None) -> None:
+    """Put adapters beside the layers of a serial model, if the recipe has some."""
+    if recipe.lora:
+        (add_qlora if recipe.qlora else add_lora)(model, recipe.lora, generator=generator)
+
+
+def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
+    """Apply the recipe's strategy over the data axis, if that has several ranks. Collective."""
+    if mesh.dp.size == 1:
+        return Alone(model)
+    if recipe.strategy == "naive":
+        return NaiveDataParallel(model, mesh.dp)
+    if recipe.strategy == "server":
+        return ParameterServer(model, mesh.dp)
+    if recipe.zeropp:
+        return ZeROPlusPlus(model, mesh.dp, recipe.node_ranks, allocate=recipe.allocate)
+    if recipe.zero == 3:
+        return FSDP(model, mesh.dp, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
+    kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
+    first = min(MIB, recipe.bucket_bytes)  # a small first bucket: see `Bucketed`
+    return kind(model, mesh.dp, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
+
+
+def recompute_blocks(model: nn.Module, policy: str) -> None:
+    """Apply a policy of recomputation to a stage, which may have fewer layers than a segment."""
+    if policy == "none":
+        return
+    kind, _, length = policy.partition(" ")
+    layers = len(blocks_of(model))
+    recompute(model, f"every {min(int(length), layers)}" if kind == "every" else policy)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules in a model's list `layers`; none if it has no such list."""
+    layers = getattr(model, "layers", None)
+    return list(layers.children()) if isinstance(layers, nn.ModuleList) else []
