@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train import read_corpus
 from minidist.comm import Communicator
 from minidist.memory.account.account import CATEGORIES, Account, total
 from minidist.mesh import Layout, Mesh
-from minidist.trace.table import aligned, format_bytes
+from minidist.trace.table import aligned, format_bytes, format_sent
 from minidist.trainer.checked import CheckedRun, check_run
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse
-from minidist.trainer.loop import Outcome, Trainer
+from minidist.trainer.loop import Outcome, Sent, Trainer
 from minidist.trainer.text import Samples
 from minidist.trainer.verify import largest_difference, serial_run
 
@@ -36,7 +38,7 @@ class Row:
     name: str
     held: dict[str, int]
     most: int
-    sent: dict[str, int]
+    sent: Sent
     tokens_per_second: float
     outcome: Outcome
 
@@ -74,20 +76,20 @@ def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:
     steps = outcome.history[:-1] or outcome.history  # the last was watched, and slow
     speed = median(metrics.tokens_per_second for metrics in steps)
     held = {category: max(peak[category] for peak in peaks) for category in CATEGORIES}
-    along = {axis: max(each[axis] for each in sent) // len(outcome.history) for axis in outcome.sent}
+    along = {axis: np.max([each[axis] for each in sent], 0) // len(outcome.history) for axis in outcome.sent}
     return Row(name, held, most, along, speed, outcome)
 
 
 def table(rows: list[Row], differences: list[float]) -> str:
     """Return the rows as text."""
-    axes = [axis for axis in rows[0].sent if any(row.sent[axis] for row in rows)]
+    axes = [axis for axis in rows[0].sent if any(row.sent[axis].any() for row in rows)]
     heads = ["", *CATEGORIES, "at once", *(f"sent along {axis}" for axis in axes), "tokens/s", "difference"]
     lines = [
         [
             row.name,
             *(format_bytes(row.held[category]) for category in CATEGORIES),
             format_bytes(row.most),
-            *(format_bytes(row.sent[axis]) for axis in axes),
+            *(format_sent(row.sent[axis]) for axis in axes),
             f"{row.tokens_per_second:,.0f}",
             f"{difference:.0e}",
         ]

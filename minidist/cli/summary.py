@@ -6,6 +6,7 @@ import math
 from statistics import median
 
 from minidist.parallel import ZeROPlusPlus
+from minidist.trace.table import format_sent
 from minidist.trainer.checkpoint.cadence import advice
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.verify import Verdict
@@ -54,18 +55,17 @@ def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
 def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     """Return what rank 0 sent along each axis, beside what a formula says where there is a plain one."""
     mesh, parallel, rows = trainer.mesh, trainer.config.parallel, []
+    sent = {axis: format_sent(both, "{:,}".format) for axis, both in outcome.sent.items()}
     for axis in ("tp", "pp"):
         if getattr(mesh.layout, axis) > 1:
-            rows.append((f"bytes of activations sent along {axis}", f"{outcome.sent[axis]:,}"))
+            rows.append((f"bytes of activations sent along {axis}", sent[axis]))
     if mesh.dp.size > 1 and parallel.strategy == "ddp":
         what = "gradients and parameters" if parallel.zero else "gradients"
-        rows.append((f"bytes of {what} sent by rank 0", f"{outcome.sent['dp']:,}"))
+        rows.append((f"bytes of {what} sent by rank 0", sent["dp"]))
         if mesh.layout.pp == 1 or parallel.zero < 2:
             label, formula = trainer.parallel.replica.volume(parallel.accumulate)
             rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
-        if isinstance(replica := trainer.parallel.replica, ZeROPlusPlus) and "nodes" in outcome.sent:
-            between = replica.volume_between_nodes() * len(outcome.history)
-            rows.append(
-                ("    of these between nodes, and as the formula says", f"{outcome.sent['nodes']:,}, {between:,.0f}")
-            )
+        if isinstance(replica := trainer.parallel.replica, ZeROPlusPlus):
+            rows.append(("    of these to other nodes", sent["nodes"]))
+            rows.append(("    the formula x steps", f"{replica.volume_between_nodes() * len(outcome.history):,.0f}"))
     return rows

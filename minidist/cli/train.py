@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from minidist.cli.profile import Profiler
+from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file
 from minidist.comm import Communicator
 from minidist.comm.job.gather_trace import gather_trace
-from minidist.comm.torch_wire.marks import marker
+from minidist.comm.torch_wire import marks
 from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace
@@ -59,8 +59,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // len(comm.node))))
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
-    if config.run.profile and comm.ledger.mark is None:
-        comm.ledger.mark = marker(torch.cuda.is_available())
+    comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
     mesh = Mesh(comm, together(comm, lambda: layout_of(config, comm.size)))
     tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
     together(comm, lambda: check_memory(config, sizes_of(config, tokenizer.vocabulary), len(comm.node)))
@@ -77,10 +76,9 @@ def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prom
     if comm.rank == 0:
         print(headline(trainer, samples), flush=True)
         reporter = Reporter(config.run.steps, metrics_file(config), trainer.first_step)
-    profiler = None
     if config.run.profile:
-        profiler = Profiler(Path(config.run.profile), comm.rank, trainer.first_step)
-    outcome = together(comm, lambda: trainer.run(reporter, profiler=profiler))
+        trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
+    outcome = together(comm, lambda: trainer.run(reporter))
     if config.run.trace:
         write_trace(comm, Path(config.run.trace))
     alike = len(set(comm.roll_call(fingerprint(outcome.model)))) == 1

@@ -27,9 +27,7 @@ def check_files(config: Config, comm: Communicator) -> ExitStack:
     """
     run, rank, folder = config.run, comm.rank, Path(config.run.save)
     if run.profile and comm.wire.one_process and comm.size > 1:
-        raise ConfigError(
-            f"--profile {run.profile} takes a process a rank, but these {comm.size} share one: use mpirun or torchrun"
-        )
+        raise ConfigError(f"--profile {run.profile} takes a process a rank: use mpirun or torchrun")
     if isinstance(config.offload_to, Path):  # on each machine's own disk, perhaps
         name = "offload-folder" if config.memory.offload_folder else "save"
         _try_to_write(name, config.offload_to, _make_file, config.offload_to)

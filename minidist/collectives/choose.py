@@ -68,6 +68,18 @@ NATIVE: dict[str, Callable[..., None]] = {  # the engine's own, called as all ot
         leaving.whole, leaving.lengths, arriving.whole, arriving.lengths
     ),
 }
+LEAST: dict[str, Callable[[int, int, int, int], int]] = {
+    # What a rank has to send of `whole` at least, if the work is shared out evenly. `own` is its shard, and `behind` by
+    # how many ranks it is behind the root. The sum over the ranks is the least that brings everything where it belongs.
+    "all_reduce": lambda whole, own, ranks, behind: whole - own + (ranks - 1) * own,
+    "reduce_scatter": lambda whole, own, ranks, behind: whole - own,
+    "all_gather": lambda whole, own, ranks, behind: (ranks - 1) * own,
+    "broadcast": lambda whole, own, ranks, behind: whole if behind < ranks - 1 else 0,  # from rank to rank
+    "reduce": lambda whole, own, ranks, behind: whole if behind else 0,
+    "gather": lambda whole, own, ranks, behind: own if behind else 0,
+    "scatter": lambda whole, own, ranks, behind: 0 if behind else whole - own,
+    "all_to_all": lambda whole, own, ranks, behind: whole - own,
+}
 COLLECTIVES = tuple(TABLE)
 
 

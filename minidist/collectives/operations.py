@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.choose import find
+from minidist.collectives.choose import LEAST, find
 from minidist.collectives.fast import Chunks, chunks_of, cut
 from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
@@ -30,8 +30,9 @@ from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_ten
 from minidist.trace.events import COLLECTIVE
 
 if TYPE_CHECKING:
-    from minidist.comm.buffers import Buffer, Kind
+    from minidist.comm.buffers import Array, Buffer, Kind
     from minidist.comm.communicator import Communicator
+    from minidist.comm.request import Span
 
 
 def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> None:
@@ -57,7 +58,7 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
     name, function = find("all_reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with comm.span("all_reduce " + name, COLLECTIVE, array.nbytes, name == "native"):
+        with _span(comm, "all_reduce", name, array):
             function(array, comm.internal, combine)
     finish(op, array, comm.size)
 
@@ -71,7 +72,7 @@ def reduce_scatter(full: Kind, comm: Communicator, op: str = "sum", algorithm: s
     rows, counts = _shards(full, comm.size)
     shard: Kind = _new(full, rows[comm.rank])
     out, chunks = flatten(shard), chunks_of(array, counts)
-    with comm.span("reduce_scatter " + name, COLLECTIVE, array.nbytes, name == "native"):
+    with _span(comm, "reduce_scatter", name, array, counts):
         if comm.size == 1:
             copy(out, array)
         else:
@@ -115,7 +116,7 @@ def all_gather(
     chunks = Chunks(array, lengths, brought=source)
     copy(chunks[comm.rank], source)
     if comm.size > 1:
-        with comm.span("all_gather " + name, COLLECTIVE, array.nbytes, name == "native"):
+        with _span(comm, "all_gather", name, array, lengths):
             function(chunks, comm.internal)
     return result
 
@@ -127,7 +128,7 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
     agree(comm, "broadcast", dtype_name(array), len(array), algorithm, root=root)
     name, function = find("broadcast", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with comm.span("broadcast " + name, COLLECTIVE, array.nbytes, name == "native"):
+        with _span(comm, "broadcast", name, array, root=root):
             function(array, comm.internal, root)
 
 
@@ -139,7 +140,7 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
     name, function = find("reduce", algorithm, array.nbytes, comm)
     if comm.size > 1:
-        with comm.span("reduce " + name, COLLECTIVE, array.nbytes, name == "native"):
+        with _span(comm, "reduce", name, array, root=root):
             function(array, comm.internal, root, combine)
     if comm.rank == root:
         finish(op, array, comm.size)
@@ -164,7 +165,7 @@ def gather(
     result = _new(shard, sum(counts)) if comm.rank == root else None
     array = None if result is None else flatten(result)
     chunks = None if array is None else chunks_of(array, lengths)
-    with comm.span("gather " + name, COLLECTIVE, source.nbytes, name == "native"):
+    with _span(comm, "gather", name, source, lengths, root):
         function(source, chunks, comm.internal, root, lengths)
     return result
 
@@ -185,7 +186,7 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
     out = flatten(shard)
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
     chunks = None if array is None else chunks_of(array, counts)
-    with comm.span("scatter " + name, COLLECTIVE, out.nbytes, name == "native"):
+    with _span(comm, "scatter", name, out, counts, root):
         function(chunks, out, comm.internal, root, counts)
     return shard
 
@@ -222,9 +223,18 @@ def all_to_all(
     arriving = flatten(result)
     leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
     name, function = find("all_to_all", algorithm, array.nbytes, comm)
-    with comm.span("all_to_all " + name, COLLECTIVE, array.nbytes, name == "native"):
+    with _span(comm, "all_to_all", name, array, leaving_lengths):
         function(chunks_of(array, leaving_lengths), chunks_of(arriving, arriving_lengths), comm.internal)
     return result
+
+
+def _span(comm: Communicator, what: str, name: str, array: Array, lengths: Sequence[int] = (), root: int = 0) -> Span:
+    """Return the span of a collective, with what an engine that does it has to send."""
+    least = None
+    if name == "native":
+        shards, behind = lengths or cut(len(array), comm.size), (comm.rank - root) % comm.size
+        least = LEAST[what](sum(shards), shards[comm.rank], comm.size, behind) * array.itemsize
+    return comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least)
 
 
 def _check_root(root: int, comm: Communicator) -> None:

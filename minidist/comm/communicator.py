@@ -284,9 +284,9 @@ class Communicator:
             raise ValueError(f"advance({seconds}): time does not run backwards")
         self.wire.advance(seconds)
 
-    def span(self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, native: bool = False) -> Span:
+    def span(self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None) -> Span:
         """Return a context that records an event around its body and counts the time if it is communication."""
-        return Span(self, name, kind, bytes, native)
+        return Span(self, name, kind, bytes, engine_bytes)
 
     # ---------------------------------------------------------------- helpers
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from minidist.comm.report import describe
 
@@ -31,24 +31,27 @@ class Timed(Protocol):
 class Traffic:
     """What one rank sent through one communicator, and through all that were split or forked from it.
 
+    What an engine's own collectives send (MPI's, gloo's, NCCL's) is their secret. It is in `engine_bytes`, as what the
+    rank had to send at least, by formula (see `choose.LEAST`), and not in `messages_sent` and `bytes_sent`.
     `seconds` is the time in which the rank's own thread was busy with communication, waiting included. What a fork's
     thread does meanwhile is not in it: that is the point of a fork.
     """
 
     def __init__(self, origin: Traffic | None = None, *, other_thread: bool = False) -> None:
         self.messages_sent = 0
-        self.bytes_sent = 0
+        self.bytes_sent = self.engine_bytes = 0
         self.seconds = 0.0
         self._origin, self._other_thread = origin, other_thread
         self._lock = threading.Lock()
 
-    def sent(self, messages: int, bytes: int) -> None:
-        """Count messages here and in every communicator this one came from."""
+    def sent(self, messages: int, bytes: int, engine_bytes: int = 0) -> None:
+        """Count messages here and in every communicator this one came from, or what an engine had to send."""
         with self._lock:  # a fork's thread counts too
             self.messages_sent += messages
             self.bytes_sent += bytes
+            self.engine_bytes += engine_bytes
         if self._origin is not None:
-            self._origin.sent(messages, bytes)
+            self._origin.sent(messages, bytes, engine_bytes)
 
     def waited(self, seconds: float) -> None:
         """Count time in the same way, but only this thread's own."""
@@ -103,8 +106,8 @@ class Status:
 Statuses: TypeAlias = "weakref.WeakValueDictionary[int, Status]"
 """Of all threads of a rank, the main one's first; a fork's goes with the last who could wait on it."""
 
-Mark: TypeAlias = "Callable[[str], AbstractContextManager[None]]"
-"""Makes a context that shows its body to a profiler, by name."""
+Mark: TypeAlias = "Callable[[str], AbstractContextManager[Any] | None]"
+"""Makes a context that shows its body to a profiler, by name; None if no profiler is there."""
 
 
 @dataclass

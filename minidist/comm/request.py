@@ -85,13 +85,22 @@ def record_end(
 class Span:
     """A context around a piece of work: it records one event, and counts time if the work is communication.
 
-    In a `native` collective a rank waits for all others at once; in another one for messages, which say so themselves.
+    In a collective of the engine's own a rank waits for all others at once, and has to send `engine_bytes` at least; in
+    another one, with None, it waits for messages, which say so themselves.
     """
 
-    __slots__ = ("bytes", "comm", "kind", "marked", "name", "native", "started")  # one is made in every collective
+    __slots__ = (
+        "bytes",
+        "comm",
+        "engine_bytes",
+        "kind",
+        "marked",
+        "name",
+        "started",
+    )  # one is made in every collective
 
-    def __init__(self, comm: Accounts, name: str, kind: EventKind, bytes: int, native: bool = False):
-        self.comm, self.name, self.kind, self.bytes, self.native = comm, name, kind, bytes, native
+    def __init__(self, comm: Accounts, name: str, kind: EventKind, bytes: int, engine_bytes: int | None = None):
+        self.comm, self.name, self.kind, self.bytes, self.engine_bytes = comm, name, kind, bytes, engine_bytes
 
     def __enter__(self) -> None:
         mark = self.comm.ledger.mark
@@ -99,19 +108,22 @@ class Span:
         if self.marked is not None:
             self.marked.__enter__()
         self.started = self.comm.clock()
-        if self.native:
+        if self.engine_bytes is not None:
             status = self.comm.ledger.status
             status.since, status.waiting = self.started, Awaited(self.name, self.comm.members)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         comm, ledger, ended = self.comm, self.comm.ledger, self.comm.clock()
         if self.marked is not None:
             self.marked.__exit__(None, None, None)
-        if self.native:
+        if self.engine_bytes is not None:
             ledger.status.waiting = None
+            if error is None:
+                ledger.traffic.sent(0, 0, self.engine_bytes)
         if self.kind != COMPUTE:
             ledger.traffic.waited(ended - self.started)
         if ledger.trace is None or (self.kind == COLLECTIVE and comm.size == 1):
             return  # on one rank a collective sends nothing, and a trace shows none
         rank = comm.members[comm.rank]
-        ledger.trace.record(Event(rank, self.kind, self.name, self.started, ended, self.bytes, ledger.track))
+        seconds, bytes = (self.started, ended), (self.bytes, self.engine_bytes or 0)
+        ledger.trace.record(Event(rank, self.kind, self.name, *seconds, bytes[0], ledger.track, engine_bytes=bytes[1]))

@@ -108,8 +108,10 @@ class Watching(Communicator):
         self.observer.watch(name, flatten(buffer), cells)
         return buffer
 
-    def span(self, name: str, kind: EventKind = EventKind.COMPUTE, bytes: int = 0, native: bool = False) -> Span:
-        return _WatchedSpan(self, name, kind, bytes, native)
+    def span(
+        self, name: str, kind: EventKind = EventKind.COMPUTE, bytes: int = 0, engine_bytes: int | None = None
+    ) -> Span:
+        return _WatchedSpan(self, name, kind, bytes, engine_bytes)
 
     def split(self, color: int, key: int | None = None) -> Watching:
         part = super().split(color, key)

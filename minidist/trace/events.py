@@ -58,6 +58,8 @@ class Event:
     waited_from : float or None
         When the rank began to wait for a message that it had posted ahead; until then it did something else beside the
         message. None if the rank waited from `start` on.
+    engine_bytes : int
+        Of a collective of the engine's own, which records no messages: how many the rank had to send, by formula.
     """
 
     rank: int
@@ -70,6 +72,7 @@ class Event:
     flow: str = ""
     line: str = ""
     waited_from: float | None = None
+    engine_bytes: int = 0
 
 
 def messages(events: Iterable[Event]) -> list[tuple[Event, Event]]:

@@ -13,7 +13,7 @@ of a *union* of intervals, and no moment counts twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from minidist.trace.events import COMMUNICATION, Event, EventKind
 
@@ -26,9 +26,10 @@ COLLECTIVES = ("collective", "calls", "bytes", "time", "a call")
 def time_table(events: Iterable[Event]) -> str:
     """Return two tables as text: each rank's time, and the collectives by name.
 
-    A rank's `total` is from the first event of the trace to the rank's last; `communicating` is the share of it that is
-    exposed communication; `messages` and `sent` count what left the rank. In the second table a call is one rank's part
-    in a collective, its bytes are those of the buffer, and everything is summed over the ranks.
+    A rank's `total` is from the first event of the trace to the rank's last; `communicating` is the share of it
+    that is exposed communication; `messages` and `sent` count what left the rank (see `format_sent`). In the second
+    table a call is one rank's part in a collective, its bytes are those of the buffer, and everything is summed
+    over the ranks.
     """
     by_rank: dict[int, list[Event]] = defaultdict(list)
     by_name: dict[str, list[Event]] = defaultdict(list)
@@ -62,6 +63,12 @@ def format_bytes(bytes: int) -> str:
     return f"{bytes} B"
 
 
+def format_sent(sent: Iterable[int], in_words: Callable[[int], str] = format_bytes) -> str:
+    """Return the bytes of messages, and behind a plus what the engine's own collectives had to send, by formula."""
+    counted, engine = sent
+    return in_words(counted) + (f" + {in_words(engine)} by the engine, by formula" if engine else "")
+
+
 def covered(intervals: Iterable[Interval]) -> float:
     """Return the length of the union of intervals."""
     total, reached = 0.0, -float("inf")
@@ -90,7 +97,8 @@ def _rank(rank: int, begin: float, events: list[Event]) -> list[str]:
     overlapped = covered(under_way + blocked) - exposed
     seconds = (total, compute, exposed, total - compute - exposed, overlapped)
     share = exposed / total if total else 0.0
-    return [str(rank), *map(format_seconds, seconds), f"{share:.1%}", str(len(sends)), format_bytes(sum(sends))]
+    sent = format_sent((sum(sends), sum(event.engine_bytes for event in events)))
+    return [str(rank), *map(format_seconds, seconds), f"{share:.1%}", str(len(sends)), sent]
 
 
 def _blocked_from(event: Event) -> float:

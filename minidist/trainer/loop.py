@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from minidist.collectives import all_reduce
@@ -40,6 +41,9 @@ from minidist.trainer.schedule import learning_rate, linear_scaling
 from minidist.trainer.spread import adapted, build_optimizer, carried_of, check_room, loss_of
 from minidist.trainer.text import Samples
 
+Sent = dict[str, NDArray[np.int64]]
+"""By axis: the bytes of messages, and those that an engine had to send, by formula; see `Traffic`."""
+
 
 @dataclass
 class Outcome:
@@ -47,7 +51,7 @@ class Outcome:
 
     model: GPT
     history: list[StepMetrics]
-    sent: dict[str, int]  # bytes, along each axis of the mesh (and between the nodes of ZeRO++), by all steps
+    sent: Sent  # along each axis of the mesh, and between the nodes of ZeRO++, by all steps
     scaler: LossScaler | None = None
     saves: list[tuple[float, float]] = field(default_factory=list)  # seconds: `Writer.stalled`, `Writer.wrote`
 
@@ -67,6 +71,7 @@ class Trainer:
 
     parallel: Parallel  # from `spread` on
     optimizer: MasterWeights
+    profiler: torch.profiler.profile | None = None
 
     def __init__(self, run: CheckedRun, samples: Samples) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
@@ -88,15 +93,10 @@ class Trainer:
         self.first_step = self.resumed.step if self.resumed else 0
         self.peak_rate = linear_scaling(config.optimizer.lr, config.optimizer.base_batch or batch, batch)
 
-    def run(
-        self,
-        reporter: Reporter | None = None,
-        account: Account | None = None,
-        profiler: torch.profiler.profile | None = None,
-    ) -> Outcome:
+    def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
         """Train to the last step, report each to `reporter`, and return the outcome. Collective.
 
-        An `account` watches the last step, and slows it down; so does a `profiler` what its schedule says.
+        An `account` watches the last step, and slows it down; `self.profiler`, if set, those that its schedule says.
 
         Raises
         ------
@@ -113,13 +113,13 @@ class Trainer:
         before = self._sent()
         history: list[StepMetrics] = []
         ahead = ReadAhead(self.batches, pin=self.device.type == "cuda")
-        with self._overflow_expected(), profiler or contextlib.nullcontext(), ahead as batches:
+        with self._overflow_expected(), self.profiler or contextlib.nullcontext(), ahead as batches:
             for step, batch in zip(range(self.first_step, run.steps), batches, strict=False):
                 watched = account if step + 1 == run.steps else None
                 with self._watching(watched) if watched else contextlib.nullcontext():
                     history.append(self._measured_step(step, batch.to(self.device)))
-                if profiler is not None:
-                    profiler.step()
+                if self.profiler is not None:
+                    self.profiler.step()
                 if reporter is not None:
                     reporter.step(history[-1])
                 due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
@@ -196,11 +196,11 @@ class Trainer:
         needed = self.model.config.flops_per_token(self.config.data.sequence) * tokens_per_second
         return needed / (peak * self.comm.size) if peak else None
 
-    def _sent(self) -> dict[str, int]:
-        sent = {axis: getattr(self.mesh, axis).traffic.bytes_sent for axis in AXES}
+    def _sent(self) -> Sent:
+        each = {axis: getattr(self.mesh, axis).traffic for axis in AXES}
         if isinstance(self.parallel.replica, ZeROPlusPlus):
-            sent["nodes"] = self.parallel.replica.nodes.across.traffic.bytes_sent
-        return sent
+            each["nodes"] = self.parallel.replica.nodes.across.traffic
+        return {axis: np.array([traffic.bytes_sent, traffic.engine_bytes]) for axis, traffic in each.items()}
 
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""

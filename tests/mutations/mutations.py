@@ -225,8 +225,8 @@ COMM = [
     Mutation(
         "a range is made although nobody profiles",
         "minidist/comm/torch_wire/marks.py",
-        old="profiler.record_function(self.name) if profiler._is_profiler_enabled else None",
-        new="profiler.record_function(self.name)",
+        old="profiler.record_function(name) if profiler._is_profiler_enabled else None",
+        new="profiler.record_function(name)",
         tests=("tests/trainer/test_profile.py::test_while_nobody_profiles_no_range_is_made",),
     ),
     Mutation(
@@ -278,6 +278,9 @@ COMM = [
 
 # ---------------------------------------------------------------- floor 2: collectives
 
+ENGINE_BYTES = (
+    "tests/collectives/test_engine_bytes.py::test_the_sum_over_ranks_is_the_least_that_the_operation_has_to_move"
+)
 EVERY_ALGORITHM = (
     "tests/collectives/test_collectives.py::test_every_algorithm_gives_numpys_answer_on_any_number_of_ranks"
 )
@@ -377,6 +380,20 @@ COLLECTIVES = [
         old="return [whole + 1] * rest + [whole] * (parts - rest)",
         new="return [whole] * (parts - rest) + [whole + 1] * rest",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-5]",),
+    ),
+    Mutation(
+        "an engine's scatter counts what the root keeps",
+        "minidist/collectives/choose.py",
+        old="0 if behind else whole - own",
+        new="0 if behind else whole",
+        tests=(ENGINE_BYTES,),
+    ),
+    Mutation(
+        "what the engine refused is counted",
+        "minidist/comm/request.py",
+        old="            if error is None:\n",
+        new="            if True:\n",
+        tests=(ENGINE_BYTES,),
     ),
     Mutation(
         "the rule takes halving where there is no power of two of ranks",

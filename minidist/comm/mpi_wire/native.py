@@ -1,4 +1,4 @@
-"""The engines' own collectives, to compare with. Not counted in `traffic`: what they send is their secret."""
+"""The engines' own collectives, to compare with. What they send is their secret: `traffic` has it by formula."""
 
 from __future__ import annotations
 

@@ -3,47 +3,23 @@
     comm.span("backward")     ├──────────── backward ────────────┤      on the rank's own thread
                                  ├ reduce_scatter ring ┤                on a stream's
 
-A ledger's `mark` makes them. The torch wire's ledgers have one; elsewhere `train --profile` sets it.
+A ledger's `mark` is one of these. The torch wire's ledgers have one; elsewhere `train --profile` sets it.
 """
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.autograd import profiler
 
 
-class Range:
-    """A named range in `torch.profiler`'s trace. While nobody profiles, it only looks at torch's own switch."""
-
-    __slots__ = ("name", "recorded")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        self.recorded = profiler.record_function(self.name) if profiler._is_profiler_enabled else None
-        if self.recorded is not None:
-            self.recorded.__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *raised: object) -> None:
-        if self.recorded is not None:
-            self.recorded.__exit__(*raised)
+def on_cpu(name: str) -> AbstractContextManager[Any] | None:
+    """Return a named range of `torch.profiler`; None while nobody profiles, which torch's own switch says."""
+    return profiler.record_function(name) if profiler._is_profiler_enabled else None
 
 
-class NvtxRange(Range):
-    """The same, and an NVTX range of this thread."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        torch.cuda.nvtx.range_push(self.name)  # type: ignore[no-untyped-call]
-        super().__enter__()
-
-    def __exit__(self, *raised: object) -> None:
-        super().__exit__(*raised)
-        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-
-
-def marker(cuda: bool) -> type[Range]:
-    """Return what marks a piece of work for the profilers that there are: `with marker(cuda)("forward"): ...`."""
-    return NvtxRange if cuda else Range
+def on_gpu(name: str) -> AbstractContextManager[Any] | None:
+    """Return the same, or else an NVTX range of this thread, which costs nothing much while nobody looks."""
+    return on_cpu(name) or torch.cuda.nvtx.range(name)

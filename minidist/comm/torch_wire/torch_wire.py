@@ -25,7 +25,7 @@ from minidist.comm.engine.pool import Group, parts_of
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Ledger
-from minidist.comm.torch_wire.marks import marker
+from minidist.comm.torch_wire import marks
 from minidist.comm.torch_wire.store import StoreMailbox
 from minidist.comm.torch_wire.torch_groups import (
     everyone,
@@ -226,7 +226,7 @@ def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
     rank, size = dist.get_rank(group), len(addresses)
     hosts = tuple(gather_answers(cpu, rank, host()))
     job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout)
-    ledger = Ledger(mark=marker(cuda is not None))
+    ledger = Ledger(mark=marks.on_cpu if cuda is None else marks.on_gpu)
     comm = Communicator(TorchWire(Group((cpu, cuda)), addresses, tuple(range(size)), job), ledger)
     if size > 1:
         sys.excepthook = job.mailbox.end_job
