@@ -49,7 +49,7 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
     Raises
     ------
     LaunchError
-        If there is no such file, no mpirun that fits, or the options contradict each other.
+        If there is no such file, no mpirun that fits, or the ranks cannot share GPUs as asked.
     """
     program = ["-m", *options.program] if options.module else options.program
     if program[0] != "-m" and not os.path.isfile(program[0]):
@@ -59,6 +59,9 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
     if options.ranks_per_gpu is not None:
         if options.wire == "mpi":
             raise LaunchError("--ranks-per-gpu is for ranks of NCCL, which torchrun starts: leave --wire mpi out")
+        from minidist.comm.torch_wire.gpus import count_gpus, share_gpus  # here, because it imports torch
+
+        share_gpus(options.ranks_per_gpu, count_gpus(), options.ranks)  # one sentence, and not one from each rank
         extra["MINIDIST_RANKS_PER_GPU"] = str(options.ranks_per_gpu)
     if options.wire == "torch" or options.ranks_per_gpu is not None:
         # torchrun puts Python in front of the ranks' program itself

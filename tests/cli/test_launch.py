@@ -16,6 +16,7 @@ from ranks import clean_environment, warm_python
 
 from minidist.cli import doctor, launch
 from minidist.comm.errors import LaunchError
+from minidist.comm.torch_wire import gpus
 from minidist.launch import mpirun
 from minidist.launch.jobs import MARK, Outcome, members, run_job
 
@@ -149,7 +150,19 @@ def test_mistakes_are_named(arguments: list[str], words: str, capsys: pytest.Cap
     assert words in capsys.readouterr().err
 
 
-def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so() -> None:
+def test_ranks_that_cannot_share_gpus_are_not_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count, each, words in ((0, "2", "has no GPU"), (1, "1", "for 1 of the 2 ranks"), (1, "2", "this is 2.29.7")):
+        monkeypatch.setattr(gpus, "count_gpus", lambda count=count: count)
+        monkeypatch.setattr(gpus, "nccl_version", lambda: (2, 29, 7))
+        assert launch.main(["-n", "2", "--ranks-per-gpu", each, __file__]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("minidist launch: MINIDIST_RANKS_PER_GPU=") and words in said and said.count("\n") == 1
+
+
+def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "share_gpus", lambda each, gpus, ranks: None)
     options = launch._parser().parse_args(["-n", "4", "--ranks-per-gpu", "4", "--limit", "9", __file__, "--x"])
     command, env = launch.command_line(options)
     assert command[1:5] == ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
@@ -288,8 +301,8 @@ def test_what_doctor_asks_of_nccl_can_be_answered(tmp_path: Path) -> None:
     command = [*warm_python(), str(path), str(tmp_path / "meeting")]
     job = run_job(command, env=clean_environment(), timeout=60, capture=True)
     assert job.returncode == 0, job.stderr
-    _, gloo, gpus, version, library, fault = json.loads(job.stdout.splitlines()[-1])
-    assert (gloo, gpus, version, library) == ("works", ["GPU 0"], "2.28.9", "torch itself")
+    _, gloo, found, version, library, fault = json.loads(job.stdout.splitlines()[-1])
+    assert (gloo, found, version, library) == ("works", ["GPU 0"], "2.28.9", "torch itself")
     assert fault.startswith("needs NCCL 2.30 or newer, but this is 2.28.9: pip install --target")
 
 

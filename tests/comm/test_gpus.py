@@ -68,6 +68,9 @@ def test_rank_r_takes_gpu_r_divided_by_the_ranks_of_each(machine: pytest.MonkeyP
     assert taken(machine, 3, each=4) == [0, 0, 0]
     assert os.environ["NCCL_MAX_CTAS"] == "4", "each leaves room for the others"
     assert taken(machine, 8, each=4) == [0, 0, 0, 0, 1, 1, 1, 1]
+    gpus.share_gpus(1, 1, 1)
+    with pytest.raises(LaunchError, match="for 1 of the 2 ranks"):
+        gpus.share_gpus(1, 1, 2)
     machine.setenv("NCCL_MAX_CTAS", "2")
     assert taken(machine, 4, each=4) and os.environ["NCCL_MAX_CTAS"] == "2", "what the user has set stays"
 
@@ -92,7 +95,7 @@ def test_under_slurm_ranks_are_counted_by_its_variables(machine: pytest.MonkeyPa
             1,
             (2, 30),
             "2",
-            "=2 leaves room for 2 ranks on this machine's GPUs (1), but 4 were started: use MINIDIST_RANKS_PER_GPU=4",
+            "=2 leaves room on this machine's GPUs (1) for 2 of the 4 ranks: use MINIDIST_RANKS_PER_GPU=4",
         ),
         (1, (2, 29, 7), "4", "MINIDIST_RANKS_PER_GPU=4 needs NCCL 2.30 or newer, but this is 2.29.7: pip install "),
         (1, (2, 30), "two", "MINIDIST_RANKS_PER_GPU=two must be a whole number"),

@@ -33,7 +33,7 @@ def own_gpu() -> int | None:
         If ranks are to share GPUs, and cannot.
     """
     each = ranks_per_gpu()
-    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    gpus = count_gpus()
     local = number_in("LOCAL_RANK", "SLURM_LOCALID", default=0)
     neighbours = number_in("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", default=local + 1)
     if gpus == 1 and "SLURM_GPUS_PER_TASK" in os.environ:  # srun lets each rank see its own only
@@ -41,6 +41,11 @@ def own_gpu() -> int | None:
     if each > 1:
         share_gpus(each, gpus, neighbours)
     return local // each if neighbours <= gpus * each else None
+
+
+def count_gpus() -> int:
+    """Return how many GPUs of this machine NCCL could use."""
+    return torch.cuda.device_count() if dist.is_nccl_available() else 0
 
 
 def ranks_per_gpu() -> int:
@@ -53,14 +58,16 @@ def ranks_per_gpu() -> int:
 
 
 def share_gpus(each: int, gpus: int, ranks: int) -> None:
-    """Have NCCL accept several ranks on a GPU; raise LaunchError if it cannot, or there are too few GPUs."""
+    """Have NCCL accept `each` ranks on a GPU; raise LaunchError if it cannot, or there are too few GPUs."""
     if not gpus:
         raise LaunchError(f"{SHARING}={each}, but this machine has no GPU that NCCL could use: leave it out")
     if ranks > gpus * each:
         raise LaunchError(
-            f"{SHARING}={each} leaves room for {gpus * each} ranks on this machine's GPUs ({gpus}), but {ranks} were "
-            f"started: use {SHARING}={-(-ranks // gpus)}, or fewer ranks"
+            f"{SHARING}={each} leaves room on this machine's GPUs ({gpus}) for {gpus * each} of the {ranks} ranks: use "
+            f"{SHARING}={-(-ranks // gpus)}, or fewer ranks"
         )
+    if each == 1:
+        return
     if fault := sharing_fault():
         raise LaunchError(f"{SHARING}={each} {fault}")
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
