@@ -26,7 +26,6 @@ from minidist.memory.precision.fp8 import E4M3, E5M2, quantize, scaled_matmul
 from minidist.memory.precision.mixed import supports
 from minidist.model import GPTConfig
 
-HEAD = 128  # channels of an attention head
 Sizes: TypeAlias = tuple[int, int, int, int, tuple[int, ...], str, int]
 SIZES: dict[
     str, Sizes
@@ -87,7 +86,7 @@ def works(options: Options) -> Iterator[Work]:
     layers, hidden, sequence, vocabulary, batches, backend, _ = SIZES[options.device]
     batches = (options.batch,) if options.batch else batches
     hidden = min(options.hidden, default=hidden)
-    config = GPTConfig(vocabulary, options.layers or layers, hidden, max(1, hidden // HEAD), sequence=sequence)
+    config = GPTConfig(vocabulary, options.layers or layers, hidden, max(1, hidden // 128), sequence=sequence)
     for batch, again, compiler in product(batches, (False, True), ("", backend)):
         work = Work(config, batch, torch.device(options.device), compiler, again)
         if wanted(work.name, options, batch == batches[0] or (compiler != "" and not again)):
