@@ -22,7 +22,9 @@ HERE = Path(__file__).parent
 RANKS = [1, 2, 4]
 PARTS = {
     "1/3": ("test_gpu_training.py",),
-    "2/3": tuple(f"test_gpu_{name}.py" for name in ("collectives", "faults", "memory", "single", "checkpoints")),
+    "2/3": tuple(
+        f"test_gpu_{name}.py" for name in ("attention", "collectives", "faults", "memory", "single", "checkpoints")
+    ),
     "3/3": ("test_gpu_twins.py", "test_gpu_compiled.py"),
 }
 DRAWS = HERE / "train_draws.py"

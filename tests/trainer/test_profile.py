@@ -123,14 +123,14 @@ def test_every_span_of_every_thread_is_an_nvtx_range(monkeypatch: pytest.MonkeyP
     def program(comm: Communicator) -> None:
         comm.ledger.mark = marks.on_gpu
         group, stream = comm.split(0), comm.stream()
-        with pytest.raises(ZeroDivisionError), group.span("forward"):
+        with pytest.raises(ZeroDivisionError), group.span("forward {}"):
             all_reduce(np.ones(3), group, algorithm="tree")
             raise ZeroDivisionError
         stream.launch(all_reduce, np.ones(3), stream.comm, "sum", "ring").wait()
 
     minidist.run(program, 2)
     assert seen == {
-        ("forward", False), ("all_reduce tree", False), ("all_reduce ring", True), ("wait for all_reduce", False)
+        ("forward {}", False), ("all_reduce tree", False), ("all_reduce ring", True), ("wait for all_reduce", False)
     }  # fmt: skip
     assert not any(opened.values()), "each is closed on the thread that opened it"
 
