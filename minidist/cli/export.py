@@ -8,12 +8,16 @@
 
 One process does it, whatever layout of ranks wrote the checkpoint. It holds all parameters in memory once. The format
 is that of Hugging Face's Llama, in the precision of the run; `train --init FOLDER` reads it as well.
+
+A checkpoint of adapters has no other weights: those are read from the folder that the run began from. Adapters are
+folded into them (W + alpha/r BA), or with `--adapters` written alone, as Hugging Face's PEFT reads them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,19 @@ from torch import Tensor
 
 from minidist.comm.job.number import NOT_NEGATIVE, flag_of
 from minidist.launch.parser import Parser
+from minidist.memory.adapters import merge
 from minidist.model import GPT, GPTConfig
+from minidist.parallel import Recipe
+from minidist.parallel.steps import adapt
+from minidist.trainer.agreement import fingerprint
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
+from minidist.trainer.checkpoint.resume import check_base, load_initial
 from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.files import reason
+from minidist.trainer.config import ConfigError
+from minidist.trainer.files import reason, retold
 from minidist.trainer.foreign.llama import CONFIG_FILE, WEIGHTS_FILE, write_llama
+from minidist.trainer.foreign.peft import ADAPTER_FILES, write_peft
 
 COMMAND = "minidist export"
 
@@ -38,11 +49,14 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog=COMMAND, description="Make a Hugging Face Llama of a checkpoint.")
     parser.add_argument("run", type=Path, help="the folder that was given to train --save")
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
+    parser.add_argument(
+        "--adapters", action="store_true", help="write the adapters of a run with --lora alone, for PEFT"
+    )
     parser.add_argument("--step", type=flag_of(int, NOT_NEGATIVE), help="which checkpoint; none: the newest")
     options = parser.parse_args(argv)
     try:
         checkpoint = find(options.run, options.step)
-        print(export(checkpoint, options.to))
+        print(export(checkpoint, options.to, options.adapters))
     except CheckpointError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
@@ -70,13 +84,16 @@ def find(run: Path, step: int | None = None) -> Path:
     return store.final_of(run, step)
 
 
-def export(checkpoint: Path, folder: Path) -> str:
+def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
     """Compare all checksums, then write a Llama to a new or an empty folder; return words that say what is there now.
+
+    With `adapters`, write these alone.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, or the folder is in use or cannot be written. The folder is then left as it was.
+        If the checkpoint is damaged, or has no adapters, or the weights beside which they were trained are gone or
+        changed; or if the folder is in use or cannot be written. The folder is then left as it was.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -86,8 +103,17 @@ def export(checkpoint: Path, folder: Path) -> str:
     restore.verify(checkpoint)
     state = restore.read_state(checkpoint)
     config = _sizes(checkpoint, state)
-    weights = read_parameters(checkpoint, config)
-    _write(config, weights, folder)
+    if state.get("base"):
+        model = read_adapted(checkpoint, state, config)
+        if adapters:
+            return _export_adapters(checkpoint, model, state["config"]["run"]["init"], folder)
+        merge(model)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    elif adapters:
+        raise CheckpointError(f"{checkpoint} has no adapters, but all parameters: leave --adapters out")
+    else:
+        weights = read_parameters(checkpoint, GPT(config, device="meta"))
+    _write((WEIGHTS_FILE, CONFIG_FILE), lambda: write_llama(config, weights, folder), folder)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     tokenizer = restore.state_at(checkpoint, state, "config", "data", "tokenizer", kind=str, default="")
     return (
@@ -98,8 +124,40 @@ def export(checkpoint: Path, folder: Path) -> str:
     )
 
 
-def read_parameters(checkpoint: Path, config: GPTConfig) -> dict[str, Tensor]:
-    """Return all parameters of a checkpoint, each whole, under our names, in the dtype of the run.
+def _export_adapters(checkpoint: Path, model: GPT, base: str, folder: Path) -> str:
+    _write(ADAPTER_FILES, lambda: write_peft(model, base, folder), folder)
+    return (
+        f"the adapters of {checkpoint}, written to {folder}: {', '.join(ADAPTER_FILES)}\n"
+        f'load them with peft.PeftModel.from_pretrained(model, "{folder}"), beside the model in {base}'
+    )
+
+
+def read_adapted(checkpoint: Path, state: dict[str, Any], config: GPTConfig) -> GPT:
+    """Return the model of a run that trained adapters: these from the checkpoint, the rest from where the run began.
+
+    Raises
+    ------
+    CheckpointError
+        As `read_parameters`; and if the folder that the run began from cannot be read, or has other weights now.
+    """
+    saved = partial(restore.state_at, checkpoint, state)
+    init, qlora = saved("config", "run", "init", kind=str), saved("config", "run", "qlora", kind=bool)
+    rank = saved("config", "run", "lora", kind=int, limit=NOT_NEGATIVE) or 8 * qlora
+    dtype = next(dtype for name, (dtype, _) in restore.names(checkpoint).items() if name.endswith(".A"))
+    model = GPT(config, dtype=dtype, device="meta").to_empty(device="cpu")
+    model.tie()
+    with retold(CheckpointError, ConfigError, before=f"{checkpoint} has adapters alone, and the weights beside them: "):
+        load_initial(Path(init), model)
+    check_base(checkpoint, saved("base", kind=str), fingerprint(model), init)
+    adapt(model, Recipe(lora=rank, qlora=qlora))
+    model.load_state_dict(read_parameters(checkpoint, model), strict=False)
+    return model
+
+
+def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
+    """Return the trained parameters of a checkpoint, each whole, under our names, in the dtype of the run.
+
+    The `model` says which they are; it may be on the device `meta`.
 
     Raises
     ------
@@ -108,7 +166,9 @@ def read_parameters(checkpoint: Path, config: GPTConfig) -> dict[str, Tensor]:
     """
     there = restore.names(checkpoint)
     wanted = []
-    for name, parameter in GPT(config, device="meta").named_parameters():
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         dtype = there[name][0] if name in there else torch.float32  # a missing one is named by `read`
         wanted.append(Piece(name, Extent.of(parameter.shape), torch.empty(parameter.shape, dtype=dtype)))
     restore.read(checkpoint, wanted)
@@ -124,15 +184,15 @@ def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:
         ) from None
 
 
-def _write(config: GPTConfig, weights: dict[str, Tensor], folder: Path) -> None:
+def _write(files: tuple[str, str], write: Callable[[], None], folder: Path) -> None:
     made = not folder.exists()
     try:
-        write_llama(config, weights, folder)
+        write()
         # Some versions of safetensors make files that only their owner may read; this one is to be passed on
-        (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
+        (folder / files[0]).chmod((folder / files[1]).stat().st_mode)
     except (OSError, SafetensorError) as error:
         if folder.is_dir():
-            for name in (WEIGHTS_FILE, CONFIG_FILE):
+            for name in files:
                 (folder / name).unlink(missing_ok=True)
                 (folder / f"{name}.partial").unlink(missing_ok=True)
             if made:

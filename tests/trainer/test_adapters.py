@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections import Counter
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from training import count_calls, losses, same_bits, tensors, train_on
 
-from minidist.memory.adapters import add_lora, add_qlora
+from minidist.__main__ import main
+from minidist.memory.adapters import add_lora, add_qlora, dequantize, quantize
 from minidist.memory.precision import fp8
 from minidist.model import GPT, GPTConfig
 from minidist.trainer.checkpoint.saving import in_fp8
@@ -146,6 +149,77 @@ def test_what_is_not_offered_gets_a_sentence(
     ranks: int, words: str, sentence: str, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in refusal(ranks, words.format(llama), capsys)
+
+
+@pytest.fixture(scope="module", params=["--lora 4 --tp 2", "--qlora --zero 3"])
+def run(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of adapters on 2 ranks."""
+    folder = tmp_path_factory.mktemp("run") / "a"
+    assert train_on(2, RUN, f"--init {llama} {request.param} --steps 4 --lr 0.1 --save {folder}") == 0
+    return folder
+
+
+def test_adapters_are_merged_into_a_llama_or_written_as_peft_reads_them(
+    run: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What PEFT computes, and the names that it asks for, are told apart here: it is not installed."""
+    transformers = pytest.importorskip("transformers")
+    assert main(["export", str(run), "--to", str(tmp_path / "merged")]) == 0
+    assert main(["export", str(run), "--to", str(tmp_path / "alone"), "--adapters"]) == 0
+    assert (
+        f'PeftModel.from_pretrained(model, "{tmp_path / "alone"}"), beside the model in {llama}'
+        in capsys.readouterr().out
+    )
+    said = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
+    qlora = len(said["target_modules"]) == 7
+    every = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert said["target_modules"] == (every if qlora else ["q_proj", "v_proj"])
+    assert (said["peft_type"], said["task_type"], said["r"], said["lora_alpha"]) == (
+        "LORA",
+        "CAUSAL_LM",
+        8 if qlora else 4,
+        16,
+    )
+    assert said["base_model_name_or_path"] == str(llama)
+    adapters = load_file(tmp_path / "alone" / "adapter_model.safetensors")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(str(llama), dtype="float32")
+    for target in said["target_modules"]:
+        for number in range(SIZES.layers):
+            name = next(name for name in adapters if f".{number}." in name and f".{target}.lora_A." in name)
+            assert name.startswith(f"base_model.model.model.layers.{number}.")
+            weight = theirs.get_parameter(name.removeprefix("base_model.model.").replace(".lora_A", ""))
+            down, up = adapters.pop(name), adapters.pop(name.replace("lora_A", "lora_B"))
+            assert (down.shape, up.shape) == ((said["r"], weight.shape[1]), (weight.shape[0], said["r"]))
+            base = dequantize(quantize(weight.detach())) if qlora else weight.detach()
+            weight.data = base + said["lora_alpha"] / said["r"] * up @ down
+    assert not adapters
+    tokens = torch.tensor([list(b"of the class")])
+    merged = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "merged"), dtype="float32")
+    torch.testing.assert_close(theirs(tokens).logits, merged(tokens).logits)
+    before = transformers.AutoModelForCausalLM.from_pretrained(str(llama), dtype="float32")
+    assert (merged(tokens).logits - before(tokens).logits).abs().max() > 1e-2
+
+
+def test_exports_of_adapters_that_cannot_be(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(llama, base := tmp_path / "base")
+    assert train_on(1, RUN, f"--init {base} --lora 4 --save {tmp_path / 'a'}") == 0
+    assert train_on(1, RUN, f"--save {tmp_path / 'whole'}") == 0
+    capsys.readouterr()
+    for run, damage, sentence in (
+        ("whole", None, "has no adapters, but all parameters: leave --adapters out"),
+        ("a", "change", "has adapters for other weights than those that"),
+        ("a", "remove", "has adapters alone, and the weights beside them: --init"),
+    ):
+        if damage == "change":
+            model = load_llama(base)
+            nn.init.zeros_(model.norm.weight)
+            save_llama(model, base)
+        elif damage == "remove":
+            shutil.rmtree(base)
+        assert main(["export", str(tmp_path / run), "--to", str(tmp_path / "b"), "--adapters"]) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and error.count("\n") == 1
+        assert not (tmp_path / "b").exists()
 
 
 # ---------------------------------------------------------------- 8 bits
