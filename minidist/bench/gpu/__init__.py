@@ -40,10 +40,8 @@ def measure(options: Options) -> tuple[dict[str, object], list[Measurement]]:
     found: list[Measurement] = []
     # By itself, torch would cut a block's graph where torch DDP's buckets end, for messages that are not sent here; and
     # after too many compilations it would go on without them, and not say so.
-    with (
-        one_rank(options.device) as comm,
-        torch._dynamo.config.patch(optimize_ddp=False, fail_on_recompile_limit_hit=True),
-    ):
+    honest = torch._dynamo.config.patch(optimize_ddp=False, fail_on_recompile_limit_hit=True)
+    with one_rank(options.device) as comm, honest:
         for bench in map(find_subject, ON_ONE_GPU):
             for case, rows in groupby(measured(bench, Setting(options, "here", comm)), lambda row: row.case):
                 print(f"gpu: {bench.name} {case}", file=sys.stderr, flush=True)

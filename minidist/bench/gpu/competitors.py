@@ -76,12 +76,9 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
     generator = torch.Generator(work.device).manual_seed(0)
     for parameter in model.parameters():  # drawn on the device: a CPU takes a minute for a billion
         nn.init.normal_(parameter, float(parameter.dim() == 1), 0.02, generator)  # those of norms are about 1
-    if name not in OURS:
-        replica = by_torch(name, model, work)
-    else:
-        replica = OURS[name](model, comm)
-        if work.recompute:
-            recompute(model, "full")
+    replica = OURS[name](model, comm) if name in OURS else by_torch(name, model, work)
+    if work.recompute and name in OURS:
+        recompute(model, "full")
     if work.backend and name == "fully_shard":
         for block in blocks_of(model):
             block.compile(backend=work.backend)
