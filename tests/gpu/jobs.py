@@ -25,10 +25,11 @@ PARTS = {
     "2/3": tuple(
         f"test_gpu_{name}.py" for name in ("attention", "collectives", "faults", "memory", "single", "checkpoints")
     ),
-    "3/3": ("test_gpu_twins.py", "test_gpu_compiled.py"),
+    "3/3": ("test_gpu_twins.py", "test_gpu_compiled.py", "test_gpu_adapters.py"),
 }
 DRAWS = HERE / "train_draws.py"
-SAME = "same parameters as the serial run yes"  # what it prints of each
+RIGHT = "  right, "  # what it prints of each run
+ALIKE = "same bits on every rank yes"
 
 
 def refusal(ranks: int) -> str:
@@ -63,10 +64,10 @@ def succeeds(ranks: int, *program: str | Path, timeout: float, on_cpu: bool = CP
     return outcome.stdout
 
 
-def verified(ranks: int, first: int, count: int, *more: str, timeout: float) -> None:
-    """Train with the layouts and options of so many seeds; all must give the serial run's parameters."""
-    said = succeeds(ranks, DRAWS, str(first), str(count), *more, timeout=timeout)
-    assert said.count(SAME) == said.count(f", {ENGINE}: train") == count, "each was compared"
+def verified(ranks: int, count: int, *words: str, timeout: float) -> None:
+    """Train runs that `DRAWS` takes; all must give the serial run's parameters, on every rank."""
+    said = succeeds(ranks, DRAWS, *words, timeout=timeout)
+    assert said.count(RIGHT) == said.count(ALIKE) == said.count(f", {ENGINE}: train") == count
 
 
 def processes_on_gpus() -> set[str]:

@@ -10,4 +10,5 @@ from jobs import CPU, verified
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_blocks_train_what_the_serial_run_does(ranks: int) -> None:
-    verified(ranks, 101, 1 if CPU else 2, "--compile", timeout=300)
+    count = 1 if CPU else 2
+    verified(ranks, count, "101", str(count), "--compile", timeout=300)

@@ -7,9 +7,9 @@ from pathlib import Path
 import jobs
 import pytest
 import torch
-from jobs import DRAWS, HERE, PARTS, SAME, verified
+from jobs import DRAWS, HERE, PARTS, RIGHT, verified
 from ranks import clean_environment, torchrun, warm_python
-from train_draws import draw
+from train_draws import VERDICTS, draw, is_right
 
 from minidist.launch.jobs import run_job
 from minidist.parallel.pipeline import NAMES
@@ -21,13 +21,13 @@ COUNTS = {1: 8, 2: 28, 4: 20}  # of seeds on so many ranks
 @pytest.mark.timeout(430)
 @pytest.mark.parametrize("ranks", COUNTS)
 def test_random_layouts_and_options_train_what_the_serial_run_does(ranks: int) -> None:
-    verified(ranks, 0, COUNTS[ranks], timeout=400)
+    verified(ranks, COUNTS[ranks], "0", str(COUNTS[ranks]), timeout=400)
 
 
 def test_the_draws_have_every_option() -> None:
     drawn = {ranks: [" ".join(draw(seed, ranks)) for seed in range(count)] for ranks, count in COUNTS.items()}
     policies = [f"--recompute {policy}" for policy in ("none", "full", "selective", "sqrt", "every 2")]
-    precisions = [f"--precision {name}" for name in ("float64", "float32", "bfloat16", "float16")]
+    precisions = [f"--precision {name}" for name in ("float64", "float32", "bfloat16", "float16", "fp8")]
     stages = [f"--zero {stage}" for stage in (1, 2, 3)]
     for words in (*policies, *precisions, *stages, "--offload memory", "--tied", "--dropout 0.1"):
         assert all(any(words in line for line in lines) for lines in drawn.values()), words
@@ -40,7 +40,7 @@ def test_the_draws_have_every_option() -> None:
 def test_a_draw_on_gloo_trains_what_the_serial_run_does() -> None:
     job = torchrun(2, DRAWS, "7", "1", timeout=100)
     assert job.returncode == 0, job.stderr
-    assert job.stdout.count(SAME) == job.stdout.count(", gloo: train") == 1
+    assert job.stdout.count(RIGHT) == job.stdout.count(", gloo: train") == 1
 
 
 BARE = """
@@ -50,6 +50,22 @@ for name in ("hypothesis", "pytest_timeout", "xdist", "mpi4py", "matplotlib", "n
     sys.modules[name] = None
 sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", sys.argv[1]]))
 """
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "same", "alike", "right"),
+    [
+        ("--verify", 0, "yes: largest relative difference 0.5", "yes", True),
+        ("--verify", 1, "NO: largest relative difference 1e-8", "yes", False),
+        ("--verify --precision float32", 1, "NO: largest relative difference 2e-6", "yes", True),
+        ("--verify --precision float32", 1, "NO: largest relative difference 2e-5", "yes", False),
+        ("--verify --precision float32", 1, "NO: largest relative difference 2e-6", "NO", False),
+        ("--verify --no-verify", 1, "", "NO", False),
+    ],
+)
+def test_what_counts_as_right(words: str, status: int, same: str, alike: str, right: bool) -> None:
+    said = f"{VERDICTS[0]}    {same}\n{VERDICTS[1]}       {alike}\n"
+    assert is_right(words.split(), status, said) is right
 
 
 def test_all_are_found_by_a_python_that_has_pytest_and_torch_alone(tmp_path: Path) -> None:
