@@ -33,7 +33,7 @@ def stages(config: Config, ranks: int) -> list[Variant]:
     layout = layout_of(config, ranks)
 
     def stage(name: str, zero: int, hsdp: int = 0, recompute: str = "none") -> Variant:
-        parallel = replace(config.parallel, strategy="ddp", zero=zero, hsdp=hsdp)
+        parallel = replace(config.parallel, strategy="ddp", zero=zero, hsdp=hsdp, zeropp=False)
         memory = replace(config.memory, recompute=recompute)
         return Variant(name, replace(config, parallel=parallel, memory=memory), layout)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from statistics import median
 
+from minidist.memory.account import ModelStates, model_states
+from minidist.memory.account.equation import MIXED_PRECISION_ADAM, adapted_states
 from minidist.parallel import ZeROPlusPlus
 from minidist.trace.table import format_sent
 from minidist.trainer.checkpoint.cadence import advice
@@ -27,7 +30,7 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
     if outcome.scaler is not None:
         skipped = sum(not math.isfinite(metrics.gradient_norm) for metrics in history)
         rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
-    rows += traffic(trainer, outcome)
+    rows += memory(trainer, outcome) + traffic(trainer, outcome)
     if history:
         tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
         waiting = sum(metrics.communication * metrics.seconds for metrics in history)
@@ -49,6 +52,23 @@ def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         # As if training stood still until a checkpoint is on the disk: so much it costs at most, if written beside it.
         step = median(metrics.seconds for metrics in outcome.history)
         rows.append(("    how often to save", advice(median(wrote), step, hours)))
+    return rows
+
+
+def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
+    """Return what rank 0 held after the last step beside the formulas, if it had adapters or computed in 8 bits."""
+    recipe, layout, sizes = trainer.recipe, trainer.mesh.layout, trainer.model.config
+    if not (recipe.lora or recipe.fp8) or layout.tp * layout.pp > 1 or trainer.config.offload_to:
+        return []
+    bytes, ranks = trainer.dtype.itemsize, recipe.shard_ranks or layout.dp
+    each = MIXED_PRECISION_ADAM if bytes == 2 else ModelStates(bytes, bytes, 2 * bytes)
+    if recipe.lora:
+        said = adapted_states(sizes, recipe.lora, recipe.qlora, ranks, recipe.zero, each)
+    else:
+        said = model_states(sizes.parameter_count, ranks, recipe.zero, each)
+    rows = []
+    for name, formula in asdict(said).items():
+        rows.append((f"bytes of {name} held by rank 0, and by formula", f"{outcome.held[name]:,}, {formula:,.0f}"))
     return rows
 
 

@@ -53,6 +53,7 @@ class Outcome:
     history: list[StepMetrics]
     sent: Sent  # along each axis of the mesh, and between the nodes of ZeRO++, by all steps
     scaler: LossScaler | None = None
+    held: dict[str, int] = field(default_factory=dict)  # bytes of each category after the last step
     saves: list[tuple[float, float]] = field(default_factory=list)  # seconds: `Writer.stalled`, `Writer.wrote`
 
 
@@ -129,7 +130,9 @@ class Trainer:
         if writer is not None:
             writer.wait()
         saves = list(zip(writer.stalled, writer.wrote, strict=True)) if writer else []
-        return Outcome(self._whole_model(), history, sent, self.scaler, saves)
+        self._watch(last := Account())
+        held = last.sample()
+        return Outcome(self._whole_model(), history, sent, self.scaler, held, saves)
 
     def spread(self) -> Parallel:
         """Apply the strategies, build the optimizer over this rank's part, and load a run to resume. Collective."""
@@ -220,9 +223,12 @@ class Trainer:
         whole.tie()
         return whole
 
+    def _watch(self, account: Account) -> None:
+        account.watch(self.parallel.replica.called, self.optimizer, self.comm)
+
     def _watching(self, account: Account) -> contextlib.AbstractContextManager[None]:
+        self._watch(account)
         replica = self.parallel.replica
-        account.watch(replica.called, self.optimizer, self.comm)
         if replica.stream is not None:
             account.watch(comm=replica.stream.comm)
         return account.recording()

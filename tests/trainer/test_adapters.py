@@ -292,3 +292,21 @@ def test_zeropp_sends_what_its_formula_says_and_less_than_zero_3(capsys: pytest.
         sent[words], formula = (int(number.replace(",", "")) for number in row.groups())
         assert abs(sent[words] - formula) <= 100  # a number for each norm
     assert sent["--zeropp"] < 0.5 * sent[""]
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    "ranks, words", [(1, "--lora 4"), (2, "--qlora --zero 3"), (3, "--qlora --zero 2 --precision bfloat16"),
+                     (2, "--precision fp8 --zero 3")]
+)  # fmt: skip
+def test_the_report_sets_what_is_held_beside_the_formula(
+    ranks: int, words: str, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_on(ranks, RUN, f"--init {llama} {words}") == 0
+    rows = re.findall(r"bytes of (\w+) held by rank 0, and by formula +([\d,]+), ([\d,]+)\n", capsys.readouterr().out)
+    assert [name for name, _, _ in rows] == ["parameters", "gradients", "optimizer"]
+    for _, held, formula in rows:
+        counted, said = (int(number.replace(",", "")) for number in (held, formula))
+        assert counted == pytest.approx(said, abs=400)  # step counts, and scales cut unevenly

@@ -15,7 +15,7 @@ meant to be read: `activations_of` counts it exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minidist.model import GPTConfig
 
@@ -74,6 +74,31 @@ def model_states(
     )
 
 
+def adapted_states(
+    config: GPTConfig, rank: int, nf4: bool, ranks: int = 1, stage: int = 0, each: ModelStates = MIXED_PRECISION_ADAM
+) -> ModelStates:
+    """Return the bytes of our GPT with adapters, as `add_lora` puts them beside its layers, or `add_qlora` (`nf4`).
+
+    Frozen parameters have neither gradients nor state. In NF4 a matrix takes 4 + 8/64 + 32/(64 * 256) bits a weight,
+    and four bytes for its mean. (Hu et al. 2021; Dettmers et al. 2023.) Other parameters as for `model_states`.
+    """
+    matrices = layer_matrices(config)
+    beside = [*matrices.values()] if nf4 else [matrices["query"], matrices["value"]]
+    stored = sum(-(-n // 2) - (-n // 64) - 4 * (-n // (64 * 256)) + 4 for n in (i * o for i, o in beside)) if nf4 else 0
+    wide = config.parameter_count - config.layers * nf4 * sum(i * o for i, o in beside)
+    trained = model_states(config.layers * rank * sum(i + o for i, o in beside), ranks, stage, each)
+    frozen = (config.layers * stored + wide * each.parameters) / (ranks if stage == 3 else 1)
+    return replace(trained, parameters=trained.parameters + frozen)
+
+
+def layer_matrices(config: GPTConfig) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of each linear layer in a block of our GPT."""
+    model, inside = config.hidden, config.intermediate
+    queries, keys = config.heads * config.head_dim, config.key_value_heads * config.head_dim
+    attention = {"query": (model, queries), "key": (model, keys), "value": (model, keys), "output": (queries, model)}
+    return attention | {"gate": (model, inside), "up": (model, inside), "down": (inside, model)}
+
+
 def layer_activations(
     sequence: int,
     batch: int,
@@ -125,7 +150,9 @@ def embedding_and_loss(
 # ---------------------------------------------------------------- our own GPT, to the byte
 
 
-def layer_activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True) -> int:
+def layer_activations_of(
+    config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True, fp8: bool = False
+) -> int:
     """Return the bytes that autograd saves in one layer of `minidist.model.GPT`.
 
     Each line stands for what `gpt.py` computes, in the same order. In 16 bits the norms square a float32 copy of their
@@ -142,6 +169,8 @@ def layer_activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: 
     flash : bool
         Whether torch's fused attention runs. The plain one, the only one on the device `meta`, saves the T x T weights,
         and copies of shared keys and values (counted in float32 and float64).
+    fp8 : bool
+        Whether products are in 8 bits: each saves its input and its weight in these, and two scales.
     """
     channels, key_channels = config.hidden, config.key_value_heads * config.head_dim
     tokens, wide_bytes = batch * time, max(4, dtype_bytes)
@@ -154,10 +183,17 @@ def layer_activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: 
         attention = dtype_bytes * (4 * channels + config.heads * time)  # q, k, v, found, merged; the weights
     mlp = dtype_bytes * 4 * config.intermediate  # gate, silu(gate), up, and their product
     masks = 2 * channels if config.dropout else 0
-    return tokens * (2 * norm + attention + mlp + masks)
+    kept = tokens * (2 * norm + attention + mlp + masks)
+    if fp8:
+        products = layer_matrices(config).values()
+        kept -= tokens * dtype_bytes * (3 * channels + config.intermediate)  # what only products read
+        kept += sum(inputs * (tokens + outputs) + 2 * 4 for inputs, outputs in products)
+    return kept
 
 
-def activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True) -> int:
+def activations_of(
+    config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True, fp8: bool = False
+) -> int:
     """Return the bytes that autograd saves in a forward pass of the model and `cross_entropy_sum`.
 
     Besides the layers: the rotary table, the final norm, the probabilities, the tokens and the targets. Parameters as
@@ -166,4 +202,4 @@ def activations_of(config: GPTConfig, batch: int, time: int, dtype_bytes: int, f
     channels, wide_bytes = config.hidden, max(4, dtype_bytes)
     norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels
     ends = batch * time * (norm + wide_bytes * config.vocabulary + 2 * 8) + time * config.head_dim * dtype_bytes
-    return config.layers * layer_activations_of(config, batch, time, dtype_bytes, flash) + ends
+    return config.layers * layer_activations_of(config, batch, time, dtype_bytes, flash, fp8) + ends

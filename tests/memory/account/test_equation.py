@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+import minidist
+from minidist.comm import Communicator
 from minidist.memory.account.account import Account
 from minidist.memory.account.equation import (
     MIXED_PRECISION_ADAM,
     SINGLE_PRECISION_ADAM,
     ModelStates,
     activations_of,
+    adapted_states,
     embedding_and_loss,
     layer_activations,
     layer_activations_of,
@@ -19,7 +22,11 @@ from minidist.memory.account.equation import (
     model_states,
 )
 from minidist.memory.account.estimate import GB, estimate
+from minidist.memory.precision.fp8 import to_fp8
+from minidist.memory.precision.masters import MasterWeights
+from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.parallel import parallelize
 from minidist.parallel.recipe import NO_PIPELINE, Recipe
 
 # Rajbhandari et al. 2020, table 1: GB a device by data-parallel degree, for P_os, P_os+g and P_os+g+p.
@@ -101,8 +108,12 @@ def test_the_first_stage_keeps_the_whole_depth() -> None:
 SIZES = GPTConfig(vocabulary=97, layers=3, hidden=64, heads=4, key_value_heads=2, intermediate=160, sequence=32)
 
 
-def measured(config: GPTConfig, batch: int, time: int, dtype: torch.dtype, device: str = "cpu") -> int:
+def measured(
+    config: GPTConfig, batch: int, time: int, dtype: torch.dtype, device: str = "cpu", fp8: bool = False
+) -> int:
     account, model = Account(), GPT(config, dtype=dtype, device=device)
+    if fp8:
+        to_fp8(model)
     account.watch(model)
     tokens = torch.zeros(batch, time, dtype=torch.int64, device=device)
     with account.recording():
@@ -124,6 +135,42 @@ def test_a_layer_more_saves_a_layer_more_to_the_byte() -> None:
     more = GPTConfig(**(vars(SIZES) | {"layers": 4}))
     difference = measured(more, 3, 20, torch.float32) - measured(SIZES, 3, 20, torch.float32)
     assert difference == layer_activations_of(SIZES, 3, 20, dtype_bytes=4)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_products_in_8_bits_save_their_operands_in_8_bits(dtype: torch.dtype) -> None:
+    said = activations_of(SIZES, batch=3, time=20, dtype_bytes=dtype.itemsize, fp8=True)
+    assert measured(SIZES, 3, 20, dtype, fp8=True) == pytest.approx(said, rel=0.001)
+
+
+@pytest.mark.parametrize("nf4, stage", [(False, 0), (True, 3)], ids=("lora", "qlora"))
+def test_a_llama_of_8b_with_adapters_holds_what_the_formula_says_without_allocating(nf4: bool, stage: int) -> None:
+    """Shapes alone, on two ranks, after a step of AdamW. In NF4 the base is 4.127 bits a weight."""
+    config = GPTConfig(128_256, 32, 4096, 32, 8, 14_336, sequence=8, rope_theta=500_000.0)
+    recipe = Recipe(zero=stage, lora=8, qlora=nf4)
+
+    def program(comm: Communicator) -> tuple[dict[str, int], int]:
+        model = GPT(config, dtype=torch.bfloat16, device="meta")
+        parallel = parallelize(model, Mesh(comm, Layout(dp=2)), recipe, lambda logits, _: logits.sum())
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = parallel.optimizer(MasterWeights, trained, optimizer=torch.optim.AdamW)
+        tokens = torch.zeros(1, 8, dtype=torch.int64, device="meta")
+        parallel.step([tokens], [tokens])
+        optimizer.step()
+        account = Account()
+        account.watch(parallel.replica.called, optimizer)
+        packed = sum(p.nbytes for p in model.parameters() if not p.is_floating_point())
+        return account.sample(), packed
+
+    said = adapted_states(config, 8, nf4, ranks=2, stage=stage)
+    adapters = 20_971_520 if nf4 else 8 * 32 * (4096 + 4096 + 4096 + 1024)
+    assert said.gradients + said.optimizer == 14 * adapters / (2 if stage else 1)
+    for held, packed in minidist.run(program, 2):
+        assert [held[name] for name in ("parameters", "gradients", "optimizer")] == [
+            pytest.approx(bytes, rel=1e-4) for bytes in (said.parameters, said.gradients, said.optimizer)
+        ]
+        assert held["parameters"] == said.parameters or stage
+        assert not nf4 or packed * 8 / (6_979_321_856) == pytest.approx(4.127, abs=1e-3)
 
 
 def test_without_fused_attention_the_weights_are_kept() -> None:
