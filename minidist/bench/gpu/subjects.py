@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,10 +25,8 @@ from minidist.memory.precision.fp8 import E4M3, E5M2, quantize, scaled_matmul
 from minidist.memory.precision.mixed import supports
 from minidist.model import GPTConfig
 
-Sizes: TypeAlias = tuple[int, int, int, int, tuple[int, ...], str, int]
-SIZES: dict[
-    str, Sizes
-] = {  # layers, hidden, sequence, vocabulary, batches; backend of the compiler; width and tokens of `products`
+# Layers, hidden, sequence, vocabulary, batches; backend of the compiler; width and tokens of `products`.
+SIZES: dict[str, tuple[int, int, int, int, tuple[int, ...], str, int]] = {
     "cuda": (16, 2048, 2048, 32_000, (4, 8), "inductor", 8192),
     "cpu": (2, 64, 32, 128, (1, 2), "aot_eager", 64),
 }
