@@ -80,9 +80,14 @@ def leave_alone(modules: tuple[str, ...]) -> None:
         rules.add(name)
 
 
+def name_of(backend: bool | str) -> str:
+    """Return the name of a backend of `torch.compile`; True stands for its own."""
+    return "inductor" if backend is True else str(backend)
+
+
 def compile_fault(backend: bool | str) -> str:
-    """Say in a sentence why blocks cannot be compiled by a backend, True being "inductor"; empty if they can."""
-    name = "inductor" if backend is True else backend
+    """Say in a sentence why blocks cannot be compiled by a backend; empty if they can."""
+    name = name_of(backend)
     known = torch.compiler.list_backends(exclude_tags=())
     if name not in known:
         return f"there is no compiler {name!r}: use one of {', '.join(known)}"

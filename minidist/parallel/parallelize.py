@@ -29,7 +29,7 @@ from minidist.collectives import broadcast
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
-from minidist.parallel.compiled import as_they_were, compile_blocks
+from minidist.parallel.compiled import as_they_were, compile_blocks, name_of
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.pipeline import with_communication
@@ -265,7 +265,7 @@ def parallelize(
         recompute_blocks(module, fit.recipe.recompute)
         if backend := fit.recipe.compile:
             dynamic = None if fit.recipe.recompute == "none" else False
-            compile_blocks(blocks_of(module), "inductor" if backend is True else backend, dynamic)
+            compile_blocks(blocks_of(module), name_of(backend), dynamic)
     if fit.plan is None or carried is None:
         return Parallel(model, mesh, fit.recipe, loss, replica)
     plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)

@@ -109,7 +109,7 @@ class ParallelOptions:
     hsdp: int = option(0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE)
     zeropp: bool = option(False, "with --zero 3: ZeRO++, a quarter of the bytes between nodes")
     accumulate: int = option(1, "microbatches a step, on each rank", AT_LEAST_ONE)
-    compile: bool = option(False, "compile each block's forward by torch.compile")
+    compile: bool = option(False, "compile each block's forward, and the loss, by torch.compile")
     bucket_mib: float = option(25.0, "MiB of a gradient bucket (ddp, and --zero 1 and 2)", BUCKET)
 
 

@@ -28,6 +28,7 @@ from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES
 from minidist.model import GPT, Where
 from minidist.parallel import Parallel, ZeROPlusPlus, parallelize
+from minidist.parallel.compiled import name_of
 from minidist.parallel.data.sampler import DistributedSampler, State
 from minidist.trainer.agreement import all_or_none, fingerprint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
@@ -138,6 +139,8 @@ class Trainer:
         """Apply the strategies, build the optimizer over this rank's part, and load a run to resume. Collective."""
         all_or_none(self.comm, lambda: check_room(self.model, self.mesh, self.config), ConfigError)
         sum_of, scaler = loss_of(self.model, self.mesh), self.scaler
+        if (backend := self.recipe.compile) and self.mesh.layout.tp == 1:  # cut across ranks, it would be in pieces
+            sum_of = torch.compile(sum_of, backend=name_of(backend))
 
         def loss(logits: Tensor, part: Batch) -> Tensor:
             mean = sum_of(logits, part.targets) / part.tokens

@@ -1239,6 +1239,13 @@ UNITS = [
         tests=(MIXED,),
     ),
     Mutation(
+        "on a GPU a gather waits for gradients that have not been computed",
+        "minidist/parallel/sharded/fsdp.py",
+        old="early = self.ahead_of_time or not unit.parameters",
+        new="early = not unit.parameters",
+        tests=("tests/parallel/sharded/test_fsdp.py::test_in_backward_a_gpu_gathers_the_previous_unit_at_once",),
+    ),
+    Mutation(
         "gradients laid end to end are not forgotten",
         "minidist/parallel/sharded/units.py",
         old="                parameter.grad = None\n            return taken",

@@ -8,9 +8,9 @@
     fully_shard, forward    the same, compiled in our way               its MixedPrecisionPolicy
     FSDP                    minidist.parallel, the same units           MixedPrecision
 
-Compiled is a block's forward (`compile_blocks`), but in `fully_shard` the block itself, which is torchtitan's way. As
-it is not certain which suits torch better, both take part when blocks are compiled. Ours recompute by `recompute`, the
-others by torch's `checkpoint_wrapper`, which torchtitan uses as well.
+Compiled are the loss and each block's forward (`compile_blocks`), but in `fully_shard` the block itself, which is
+torchtitan's way. As it is not certain which suits torch better, both take part when blocks are compiled. Ours recompute
+by `recompute`, the others by torch's `checkpoint_wrapper`, which torchtitan uses as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minidist.bench.measure import Run
 from minidist.bench.subjects.training import adamw_step, forward_backward
 from minidist.comm import Communicator
 from minidist.memory.recompute.segments import recompute
-from minidist.model import GPT, GPTConfig
+from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP, FSDP, ZeRO1
 from minidist.parallel.compiled import compile_blocks
 from minidist.parallel.replica import Alone, Replica
@@ -91,7 +91,8 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
         with torch.autocast(work.device.type, BITS, enabled=name not in SHARDED):
             return replica.called(inputs)  # type: ignore[no-any-return]
 
-    return replica, adamw_step(replica, forward_backward(called, tokens), fused=True)
+    loss = torch.compile(cross_entropy_sum, backend=work.backend) if work.backend else cross_entropy_sum
+    return replica, adamw_step(replica, forward_backward(called, tokens, loss=loss), fused=True)
 
 
 def by_torch(name: str, model: GPT, work: Work) -> Replica:

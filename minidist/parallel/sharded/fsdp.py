@@ -88,6 +88,8 @@ class FSDP(ShardedModel):
         self.in_backward: Unit | None = None
         self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
         self.reducing: Any = None
+        # A GPU is still to compute the gradients that have "arrived" here: to gather then would be to wait for them.
+        self.ahead_of_time = self.units[0].flats[0].device.type == "cuda"
         self.end = BackwardEnd(self._backward_ended, self.comm)
         for unit in self.units:
             before, after = Hook(self._pre_forward, unit), Hook(self._post_forward, unit)
@@ -154,7 +156,8 @@ class FSDP(ShardedModel):
         self._backward_runs()
         if unit not in (self.root, self.in_backward):
             self.in_backward = unit
-            self._unshard(unit, None if unit.parameters else self.previous.get(unit))
+            early = self.ahead_of_time or not unit.parameters
+            self._unshard(unit, self.previous.get(unit) if early else None)
 
     def _post_backward(self, unit: Unit) -> None:
         """The gradients of a unit's inputs have come: its parameters are no longer needed."""

@@ -120,9 +120,9 @@ class Flat(Shard):
 
     def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
-        if not self.replicated:
+        if not self.replicated and comm.size > 1:
             return reduce_scatter(gradient, comm, op)
-        all_reduce(gradient, comm, op)
+        all_reduce(gradient, comm, op)  # in place: of one rank nothing is copied
         return gradient
 
     def stored(self) -> list[Tensor]:

@@ -127,6 +127,28 @@ def test_the_next_unit_is_gathered_while_one_is_used() -> None:
         assert seen[3:] == backward
 
 
+@pytest.mark.parametrize("ahead", (False, True), ids=("on a CPU", "on a GPU"))
+def test_in_backward_a_gpu_gathers_the_previous_unit_at_once(ahead: bool) -> None:
+    """When gradients arrive, a GPU has been told to compute them, but has not: a gather would wait for them."""
+
+    def program(comm: Communicator) -> list[list[str]]:
+        model = FSDP(build(DEEP, 0), comm)
+        assert not model.ahead_of_time
+        model.ahead_of_time = ahead
+        step(model, comm.rank)
+        seen: list[list[str]] = []
+        for unit in model.units[1:4]:
+            first: Any = unit.module.mlp.down  # to get its gradient
+            first.weight.register_post_accumulate_grad_hook(lambda _: seen.append(whole_units(model)))
+        step(model, comm.rank)
+        return seen
+
+    alone = [["layers.3"], ["layers.2"], ["layers.1"]]
+    both = [["layers.2", "layers.3"], ["layers.1", "layers.2"], ["layers.0", "layers.1"]]
+    for seen in minidist.run(program, 2):
+        assert seen == (both if ahead else alone)
+
+
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize(
     "options, volume",
