@@ -22,7 +22,7 @@ def allocated(device: torch.device) -> int:
     """Return the bytes of tensors: the GPU's allocator counts them, or else Python's collector finds them."""
     for thread in threading.enumerate():  # of a stream that is gone, it ends a moment later
         if "stream" in thread.name:
-            thread.join(30)
+            thread.join(5)
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize()
