@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
+from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel.data.sampler import share
 from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.recipe import Recipe
+from minidist.parallel.steps import adapt
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 SMALL = GPTConfig(
@@ -44,8 +46,10 @@ class Case:
     costs: tuple[float, ...] | None = None
 
     def alone(self, dtype: torch.dtype) -> Case:
-        """Return the serial run of this one, in a precision."""
-        return replace(self, layout=Layout(), recipe=PLAIN, costs=None, dtype=dtype)
+        """Return the serial run of this one, in a precision; float64 is exact, whatever the case multiplies in."""
+        fp8 = self.recipe.fp8 and dtype != torch.float64
+        recipe = Recipe(lora=self.recipe.lora, qlora=self.recipe.qlora, fp8=fp8)
+        return replace(self, layout=Layout(), recipe=recipe, costs=None, dtype=dtype)
 
 
 class TakeGradient(torch.optim.Optimizer):
@@ -86,6 +90,9 @@ def tokens(case: Case, step: int) -> Tensor:
 def serial(case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
     """Return what comes of the run on one rank."""
     model, losses, norms = build(case.config, 0, case.dtype, case.frozen), [], []
+    adapt(model, case.recipe)
+    if case.recipe.fp8:
+        to_fp8(model)
     optimizer = kind(model.parameters())
     for step in range(case.steps):
         optimizer.zero_grad()
@@ -94,6 +101,7 @@ def serial(case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
         optimizer.step()
+        update_scales(model)
         losses.append(float(loss.detach()))
     return {name: p.detach() for name, p in model.named_parameters()}, losses, norms
 
@@ -141,8 +149,10 @@ def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) ->
         norms.append(float(parallel.clip(CLIP)))
         optimizer.step()
     parallel.unwrap()
-    names = GPT(case.config, torch.Generator(), dtype=case.dtype).named_parameters()
-    return {name: value.clone() for name, value in parallel.whole_parameters(names)}, losses, norms
+    shapes = GPT(case.config, dtype=case.dtype, device="meta")
+    adapt(shapes, case.recipe)
+    whole = parallel.whole_parameters(shapes.named_parameters())
+    return {name: value.clone() for name, value in whole}, losses, norms
 
 
 def worst(case: Case) -> float:
@@ -161,6 +171,7 @@ def worst(case: Case) -> float:
 
 def difference(a: Tensor, b: Tensor) -> float:
     """Return max|a - b| / max|b|; NaN anywhere is an infinite difference."""
+    a, b = a.double(), b.double()  # codes of 4 bits, too
     found = float((a - b).abs().max() / b.abs().max().clamp(min=1e-300))
     return found if found == found else float("inf")
 
@@ -178,6 +189,8 @@ def distances(case: Case) -> tuple[float, float]:
     def distance(ours: dict[str, Tensor]) -> float:
         assert ours.keys() == exact.keys()
         names = [name for name in exact if not name.startswith(case.frozen)]
+        if case.recipe.lora:
+            names = [name for name in exact if name.endswith((".A", ".B"))]
         apart = torch.stack([(ours[name].double() - exact[name]).norm() for name in names]).norm()
         found = float(apart / torch.stack([exact[name].norm() for name in names]).norm())
         return found if found == found else float("inf")

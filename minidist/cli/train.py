@@ -146,7 +146,7 @@ def spreading(trainer: Trainer) -> str:
     layout, parallel = trainer.mesh.layout, trainer.config.parallel
     words = [f"dp={layout.dp}"]
     if layout.dp > 1:
-        zero = "ZeRO++" if parallel.zeropp else f"ZeRO-{parallel.zero}"
+        zero = f"ZeRO++ with nodes of {len(trainer.mesh.dp.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
         words[0] += f" ({zero if parallel.zero else parallel.strategy})"
     if layout.pp > 1:
         schedule = parallel.plan or parallel.schedule

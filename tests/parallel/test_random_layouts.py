@@ -21,13 +21,30 @@ from minidist.comm import Communicator
 from minidist.mesh import Layout
 from minidist.model import GPTConfig
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
-from minidist.parallel.recipe import Recipe, Strategy
+from minidist.parallel.recipe import ADAPTERS, Recipe, Strategy
 
 DRAWS, SOAK = 25, 500
+ROUNDED = 0.4  # of the gradients' norm
 MOST_REFUSED = 60  # in a row, of one seed
 COMPILED = 20  # one seed of so many
 
 # ---------------------------------------------------------------- what is drawn
+
+
+def with_few_bits(case: Case, random: Random) -> Case:
+    """Return the case with adapters, products in 8 bits or ZeRO++, in one of three."""
+    recipe, dp = case.recipe, case.layout.dp
+    if recipe.zero == 3 and random.random() < 0.4:
+        nodes = random.choice([nodes for nodes in range(1, dp + 1) if dp % nodes == 0])
+        recipe = replace(recipe, zeropp=True, node_ranks=dp // nodes)
+    # Blocks of 256 numbers hold norms and matrices of models this small: 8 bits leave too little of a frozen matrix.
+    kind = "" if recipe.zeropp else random.choice(("", "", "", "lora", "qlora", "fp8"))
+    if kind in ADAPTERS:
+        recipe = replace(recipe, lora=random.choice((1, 2, 5)), qlora=kind == "qlora")
+    if kind == "fp8" or (kind == "lora" and random.random() < 0.2):
+        case = replace(case, dtype=random.choice((torch.float32, torch.bfloat16)))
+        recipe = replace(recipe, fp8=True)
+    return replace(case, recipe=recipe)
 
 
 def layouts(ranks: int) -> list[Layout]:
@@ -38,9 +55,9 @@ def layouts(ranks: int) -> list[Layout]:
 
 def draws(seed: int) -> Iterator[Case]:
     """Yield cases of which some are refused."""
-    random = Random(seed)
+    random, more = Random(seed), Random(f"few bits {seed}")
     while True:
-        yield draw(random)
+        yield with_few_bits(draw(random), more)
 
 
 def draw(random: Random) -> Case:
@@ -158,11 +175,13 @@ def refusal(case: Case) -> str:
 
 def prove(case: Case) -> None:
     """Train, and compare with the serial run."""
-    if case.dtype == torch.float64:
+    if case.recipe.zeropp:  # gradients in 4 bits: the mean where a sum was meant would be off by a half at least
+        assert distances(case)[0] <= ROUNDED
+    elif case.dtype == torch.float64:
         assert worst(case) <= 1e-9
     else:
         ours, serial = distances(case)
-        assert ours <= 2 * serial
+        assert ours <= (3 if case.recipe.lora else 2) * serial  # roundings of an adapter's few numbers vary more
 
 
 def printed(case: Case) -> str:

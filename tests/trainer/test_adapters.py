@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from training import count_calls, losses, same_bits, tensors, train_on
+from training import TINY, count_calls, losses, same_bits, tensors, train_on
 
+import minidist
 from minidist.__main__ import main
+from minidist.cli.train import train
+from minidist.comm import Cluster
 from minidist.memory.adapters import add_lora, add_qlora, dequantize, quantize
 from minidist.memory.precision import fp8
 from minidist.model import GPT, GPTConfig
@@ -70,7 +75,9 @@ def test_adapters_are_those_of_the_serial_run(
 
 
 @pytest.mark.parametrize("words", ["--lora 4", "--qlora"])
-@pytest.mark.parametrize("ranks, layout", [(1, ""), (2, ""), (3, "--zero 3"), (2, "--pp 2"), (2, "--zero 2")])
+@pytest.mark.parametrize(
+    "ranks, layout", [(1, ""), (2, ""), (3, "--zero 3"), (2, "--pp 2"), (2, "--zero 2"), (4, "--zero 3 --zeropp")]
+)
 def test_adapters_change_on_every_rank_alike_and_nothing_else_does(
     words: str, ranks: int, layout: str, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +299,20 @@ def test_zeropp_sends_what_its_formula_says_and_less_than_zero_3(capsys: pytest.
         sent[words], formula = (int(number.replace(",", "")) for number in row.groups())
         assert abs(sent[words] - formula) <= 100  # a number for each norm
     assert sent["--zeropp"] < 0.5 * sent[""]
+
+
+def test_zeropp_sends_between_nodes_what_its_formula_says(capsys: pytest.CaptureFixture[str], llama: Path) -> None:
+    """Two nodes of two ranks, which the cluster says. FSDP would send each parameter three times."""
+    cluster = replace(Cluster.h100(nodes=2), ranks_per_node=2)
+    argv = [*TINY, *shlex.split(f"{RUN} --zero 3 --zeropp --steps 3 --clip 0")]
+    assert max(minidist.run(lambda comm: train(argv, comm), 4, cluster=cluster)) == 0
+    out = capsys.readouterr().out
+    assert "dp=4 (ZeRO++ with nodes of 2)" in out
+    row = re.search(r"of these to other nodes +([\d,]+)\n +the formula x steps +([\d,]+)", out)
+    assert row is not None
+    sent, formula = (int(number.replace(",", "")) for number in row.groups())
+    shards = 3 * replace(SIZES, vocabulary=256).parameter_count / 4  # three steps
+    assert sent == formula and 1.5 * shards < sent < 2 * shards  # 8 and 4 bits of each number, and scales
 
 
 # ---------------------------------------------------------------- memory

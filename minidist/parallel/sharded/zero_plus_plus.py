@@ -65,10 +65,12 @@ class QuantisedFlat(Flat):
     ----------
     second : Tensor or None
         This rank's part of what was gathered last, if that is cut among the ranks of the node.
+    exact : bool
+        Nothing is rounded: parameters are gathered to be read or kept, not to compute with.
     """
 
     def __init__(self, nodes: Nodes, *args: Any) -> None:
-        self.nodes = nodes
+        self.nodes, self.exact = nodes, False
         self.second: Tensor | None = None
         super().__init__(*args)
         self.row = -(-self.counts[0] // BLOCK) * BLOCK  # elements of every rank's shard, filled up with zeros
@@ -89,7 +91,9 @@ class QuantisedFlat(Flat):
     def fetch(self, whole: Tensor, comm: Communicator) -> None:
         """Gather all elements. Runs on the stream."""
         inside = self.nodes.inside
-        if self.second is None:
+        if self.exact:
+            super().fetch(whole, comm)
+        elif self.second is None:
             mine = whole.new_zeros(self.row)
             mine[: len(self.mine)] = self.mine
             for row, target in zip(self.nodes.gather(mine), torch.split(whole, self.counts), strict=True):
@@ -149,6 +153,15 @@ class ZeROPlusPlus(FSDP):
     @property
     def _hops(self) -> float:
         return sum(flat.hop for flat in self.flats if isinstance(flat, QuantisedFlat))
+
+    def _unshard_all(self) -> None:
+        """Gather every unit as it is."""
+        cut = [flat for flat in self.flats if isinstance(flat, QuantisedFlat)]
+        for flat in cut:
+            flat.exact = True
+        super()._unshard_all()
+        for flat in cut:
+            flat.exact = False
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
         return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate)

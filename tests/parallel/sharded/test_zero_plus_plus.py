@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -103,6 +105,21 @@ def test_it_trains_as_fsdp_does_but_for_rounding(op: str) -> None:
     for exact, rounded in minidist.run(program, 6):
         # Of 256 normal numbers the largest is about 3: a step of 3/7 rounds each hop by 3/7/√12 = 0.12.
         assert 0.1 < (exact - rounded).norm() / exact.norm() < 0.25
+
+
+@pytest.mark.parametrize("read", ("gathered", "unwrap", "state"))
+def test_what_is_read_is_not_rounded(read: str) -> None:
+    def program(comm: Communicator) -> bool:
+        model = blocks(0)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        wrapped = ZeROPlusPlus(model, comm, 2)
+        wrapped(torch.randn(2, WIDTH)).sum().backward()
+        if read == "state":
+            return all(torch.equal(a, b) for a, b in zip(wrapped.full_state_dict().values(), before, strict=True))
+        with wrapped.gathered() if read == "gathered" else nullcontext(wrapped.unwrap()):
+            return all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+    assert all(minidist.run(program, 4))
 
 
 def test_nodes_of_unequal_size_are_refused() -> None:
