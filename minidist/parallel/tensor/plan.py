@@ -28,7 +28,14 @@ from minidist.parallel.data.replicas import check_same, make_equal
 from minidist.parallel.meta import on_device
 from minidist.parallel.placement import TensorPlacement, tensor_placement_of
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
-from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, Style, VocabularyParallel
+from minidist.parallel.tensor.styles import (
+    ColumnParallel,
+    ParallelRegion,
+    RowParallel,
+    Style,
+    VocabularyParallel,
+    linear_in,
+)
 from minidist.parallel.tensor.tensor_parallel import Boundary, load_slices, shard, sum_gradient
 
 Plan: TypeAlias = Mapping[str, Style]
@@ -122,7 +129,7 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
         plan = gpt_plan(model.config)
     styles = _matched(model, plan)
     for name, style in styles.items():
-        module, kind = model.get_submodule(name), type(style).__name__
+        module, kind = linear_in(model.get_submodule(name)), type(style).__name__
         if not isinstance(module, style.kind):
             raise TypeError(
                 f"{name} is of kind {type(module).__name__}, but {kind} splits {style.kind.__name__}: change the plan"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import minidist
 from minidist.comm import Communicator
 from minidist.memory.adapters.lora import (
+    EVERY_MATRIX,
     LoRALinear,
     QuantizedLinear,
     add_lora,
@@ -21,8 +23,10 @@ from minidist.memory.adapters.lora import (
 )
 from minidist.memory.adapters.nf4 import dequantize, levels, quantize
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
-from minidist.parallel import DDP
+from minidist.parallel import DDP, ColumnParallel, parallelize_tensor
 from minidist.parallel.data.sampler import share
+from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.tensor.plan import gpt_plan
 
 PUBLISHED = [
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -250,3 +254,39 @@ def test_data_parallel_ranks_train_the_serial_adapters(add: Any) -> None:
     first, second = minidist.run(rank_trains, ranks=2)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert largest_difference(first, adapters_of(serial)) <= 1e-9
+
+
+@pytest.mark.parametrize("ranks, sequence", [(2, False), (2, True), (4, True)])
+def test_adapters_of_every_matrix_are_cut_as_the_matrices_are(ranks: int, sequence: bool) -> None:
+    """Columns and rows; on four ranks two share each head of keys and values."""
+    config = replace(CONFIG, heads=4, key_value_heads=2)
+
+    def rank_trains(comm: Communicator) -> tuple[dict[str, Tensor], int]:
+        model = build(config, seed=comm.rank)
+        add_lora(model, rank=3, targets=EVERY_MATRIX)
+        plan = {**gpt_plan(config), "head": ColumnParallel(gather=True)}
+        parallelize_tensor(model, comm, plan, sequence)
+        train(model)
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        whole = {name: placement.full(p) for name, p in trained if (placement := tensor_placement_of(p))}
+        return whole, sum(parameter.numel() for _, parameter in trained)
+
+    serial = build(config)
+    add_lora(serial, rank=3, targets=EVERY_MATRIX)
+    train(serial)
+    count = sum(tensor.numel() for tensor in adapters_of(serial).values())
+    for whole, held in minidist.run(rank_trains, ranks):
+        assert whole.keys() == adapters_of(serial).keys() and held < 0.8 * count
+        assert largest_difference(whole, adapters_of(serial)) <= 1e-9
+
+
+def test_an_adapter_of_the_head_is_not_cut_and_a_layer_in_4_bits_neither() -> None:
+    def rank_says(comm: Communicator, add: Any, target: str) -> str:
+        model = build(replace(CONFIG, tied=False))
+        add(model, targets=(target,))
+        with pytest.raises((ValueError, TypeError)) as refused:
+            parallelize_tensor(model, comm)
+        return str(refused.value)
+
+    assert "no ParallelRegion" in minidist.run(lambda comm: rank_says(comm, add_lora, "head"), 2)[0]
+    assert "QuantizedLinear" in minidist.run(lambda comm: rank_says(comm, add_qlora, "query"), 2)[0]
