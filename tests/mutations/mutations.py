@@ -1279,8 +1279,49 @@ COMPILED = [
     ),
 ]
 
+# ---------------------------------------------------------------- adapters, 8 bits and ZeRO++ in a recipe
+
+ADAPTERS_TEST = "tests/trainer/test_adapters.py::"
+FEW_BITS = [
+    Mutation(
+        "ranks that have parts of an adapter's input do not add its products up",
+        "minidist/parallel/tensor/styles.py",
+        old="            module.join = boundary.leave",
+        new="            pass",
+        tests=("tests/memory/adapters/test_lora.py::test_adapters_of_every_matrix_are_cut_as_the_matrices_are",),
+    ),
+    Mutation(
+        "scales follow what the ranks of the data axis have seen, and not those of the tensor axis",
+        "minidist/parallel/parallelize.py",
+        old="update_scales(self.model, self.mesh.dp, self.mesh.tp)",
+        new="update_scales(self.model, self.mesh.dp)",
+        tests=(ADAPTERS_TEST + "test_scales_are_equal_on_all_ranks_and_belong_to_the_checkpoint",),
+    ),
+    Mutation(
+        "a pipeline takes products in 8 bits for its own",
+        "minidist/parallel/pipeline/weight_gradients.py",
+        old="if any(isinstance(part, Float8Multiply) for part in layer.children()):",
+        new="if False:",
+        tests=(ADAPTERS_TEST + "test_every_product_of_the_blocks_is_one_of_8_bits",),
+    ),
+    Mutation(
+        "a model that ZeRO++ gives back is rounded to 8 bits",
+        "minidist/parallel/sharded/zero_plus_plus.py",
+        old="            flat.exact = True",
+        new="            pass",
+        tests=("tests/parallel/sharded/test_zero_plus_plus.py::test_what_is_read_is_not_rounded",),
+    ),
+    Mutation(
+        "adapters go on beside whatever weights are there",
+        "minidist/trainer/checkpoint/resume.py",
+        old='    if before != now:\n        raise CheckpointError(\n            f"{path} has adapters',
+        new='    if not now:\n        raise CheckpointError(\n            f"{path} has adapters',
+        tests=(ADAPTERS_TEST + "test_a_base_that_changed_or_is_gone_is_named",),
+    ),
+]
+
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
-    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY, *COMPILED, *UNITS),
+    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY, *COMPILED, *FEW_BITS, *UNITS),
     *(*TRAINER, *COURSE, *REST),
 ]
