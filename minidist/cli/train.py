@@ -72,9 +72,9 @@ def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prom
     """Train, and report on rank 0."""
     config, comm = run.config, run.mesh.world
     trainer = together(comm, lambda: Trainer(run, samples))
-    reporter = None
+    reporter, line = None, headline(trainer, samples)  # on every rank: who shares a node is for all to find out
     if comm.rank == 0:
-        print(headline(trainer, samples), flush=True)
+        print(line, flush=True)
         reporter = Reporter(config.run.steps, metrics_file(config), trainer.first_step)
     if config.run.profile:
         trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
