@@ -24,6 +24,8 @@ from minidist.model.dropout import Dropout
 AS_THEY_ARE = (
     "minidist.comm",
     "minidist.collectives",
+    "minidist.memory.adapters.nf4",
+    "minidist.memory.precision.fp8",
     "minidist.memory.recompute",
     "minidist.parallel.adjoint",
     "minidist.parallel.pipeline.weight_gradients",
