@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from minidist.comm import Communicator
+from minidist.memory.account.equation import ModelStates, adapted_states
 from minidist.model import GPTConfig
 from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.lock import hold
@@ -79,8 +80,11 @@ def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
     if config.memory.offload == "disk":
         state = 0
     shares = config.parallel.tp * config.parallel.pp
-    # Each rank draws the whole model, and then keeps its share of it, with gradients and state.
-    needed = count * (bytes + (bytes + state) / shares) * ranks_here
+    trained: float = count
+    if rank := config.adapter_rank:
+        trained = adapted_states(sizes, rank, config.run.qlora, each=ModelStates(0, 1, 0)).gradients
+    # Each rank draws the whole model, and then keeps its share of it, with gradients and state of what is trained.
+    needed = (count * bytes + trained * (bytes + state) / shares) * ranks_here
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
     if needed > there:
         raise ConfigError(

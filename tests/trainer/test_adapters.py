@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -19,11 +20,13 @@ from training import TINY, count_calls, losses, same_bits, tensors, train_on
 import minidist
 from minidist.__main__ import main
 from minidist.cli.train import train
+from minidist.cli.train_checks import check_memory
 from minidist.comm import Cluster
 from minidist.memory.adapters import add_lora, add_qlora, dequantize, quantize
 from minidist.memory.precision import fp8
 from minidist.model import GPT, GPTConfig
 from minidist.trainer.checkpoint.saving import in_fp8
+from minidist.trainer.config import Config, ConfigError, RunOptions
 from minidist.trainer.foreign import load_llama, save_llama
 from minidist.trainer.loop import Trainer
 
@@ -331,3 +334,14 @@ def test_the_report_sets_what_is_held_beside_the_formula(
     for _, held, formula in rows:
         counted, said = (int(number.replace(",", "")) for number in (held, formula))
         assert counted == pytest.approx(said, abs=400)  # step counts, and scales cut unevenly
+
+
+def test_adapters_fit_where_training_the_whole_model_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 billion parameters in 16 bits are 16 GB; with gradients, masters and moments they are 128."""
+    config = GPTConfig(128_256, 32, 4096, 32, 8, 14_336)
+    run = RunOptions(init="llama", precision="bfloat16")
+    monkeypatch.setattr(os, "sysconf", lambda name: 17 * 10**9 if name == "SC_PHYS_PAGES" else 1)
+    with pytest.raises(ConfigError, match="need 128 GB"):
+        check_memory(Config(run=run), config, 1)
+    for options in (replace(run, lora=8), replace(run, qlora=True)):
+        check_memory(Config(run=options), config, 1)
