@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import SMALL, Case, spread, worst
+from layouts import SMALL, Case, distances, spread, worst
 
 import minidist
 from minidist.mesh import Layout
@@ -63,6 +63,12 @@ def test_the_numbers_of_the_serial_run(layout: Layout, options: dict[str, Any], 
     assert worst(Case(layout, Recipe(**options, compile="counting"), config)) <= 1e-9
     whole = layout.tp == 1 and not str(options.get("schedule")).startswith("zb")
     assert max(graphs) >= (20 if whole else 5), "nothing was compiled, or in small pieces"
+
+
+def test_16_bits_are_as_near_to_float64_as_in_the_serial_run(graphs: Counted) -> None:
+    config, recipe = replace(SMALL, layers=2, dropout=0.0), Recipe(zero=1, compile="counting")
+    ours, serial = distances(Case(Layout(dp=2), recipe, config, dtype=torch.bfloat16))
+    assert 0 < ours <= 2 * serial and graphs
 
 
 def test_a_second_shape_compiles_once_more(graphs: Counted) -> None:
