@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import mpirun
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from training import TINY, count_calls, losses, same_bits, tensors, train_on
+from training import PROGRAM, TINY, count_calls, losses, same_bits, tensors, train_on
 
 import minidist
 from minidist.__main__ import main
@@ -345,3 +346,11 @@ def test_adapters_fit_where_training_the_whole_model_does_not(monkeypatch: pytes
         check_memory(Config(run=run), config, 1)
     for options in (replace(run, lora=8), replace(run, qlora=True)):
         check_memory(Config(run=options), config, 1)
+
+
+def test_zeropp_finds_its_nodes_on_a_real_wire() -> None:
+    """There, all ranks have to ask who shares a node; ranks that are threads know it."""
+    argv = shlex.split(f"train {' '.join(TINY)} {RUN} --zero 3 --zeropp")
+    outcome = mpirun(2, PROGRAM, *argv, env={"MINIDIST_LIMIT": "30"})
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "(ZeRO++ with nodes of 2)" in outcome.stdout
