@@ -22,7 +22,7 @@ demo: setup
 	mpirun -n 4 python -m minidist layouts --config demo.toml --steps 12
 
 test: setup lint
-	python -m pytest --numprocesses 2 --dist loadfile
+	python -m pytest --numprocesses 3 --dist loadfile
 
 # With the Python at hand: it needs pytest, numpy, torch and safetensors, and installs nothing.
 # PART=1/3, 2/3, 3/3: each is meant to take less than ten minutes. DEVICE=cpu tries the tests themselves, over gloo.

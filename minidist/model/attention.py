@@ -45,7 +45,6 @@ def cudnn_is_fastest(capability: tuple[int, int], dtype: torch.dtype, head_dim: 
     return capability in ((9, 0), (10, 0), (10, 3)) and fits and time >= 1024
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def capability() -> tuple[int, int]:
     """Return that of this process's GPU; (0, 0) if its cuDNN is old, or the user wants no cuDNN or bits that repeat."""
     backends: Any = torch.backends

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from minidist.memory.recompute.segments import checkpoint
+from minidist.model.attention import capability
 from minidist.model.dropout import Dropout
 
 AS_THEY_ARE = (
@@ -55,6 +56,8 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor", dynam
         each shape is then compiled for itself.
     """
     leave_alone(AS_THEY_ARE)
+    # Attention asks which GPU this is. The mark is made here, as it imports torch's compiler, which takes a second.
+    torch.compiler.assume_constant_result(capability)  # type: ignore[no-untyped-call]
     # Ranks that are threads of one process share what is compiled, and several may compile the same at once.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
     for block in blocks:

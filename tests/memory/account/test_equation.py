@@ -143,7 +143,9 @@ def test_products_in_8_bits_save_their_operands_in_8_bits(dtype: torch.dtype) ->
     assert measured(SIZES, 3, 20, dtype, fp8=True) == pytest.approx(said, rel=0.001)
 
 
-@pytest.mark.parametrize("nf4, stage", [(False, 0), (True, 3)], ids=("lora", "qlora"))
+@pytest.mark.parametrize(
+    "nf4, stage", [pytest.param(False, 0, marks=pytest.mark.soak), (True, 3)], ids=("lora", "qlora")
+)
 def test_a_llama_of_8b_with_adapters_holds_what_the_formula_says_without_allocating(nf4: bool, stage: int) -> None:
     """Shapes alone, on two ranks, after a step of AdamW. In NF4 the base is 4.127 bits a weight."""
     config = GPTConfig(128_256, 32, 4096, 32, 8, 14_336, sequence=8, rope_theta=500_000.0)
