@@ -8,7 +8,6 @@ from statistics import median
 
 from minidist.memory.account import ModelStates, model_states
 from minidist.memory.account.equation import MIXED_PRECISION_ADAM, adapted_states
-from minidist.parallel import ZeROPlusPlus
 from minidist.trace.table import format_sent
 from minidist.trainer.checkpoint.cadence import advice
 from minidist.trainer.loop import Outcome, Trainer
@@ -85,7 +84,7 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         if mesh.layout.pp == 1 or parallel.zero < 2:
             label, formula = trainer.parallel.replica.volume(parallel.accumulate)
             rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))
-        if isinstance(replica := trainer.parallel.replica, ZeROPlusPlus):
+        if apart := trainer.parallel.replica.between_nodes():
             rows.append(("    of these to other nodes", sent["nodes"]))
-            rows.append(("    the formula x steps", f"{replica.volume_between_nodes() * len(outcome.history):,.0f}"))
+            rows.append(("    the formula x steps", f"{apart[1] * len(outcome.history):,.0f}"))
     return rows

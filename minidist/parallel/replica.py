@@ -122,6 +122,10 @@ class Replica(Protocol):
         """Return what a rank sends in a step with this number of microbatches: a formula in words, and its bytes."""
         return "0", 0.0
 
+    def between_nodes(self) -> tuple[Communicator, float] | None:
+        """Return, if a strategy keeps nodes apart, the communicator to others, and the bytes of a step on it."""
+        return None
+
     def unwrap(self) -> nn.Module:
         """End the strategy; return the model, whole on every rank."""
         return self.module

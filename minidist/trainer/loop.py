@@ -27,7 +27,7 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES
 from minidist.model import GPT, Where
-from minidist.parallel import Parallel, ZeROPlusPlus, parallelize
+from minidist.parallel import Parallel, parallelize
 from minidist.parallel.compiled import name_of
 from minidist.parallel.data.sampler import DistributedSampler, State
 from minidist.trainer.agreement import all_or_none, fingerprint
@@ -204,8 +204,8 @@ class Trainer:
 
     def _sent(self) -> Sent:
         each = {axis: getattr(self.mesh, axis).traffic for axis in AXES}
-        if isinstance(self.parallel.replica, ZeROPlusPlus):
-            each["nodes"] = self.parallel.replica.nodes.across.traffic
+        if apart := self.parallel.replica.between_nodes():
+            each["nodes"] = apart[0].traffic
         return {axis: np.array([traffic.bytes_sent, traffic.engine_bytes]) for axis, traffic in each.items()}
 
     def _save(self, writer: Writer, step: int, position: State) -> None:

@@ -146,9 +146,9 @@ class ZeROPlusPlus(FSDP):
         again = (group - 1) / group * ((2 * m - 1) * n - m * root)
         return "the formula of ZeRO++", again + (self.comm.size - 1) * self._hops
 
-    def volume_between_nodes(self) -> float:
-        """Return what a rank sends to other nodes in a step, whatever the number of microbatches."""
-        return (self.nodes.across.size - 1) * self._hops
+    def between_nodes(self) -> tuple[Communicator, float]:
+        """Return the communicator to other nodes, and a step's bytes on it, whatever the number of microbatches."""
+        return self.nodes.across, (self.nodes.across.size - 1) * self._hops
 
     @property
     def _hops(self) -> float:
