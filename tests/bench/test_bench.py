@@ -49,6 +49,17 @@ def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str,
 # ---------------------------------------------------------------- from end to end
 
 
+def test_two_launches_and_steps_of_training() -> None:
+    """A few of all benches: of collectives, which have a second launch, and of training."""
+    found = bench("all-reduce", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring")
+    assert names(found) == {("all_reduce", "4 KiB", who) for who in ("auto", "registered", "ring", "native", "gloo")}
+    assert {(name, who) for name, _, who in names(found, "tuned")} > {("all_reduce", "auto"), ("all_reduce", "native")}
+    trained = bench("ddp", "--rounds", "1", "--hidden", "16")
+    assert {who for name, _, who in names(trained) if name == "ddp"} == {"local", "DDP", "naive", "torch DDP"}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
 def test_everything_at_once() -> None:
     found = bench("all", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring", "--hidden", "16")
     measured = names(found)

@@ -103,7 +103,9 @@ def test_the_exit_status_is_that_of_the_tasks(tmp_path: Path) -> None:
     assert outcome.returncode == 2
 
 
-@pytest.mark.parametrize("arguments", [["02"], ["02", "--minidist"]], ids=["production", "minidist"])
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(["02"], marks=pytest.mark.soak), ["02", "--minidist"]], ids=["production", "minidist"]
+)
 def test_two_tasks_train(tmp_path: Path, arguments: list[str]) -> None:
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CUDA_VISIBLE_DEVICES": ""}
     outcome = sbatch(tmp_path, *arguments, TASKS="2", GLOO_SOCKET_IFNAME="lo", **here)

@@ -141,9 +141,7 @@ WORKS = """
 """
 
 
-@pytest.mark.parametrize(
-    ("ranks", "every_cell"), [(2, False), (3, False), pytest.param(3, True, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize(("ranks", "every_cell"), [(2, False), pytest.param(3, True, marks=pytest.mark.soak)])
 def test_everything_works_under_torchrun(ranks: int, every_cell: bool) -> None:
     job = torchrun(ranks, WORKS.replace("EVERY_CELL", str(every_cell)), timeout=110)
     assert job.returncode == 0, job.stderr

@@ -212,7 +212,7 @@ def test_a_random_layout(seed: int) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("ranks", (1, 2, 3, 4, 8))
+@pytest.mark.parametrize("ranks", (1, 2, 3, 4, pytest.param(8, marks=pytest.mark.soak)))
 def test_every_layout(ranks: int) -> None:
     """Once each, ZeRO 0 and 1 in turn."""
     for number, layout in enumerate(layouts(ranks)):

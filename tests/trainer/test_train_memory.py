@@ -57,12 +57,12 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         pytest.param(
             *(2, "--precision float16 --recompute selective --offload disk --accumulate 3", 4), marks=pytest.mark.soak
         ),
-        (3, "--precision float16 --zero 1 --bucket-mib 0.001", 1),
+        pytest.param(3, "--precision float16 --zero 1 --bucket-mib 0.001", 1, marks=pytest.mark.soak),
         pytest.param(
             *(4, "--precision float16 --zero 2 --accumulate 2 --recompute full --offload memory", 2),
             marks=pytest.mark.soak,
         ),
-        (2, "--precision float16 --strategy server", 1),
+        pytest.param(2, "--precision float16 --strategy server", 1, marks=pytest.mark.soak),
         (3, "--precision float32 --zero 2 --recompute 'every 3' --offload disk --accumulate 2", 2),
         pytest.param(
             *(4, "--precision float64 --zero 1 --recompute selective --offload memory", 3), marks=pytest.mark.soak

@@ -85,7 +85,10 @@ def test_every_mesh_trains_the_parameters_of_the_serial_run(
     assert re.search(r"same bits on every rank +yes", said.out) and said.err == ""
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param("float32", marks=pytest.mark.soak), "bfloat16", pytest.param("float16", marks=pytest.mark.soak)],
+)
 def test_lower_precisions_on_a_mesh(precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = short_text(tmp_path, 900)  # steps of 8 rows all: how far roundings lead astray depends on the text
     words = f"--pp 2 --tp 2 --sp --zero 1 --steps 6 --precision {precision} --text {text} --verify"

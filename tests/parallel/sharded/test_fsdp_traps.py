@@ -302,7 +302,7 @@ PARITY = """
 """
 
 
-@pytest.mark.parametrize("start, ranks", ((mpirun, 2), (mpirun, 3), (torchrun, 2)))
+@pytest.mark.parametrize("start, ranks", (pytest.param(mpirun, 2, marks=pytest.mark.soak), (mpirun, 3), (torchrun, 2)))
 def test_parity_between_processes(start: Any, ranks: int) -> None:
     job = start(ranks, PARITY, timeout=100)
     assert job.returncode == 0, job.stderr

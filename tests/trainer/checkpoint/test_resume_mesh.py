@@ -116,7 +116,7 @@ def test_eight_stages_on_four_ranks_go_on_as_two_replicas(finished: Finished, te
         (4, "--pp 2 --zero 1 --schedule zb-h1 --offload memory"),
         pytest.param((4, "--tp 2 --zero 2 --precision bfloat16"), marks=pytest.mark.soak),
         pytest.param((4, "--pp 2 --tp 2 --precision bfloat16"), marks=pytest.mark.soak),
-        (4, "--pp 2 --zero 1 --precision float16"),
+        pytest.param((4, "--pp 2 --zero 1 --precision float16"), marks=pytest.mark.soak),
     ],
     ids=str,
 )
