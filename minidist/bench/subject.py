@@ -21,7 +21,7 @@ from minidist.bench.options import Options
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
-ON_ONE_GPU = ("sharded", "replicated", "products")  # the parts of `bench gpu`
+ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products")  # the parts of `bench gpu`
 RANKS, DTYPE = 2, "float32"  # for which the bounds are
 
 

@@ -26,6 +26,7 @@ from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject
 from minidist.bench.subjects.copy import state
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
+from minidist.memory.precision import fp8
 from minidist.model import GPTConfig
 from minidist.model.gpt import MLP
 from minidist.parallel import DDP, FSDP, ZeRO1
@@ -295,7 +296,8 @@ def test_bench_gpu_from_end_to_end(tmp_path: Path) -> None:
     config = GPTConfig(vocabulary=128, layers=2, hidden=64, heads=1, sequence=32)
     expected = {("products", "64 wide", "bf16"), ("products", "64 wide", "fp8")}
     for case in ("2 x 32 eager", "2 x 32 eager, recompute"):
-        for bench, who in steps:
+        eight = {("eight_bits", who) for who in ("FSDP", "FSDP, fp8")} if case == "2 x 32 eager" else set()
+        for bench, who in steps | eight:
             expected |= {(bench, case, who), (bench, f"{case}, peak", who)}
             row, peak = rows[bench, case, who], rows[bench, f"{case}, peak", who]
             assert row["flops"] == config.flops_per_token() * 2 * 32
@@ -380,6 +382,18 @@ def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
         assert len(graphs) == 2, f"{name}: one graph of a whole block, which serves all blocks, and one of the loss"
         graphs.clear()
     assert max(losses.values()) < 1.002 * min(losses.values()), losses
+
+
+def test_a_competitor_in_8_bits_multiplies_in_8_bits(alone: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, products, multiply = [], [], fp8.scaled_matmul
+    monkeypatch.setattr(fp8, "scaled_matmul", lambda *each: products.append(1) or multiply(*each))
+    for name in ("FSDP", "FSDP, fp8"):
+        replica, step = build(name, SMALL, alone)
+        losses.append(float(step()))  # type: ignore[arg-type]
+        seen = [bool(scale.history.any()) for scale in fp8.scales_of(replica.module)]
+        layers = 7 * SMALL.config.layers if name == "FSDP, fp8" else 0  # three products and three scales of each
+        assert len(products) == len(seen) == 3 * layers and all(seen), name
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=turns.SAME)
 
 
 def test_competitors_that_train_different_models_are_found_out(

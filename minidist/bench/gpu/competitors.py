@@ -7,6 +7,7 @@
     fully_shard             torch's, each block and the rest a unit     its MixedPrecisionPolicy
     fully_shard, forward    the same, compiled in our way               its MixedPrecisionPolicy
     FSDP                    minidist.parallel, the same units           MixedPrecision
+    FSDP, fp8               the same, its products in 8 bits            MixedPrecision
 
 Compiled are the loss and each block's forward (`compile_blocks`), but in `fully_shard` the block itself, which is
 torchtitan's way. As it is not certain which suits torch better, both take part when blocks are compiled. Ours recompute
@@ -28,6 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from minidist.bench.measure import Run
 from minidist.bench.subjects.training import adamw_step, forward_backward
 from minidist.comm import Communicator
+from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DDP, FSDP, ZeRO1
@@ -40,9 +42,9 @@ BITS = torch.bfloat16
 OURS: dict[str, Callable[[nn.Module, Communicator], Replica]] = {
     "DDP": DDP,
     "ZeRO-1": ZeRO1,
-    "FSDP": partial(FSDP, precision=MixedPrecision(BITS)),
+    **dict.fromkeys(("FSDP", "FSDP, fp8"), partial(FSDP, precision=MixedPrecision(BITS))),
 }
-SHARDED = ("fully_shard", "fully_shard, forward", "FSDP")  # these cast weights themselves
+SHARDED = ("fully_shard", "fully_shard, forward", "FSDP", "FSDP, fp8")  # these cast weights themselves
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
     generator = torch.Generator(work.device).manual_seed(0)
     for parameter in model.parameters():  # drawn on the device: a CPU takes a minute for a billion
         nn.init.normal_(parameter, float(parameter.dim() == 1), 0.02, generator)  # those of norms are about 1
+    if name == "FSDP, fp8":
+        to_fp8(model)
     replica = OURS[name](model, comm) if name in OURS else by_torch(name, model, work)
     if work.recompute and name in OURS:
         recompute(model, "full")
@@ -92,7 +96,14 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
             return replica.called(inputs)  # type: ignore[no-any-return]
 
     loss = torch.compile(cross_entropy_sum, backend=work.backend) if work.backend else cross_entropy_sum
-    return replica, adamw_step(replica, forward_backward(called, tokens, loss=loss), fused=True)
+    backward = forward_backward(called, tokens, loss=loss)
+
+    def scaled() -> Tensor:
+        found = backward()
+        update_scales(model)  # of products in 8 bits, if there are any
+        return found
+
+    return replica, adamw_step(replica, scaled, fused=True)
 
 
 def by_torch(name: str, model: GPT, work: Work) -> Replica:

@@ -2,6 +2,7 @@
 
     sharded       no strategy, fully_shard, FSDP           4 x 2048 tokens: eager, compiled; both also recomputed
     replicated    torch DDP, DDP, ZeRO-1                   8 x 2048 tokens: compiled
+    eight_bits    FSDP, the same in fp8                    those that do not recompute
     products      bf16, fp8                                of a linear layer, 8192 wide
 
 The bounds are for one H100 and these sizes, of a GPT of 0.94 billion parameters.
@@ -53,6 +54,14 @@ def replicated(setting: Setting) -> Iterator[Counted]:
     """Seconds and GiB of a step of a rank that has no other rank to reduce its gradients with."""
     for work in works(setting.options):
         yield from side_by_side(("torch DDP", "DDP", "ZeRO-1"), work, setting)
+
+
+@subject(peers=("FSDP",), gloo=False)
+def eight_bits(setting: Setting) -> Iterator[Counted]:
+    """Seconds and GiB of a sharded step whose blocks multiply in 8 bits, beside 16; nothing else differs."""
+    for work in works(setting.options):
+        if not work.recompute and supports(E4M3, work.device):
+            yield from side_by_side(("FSDP", "FSDP, fp8"), work, setting)
 
 
 @subject(peers=("bf16",), bounds=at_most("fp8", "bf16", {"8192 wide": 0.65}), gloo=False)
