@@ -89,7 +89,7 @@ class FSDP(ShardedModel):
         self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
         self.reducing: Any = None
         # A GPU is still to compute the gradients that have "arrived" here: to gather then would be to wait for them.
-        self.ahead_of_time = self.units[0].flats[0].device.type == "cuda"
+        self.ahead_of_time = any(flat.device.type == "cuda" for flat in self.flats)
         self.end = BackwardEnd(self._backward_ended, self.comm)
         for unit in self.units:
             before, after = Hook(self._pre_forward, unit), Hook(self._post_forward, unit)

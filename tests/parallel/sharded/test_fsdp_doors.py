@@ -87,6 +87,19 @@ def test_ignored_parameters_are_left_as_they_are() -> None:
     assert not torch.equal(one, other) and not torch.equal(its, another) and torch.equal(same, alike)
 
 
+def test_a_unit_may_be_ignored_as_a_whole() -> None:
+    def program(comm: Communicator) -> tuple[int, bool]:
+        model = nn.Module()
+        model.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        model.forward = lambda x: model.layers[2](model.layers[1](model.layers[0](x)))  # type: ignore[method-assign]
+        first = model.layers[0]
+        wrapped = FSDP(model, comm, ignored=list(first.parameters()))
+        wrapped(torch.ones(2, 4)).sum().backward()
+        return len(wrapped.slices), first.weight.grad is not None
+
+    assert minidist.run(program, 2) == [(4, True)] * 2
+
+
 def test_parameters_of_a_model_on_meta_are_replicated_and_ignored_too() -> None:
     def program(comm: Communicator) -> None:
         model = nn.Sequential(nn.Linear(5, 7, device="meta"), nn.LayerNorm(7, device="meta"))
