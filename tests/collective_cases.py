@@ -260,6 +260,10 @@ def check_all_gather(comm: Communicator, cell: Cell, count: int, seed: int) -> s
     everyones = [draw(2 * rows, cell.dtype, rank).reshape(rows, 2) for rank, rows in enumerate(even)]
     assert all_gather(placed(everyones[comm.rank], comm), comm, out, cell.algorithm) is out
     assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), f"{what}, out="
+    own = slice(sum(even[: comm.rank]), sum(even[: comm.rank + 1]))
+    out[: own.start] = out[own.stop :] = 0
+    all_gather(out[own], comm, out, cell.algorithm)
+    assert np.array_equal(exact(out), np.concatenate([exact(shard) for shard in everyones])), f"{what}, in place"
     return ""
 
 

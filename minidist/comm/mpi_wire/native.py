@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mpi4py import MPI
 
 from minidist.comm.buffers import as_bytes
@@ -45,7 +46,9 @@ class NativeMpi:
 
     def all_gather(self, shard: Array, out: Array, counts: list[int]) -> None:
         """MPI_Allgatherv."""
-        self.mpi.Allgatherv(as_bytes(shard), _pieces(out, counts))
+        mine, whole = as_bytes(shard), as_bytes(out)
+        in_place = np.may_share_memory(mine, whole)  # MPI wants to be told
+        self.mpi.Allgatherv(MPI.IN_PLACE if in_place else mine, _pieces(out, counts))
 
     def gather(self, shard: Array, out: Array | None, counts: list[int], root: int) -> None:
         """MPI_Gatherv."""
