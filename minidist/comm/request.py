@@ -89,15 +89,8 @@ class Span:
     another one, with None, it waits for messages, which say so themselves.
     """
 
-    __slots__ = (
-        "bytes",
-        "comm",
-        "engine_bytes",
-        "kind",
-        "marked",
-        "name",
-        "started",
-    )  # one is made in every collective
+    # One is made in every collective.
+    __slots__ = ("bytes", "comm", "engine_bytes", "kind", "marked", "name", "started")
 
     def __init__(self, comm: Accounts, name: str, kind: EventKind, bytes: int, engine_bytes: int | None = None):
         self.comm, self.name, self.kind, self.bytes, self.engine_bytes = comm, name, kind, bytes, engine_bytes

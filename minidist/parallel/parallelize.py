@@ -6,6 +6,7 @@
       │    products in 8 bits                   of the layers that are left
       │ 3  data parallelism or ZeRO             reduces the gradients of what is left, or shards it
       │ 4  recomputation                        of the layers that are left, segment by segment
+      │    compiling                            of each layer's forward
       ▼ 5  optimizer                            over what this rank updates
     Parallel.step(...)
 

@@ -6,8 +6,8 @@
     all others          yes            yes   no    no      several stages a rank, or weight gradients put off
 
 Each of these can be combined with tensor and sequence parallelism, recomputation and every precision of 16 bits or
-more. `Recipe.supported` says what goes with adapters, 8 bits and ZeRO++, too. ZeRO 2 and 3 keep
-no whole gradients, so in a pipeline of m microbatches they reduce m times, and send m times the bytes of ZeRO 0 and 1.
+more; `Recipe.supported` also says what goes with adapters, 8 bits and ZeRO++. ZeRO 2 and 3 keep no whole gradients, so
+in a pipeline of m microbatches they reduce m times, and send m times the bytes of ZeRO 0 and 1.
 """
 
 from __future__ import annotations
@@ -200,7 +200,6 @@ class Recipe:
             yield f"bucket_bytes={self.bucket_bytes} is for ddp and ZeRO 1 and 2, not for {how}: leave it out"
         if self.allocate is not None and self.zero != 3:
             yield f"allocate={self.allocate} is for the shards of ZeRO 3, not for ZeRO {self.zero}: leave it out"
-
         if self.zeropp and (self.zero != 3 or self.shard_ranks is not None):
             what = f"ZeRO {self.zero}" if self.zero != 3 else f"groups of {self.shard_ranks} ranks"
             yield f"zeropp=True is ZeRO 3 over all ranks of the data axis, not {what}: use zero=3 alone"
