@@ -25,7 +25,7 @@ from minidist.parallel.parallelize import Fit, check_fit
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.recipe import RecipeError
 from minidist.trainer.checkpoint.resume import sizes_of
-from minidist.trainer.config import Config, ConfigError, ParallelOptions
+from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import FileError, read_text, retold
 from minidist.trainer.spread import shard_memory
 
@@ -152,9 +152,7 @@ def _check_rows(config: Config, layout: Layout, microbatches: int) -> None:
 
 def _read_plan(config: Config) -> Plan:
     """Return the user's plan. Only its words are checked here: whether it can run, `Recipe.check` finds out."""
-    parallel, path = config.parallel, Path(config.parallel.plan)
-    if parallel.schedule != ParallelOptions().schedule:
-        raise ConfigError(f"--plan {path} takes the place of --schedule {parallel.schedule}: leave one of them out")
+    path = Path(config.parallel.plan)
     with retold(ConfigError, FileError, before=f"--plan {path} "):
         text = read_text(path)
     with retold(ConfigError, ScheduleError, before=f"--plan {path}: "):

@@ -11,6 +11,7 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -166,82 +167,78 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse options that no run can be made of."""
-        for section in fields(self):
-            _check_limits(getattr(self, section.name))
-        self._check_parallel_options()
-        if self.adapter_rank and not self.run.init:
-            asked = f"--lora {self.run.lora}" if self.run.lora else "--qlora"
-            raise ConfigError(f"{asked} trains adapters beside the weights of a model that exists: add --init FOLDER")
-        for name in ("resume", "save_every", "keep", "keep_every", "mtbf"):
-            if getattr(self.run, name) != getattr(RunOptions, name) and not self.run.save:
-                raise ConfigError(f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER")
-        self._check_memory_options()
+        if fault := next(self._faults(), None):
+            raise ConfigError(fault)
         self.gpt(vocabulary=1)  # raises
 
-    def _check_parallel_options(self) -> None:
-        parallel, batch = self.parallel, self.data.batch
+    def _faults(self) -> Iterator[str]:
+        """Yield a sentence for each fault. Take only the first: later questions rely on the earlier ones."""
+        for section in fields(self):
+            yield from _beyond_limits(getattr(self, section.name))
+        yield from self._faults_of_parallel_options()
+        run, memory, layers = self.run, self.memory, self.model.layers
+        if self.adapter_rank and not run.init:
+            asked = f"--lora {run.lora}" if run.lora else "--qlora"
+            yield f"{asked} trains adapters beside the weights of a model that exists: add --init FOLDER"
+        for name in ("resume", "save_every", "keep", "keep_every", "mtbf"):
+            if getattr(run, name) != getattr(RunOptions, name) and not run.save:
+                yield f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER"
+        kind, _, blocks = memory.recompute.partition(" ")
+        if kind == "every" and int(blocks) > layers:
+            yield (
+                f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}: use at most '
+                f'"every {layers}"'
+            )
+        if memory.offload == "disk" and not (memory.offload_folder or run.save):
+            yield "--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER"
+        if memory.offload_folder and memory.offload != "disk":
+            yield f"--offload-folder {memory.offload_folder} is for --offload disk, not {memory.offload}: leave it out"
+
+    def _faults_of_parallel_options(self) -> Iterator[str]:
+        parallel, batch, default = self.parallel, self.data.batch, ParallelOptions
         if parallel.accumulate > batch:
-            raise ConfigError(
+            yield (
                 f"--accumulate {parallel.accumulate} cuts --batch {batch} into more parts than it has sequences: use "
                 f"at most --accumulate {batch}"
             )
         if parallel.zero and parallel.strategy != "ddp":
-            raise ConfigError(
+            yield (
                 f"--zero {parallel.zero} shards what ddp reduces, not --strategy {parallel.strategy}: leave --strategy "
                 "out, or use --zero 0"
             )
-        if parallel.bucket_mib != ParallelOptions.bucket_mib and parallel.strategy != "ddp":
-            raise ConfigError(
-                f"--bucket-mib {parallel.bucket_mib:g} is for ddp, not for --strategy {parallel.strategy}"
-            )
+        if parallel.bucket_mib != default.bucket_mib and parallel.strategy != "ddp":
+            yield f"--bucket-mib {parallel.bucket_mib:g} is for ddp, not for --strategy {parallel.strategy}"
         if parallel.hsdp and parallel.zero != 3:
-            raise ConfigError(
+            yield (
                 f"--hsdp {parallel.hsdp} says in which groups --zero 3 shares parameters out, but --zero is "
                 f"{parallel.zero}: add --zero 3, or leave --hsdp out"
             )
         if parallel.zeropp and (parallel.zero != 3 or parallel.hsdp):
             instead = f"--hsdp {parallel.hsdp}" if parallel.zero == 3 else f"--zero {parallel.zero}"
-            raise ConfigError(
-                f"--zeropp is a way of --zero 3 over all ranks of the data axis, not of {instead}: use it so"
-            )
+            yield f"--zeropp is a way of --zero 3 over all ranks of the data axis, not of {instead}: use it so"
         if parallel.zeropp and self.run.verify:
-            raise ConfigError(
+            yield (
                 "--zeropp rounds what it sends to 8 and 4 bits, so its parameters are not those of the serial run: "
                 "leave out --verify, or --zeropp"
             )
         if parallel.sp and parallel.tp == 1:
-            raise ConfigError("--sp shares tokens out among the ranks of the tensor axis: add --tp RANKS")
+            yield "--sp shares tokens out among the ranks of the tensor axis: add --tp RANKS"
         if parallel.pp > 1 and parallel.accumulate > 1:
-            raise ConfigError(
+            yield (
                 f"--accumulate {parallel.accumulate} is for runs without a pipeline: with --pp {parallel.pp} say "
                 f"--microbatches {parallel.accumulate}"
             )
         if parallel.plan and parallel.microbatches:
-            raise ConfigError(f"--plan {parallel.plan} has its own number of microbatches: leave --microbatches out")
+            yield f"--plan {parallel.plan} has its own number of microbatches: leave --microbatches out"
+        if parallel.plan and parallel.schedule != default.schedule:
+            yield f"--plan {parallel.plan} takes the place of --schedule {parallel.schedule}: leave one of them out"
         if parallel.chunks and parallel.schedule != "interleaved":
-            raise ConfigError(
-                f"--chunks {parallel.chunks} is for --schedule interleaved, not {parallel.schedule}: leave it out"
-            )
+            yield f"--chunks {parallel.chunks} is for --schedule interleaved, not {parallel.schedule}: leave it out"
         for name in ("schedule", "microbatches", "plan"):
             value = getattr(parallel, name)
-            if parallel.pp == 1 and value != getattr(ParallelOptions, name):
+            if parallel.pp == 1 and value != getattr(default, name):
                 instead = ", or say --accumulate" if name == "microbatches" else ""
-                raise ConfigError(f"{flag(name)} {value} is for pipelines: add --pp RANKS{instead}")
-
-    def _check_memory_options(self) -> None:
-        memory, layers = self.memory, self.model.layers
-        kind, _, blocks = memory.recompute.partition(" ")
-        if kind == "every" and int(blocks) > layers:
-            raise ConfigError(
-                f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}: use at most '
-                f'"every {layers}"'
-            )
-        if memory.offload == "disk" and not (memory.offload_folder or self.run.save):
-            raise ConfigError("--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER")
-        if memory.offload_folder and memory.offload != "disk":
-            raise ConfigError(
-                f"--offload-folder {memory.offload_folder} is for --offload disk, not {memory.offload}: leave it out"
-            )
+                yield f"{flag(name)} {value} is for pipelines: add --pp RANKS{instead}"
 
     @property
     def offload_to(self) -> Path | Literal["cpu"] | None:
@@ -290,8 +287,8 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _check_limits(section: Any) -> None:
+def _beyond_limits(section: Any) -> Iterator[str]:
     for declared in fields(section):
         limit, value = declared.metadata["limit"], getattr(section, declared.name)
         if limit is not None and not limit.holds(value):
-            raise ConfigError(f"{flag(declared.name)} {value} cannot be: it must be {limit.words}")
+            yield f"{flag(declared.name)} {value} cannot be: it must be {limit.words}"
