@@ -17,9 +17,8 @@ from minidist.comm.job.number import flag_of, shown
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, read_tree, retold, typed
 from minidist.trainer.foreign.deepspeed import read_deepspeed
-from minidist.trainer.foreign.megatron import read_megatron
-from minidist.trainer.foreign.names import MEGATRON
-from minidist.trainer.foreign.options import merged
+from minidist.trainer.foreign.names import MEGATRON, MEGATRON_BATCH
+from minidist.trainer.foreign.options import merged, translate
 
 
 class HelpAsked(Exception):
@@ -67,10 +66,10 @@ def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train"
     sections = read_toml(Path(values["config"])) if "config" in values else {}
     notes: list[str] = []
     if "deepspeed" in values:
-        theirs, notes = read_deepspeed(Path(values["deepspeed"]), merged(sections, flags))
+        theirs, notes = read_deepspeed(Path(values["deepspeed"]), sections, flags)
         sections = merged(sections, theirs)
     if "megatron" in values:
-        theirs, more = read_megatron(values, sections, flags)
+        theirs, more = translate(MEGATRON, MEGATRON_BATCH, values, sections, flags)
         sections, notes = merged(sections, theirs), notes + more
     config = Config(**{name: classes()[name](**options) for name, options in merged(sections, flags).items()})
     if "print_config" in values:

@@ -1,7 +1,6 @@
-"""What other programs read and write: `llama.py` Hugging Face's weights, `megatron.py` and `deepspeed.py` options.
-`peft.py` writes adapters alone.
+"""What other programs read and write: `llama.py` Hugging Face's weights; `peft.py` writes adapters alone.
 
-`names.py` is the table of both programs' names, `options.py` its engine.
+Of DeepSpeed's and Megatron's options, `names.py` is the table and `options.py` its engine; `deepspeed.py` reads files.
 """
 
 from minidist.trainer.foreign.llama import load_llama, save_llama

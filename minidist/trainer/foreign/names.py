@@ -6,7 +6,8 @@
 
 A name that begins with dashes is a flag of Megatron's; any other is a key of DeepSpeed's, behind its sections. They
 come from the page "DeepSpeed Configuration JSON" and from `megatron/training/arguments.py`. An option that the user
-leaves out keeps the default of minidist, which may differ from the other program's.
+leaves out keeps the default of minidist, which may differ from the other program's: heads are untied, say, and
+gradients are clipped. A name that is not in the table is refused: what is not offered cannot pass unnoticed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from minidist.comm.job.number import NOT_NEGATIVE, read_number
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,6 @@ def only(why: str, *choices: Any) -> Callable[[Any], Any]:
     return among(dict.fromkeys(choices), why)
 
 
-def refuse(why: str) -> Callable[[Any], Any]:
-    """Return a conversion that refuses all values but a section that is off."""
-
-    def convert(value: Any) -> None:
-        if not (isinstance(value, dict) and value.get("enabled") is False):
-            raise ValueError(why)
-
-    return convert
-
-
 def at_least_one(value: int) -> int:
     """Refuse a count below 1."""
     if value < 1:
@@ -83,32 +72,13 @@ def at_least_one(value: int) -> int:
     return value
 
 
-def text_files(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse numbers between the files: Megatron blends files by weights."""
-    if any(word.replace(".", "", 1).isdecimal() for word in words):
-        raise ValueError("files are not blended by weights, give their names only")
-    return words
-
-
-def held_out(shares: str) -> float:
-    """Return the fraction that is held out, from shares of training, validation and test."""
-    try:
-        first, *others = [read_number(share, float, NOT_NEGATIVE) for share in shares.split(",")]
-        return round(sum(others) / (first + sum(others)), 9)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError("it must be shares such as 949,50,1") from None
-
-
 # ---------------------------------------------------------------- the table
 
+# What they call the batch of all ranks, a microbatch of one rank, and the number of microbatches (Megatron counts it).
 DEEPSPEED_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 MEGATRON_BATCH = ("--global-batch-size", "--micro-batch-size", "")
-FILES, PAIR = tuple[str, ...], tuple[float, float]
 ZERO, STATE, PARAMETERS = (f"zero_optimization{inner}." for inner in ("", ".offload_optimizer", ".offload_param"))
-ADAM, SCHEDULE, CHECKPOINTING = "optimizer.params.", "scheduler.params.", "activation_checkpointing."
-GRANULARITY, METHOD, BLOCKS = "--recompute-granularity", "--recompute-method", "--recompute-num-layers"
-STAGE_LAYERS, STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
-ADAMW_ONLY = "the optimizer is AdamW, use"
+ADAM, SCHEDULE = "optimizer.params.", "scheduler.params."
 
 TRANSLATED = [
     # the model and the text
@@ -116,23 +86,18 @@ TRANSLATED = [
     Row("--hidden-size", int, "model.hidden"),
     Row("--ffn-hidden-size", int, "model.intermediate"),
     Row("--num-attention-heads", int, "model.heads"),
-    Row("--group-query-attention", bool),
-    Row("--num-query-groups", int),
+    Row("--num-query-groups", int, "model.key_value_heads"),
     Row("--hidden-dropout", float, "model.dropout"),
     Row("--untie-embeddings-and-output-weights", bool, "model.tied", lambda untied: not untied),
     Row("--seq-length", int, "data.sequence"),
-    Row("--data-path", FILES, "data.text", text_files, "the files are read as plain text"),
-    Row("--split", str, "data.held_out", held_out, "all but the first share is held out"),
+    Row("--data-path", tuple[str, ...], "data.text", note="the files are read as plain text"),
     *(Row(name, int, convert=at_least_one) for name in (*DEEPSPEED_BATCH, *MEGATRON_BATCH) if name),
     # the optimizer and the rate
-    Row("optimizer.type", str, convert=only(f"{ADAMW_ONLY} that", "adam", "adamw")),
-    Row("--optimizer", str, convert=only(f"{ADAMW_ONLY} adam", "adam")),
-    Row(f"{ADAM}adam_w_mode", bool, convert=only(f"{ADAMW_ONLY} that", True)),
-    Row(f"{ADAM}bias_correction", bool, convert=only("moments are always corrected, use true", True)),
-    Row(f"{ADAM}amsgrad", bool, convert=only("AMSGrad is not offered, use false", False)),
+    Row("optimizer.type", str, convert=only("the optimizer is AdamW, use that", "adam", "adamw")),
+    Row("--optimizer", str, convert=only("the optimizer is AdamW, use adam", "adam")),
     Row(f"{ADAM}lr", float, "optimizer.lr"),
     Row(f"{ADAM}weight_decay", float, "optimizer.weight_decay"),
-    Row(f"{ADAM}betas", PAIR),
+    Row(f"{ADAM}betas", tuple[float, float]),
     Row("--adam-beta1", float, "optimizer.beta1"),
     Row("--adam-beta2", float, "optimizer.beta2"),
     Row("gradient_clipping", float, "optimizer.clip"),
@@ -142,115 +107,65 @@ TRANSLATED = [
     Row(f"{SCHEDULE}warmup_max_lr", float, "optimizer.lr"),
     Row(f"{SCHEDULE}warmup_num_steps", int, "optimizer.warmup"),
     Row("--lr-warmup-iters", int, "optimizer.warmup"),
-    Row("--lr-warmup-fraction", float),
     Row(f"{SCHEDULE}total_num_steps", int, "run.steps", note="the run ends where the rate has fallen"),
     Row("--train-iters", int, "run.steps"),
     Row("--save-interval", int, "run.save_every"),
-    Row("--load", str, "run.resume", lambda folder: True),
+    Row("--load", str, "run.resume", lambda folder: True, "the run continues from the newest checkpoint in --save"),
     # ranks, memory and precision
     Row("--tensor-model-parallel-size", int, "parallel.tp"),
     Row("--pipeline-model-parallel-size", int, "parallel.pp"),
-    Row(STAGE_LAYERS, int, convert=at_least_one),
-    Row(STAGES, int, "parallel.chunks"),
     Row("--sequence-parallel", bool, "parallel.sp"),
-    Row("--context-parallel-size", int, convert=only("sequences are not split over ranks here, use 1", 1)),
-    Row("--expert-model-parallel-size", int, convert=only("experts are not trained here, use 1", 1)),
     Row(f"{ZERO}stage", int, "parallel.zero"),
     Row("--zero-stage", int, "parallel.zero"),
     Row("--use-distributed-optimizer", bool, "parallel.zero", if_on(1)),
-    Row(f"{ZERO}mics_shard_size", int, "parallel.hsdp", lambda ranks: ranks if ranks > 0 else None),
-    Row(f"{ZERO}reduce_bucket_size", int),
+    Row(f"{ZERO}reduce_bucket_size", float),
     Row(f"{STATE}device", str, "memory.offload", among({"none": "none", "cpu": "memory", "nvme": "disk"})),
-    Row(f"{STATE}nvme_path", str),
-    Row(f"{ZERO}cpu_offload", bool, "memory.offload", if_on("memory")),
+    Row(f"{STATE}nvme_path", str, "memory.offload_folder"),
     Row("--checkpoint-activations", bool, "memory.recompute", if_on("full")),
     Row("--recompute-activations", bool, "memory.recompute", if_on("selective")),
-    Row(GRANULARITY, str, "memory.recompute", among({"full": "full", "selective": "selective"})),
-    Row(METHOD, str, convert=among({"uniform": None, "block": None})),
-    Row(BLOCKS, int, convert=at_least_one),
-    Row("fp16.enabled", bool, "run.precision", if_on("float16")),
+    Row("--recompute-granularity", str, "memory.recompute", among({"full": "full", "selective": "selective"})),
+    Row("--recompute-method", str, convert=only("all blocks are recomputed, use uniform", "uniform")),
+    Row("--recompute-num-layers", int, convert=only('use 1, or our --recompute "every K"', 1)),
+    *(Row(name, bool, "run.precision", if_on("float16")) for name in ("fp16.enabled", "--fp16")),
     *(Row(name, bool, "run.precision", if_on("bfloat16")) for name in ("bf16.enabled", "bfloat16.enabled", "--bf16")),
-    Row("--fp16", bool, "run.precision", if_on("float16")),
-    # what would change the result, and is not offered
-    *(Row(name, dict, convert=refuse("it is not offered here, leave it out"), note="it is not offered here") for name in
-        ("amp", "autotuning", "compression_training", "elasticity", "curriculum_learning", "data_efficiency",
-         "progressive_layer_drop", "sparse_attention")),
-    *(Row(name, int, convert=refuse("say it in steps, with --train-iters and --lr-warmup-iters")) for name in
-        ("--train-samples", "--lr-decay-samples", "--lr-warmup-samples")),
-    Row("--rampup-batch-size", FILES, convert=refuse("the batch does not grow here, leave it out")),
-    Row("--num-experts", int, convert=refuse("experts are not trained here, leave it out")),
-    Row("--finetune", bool, convert=refuse("a run is continued with its step and its optimizer, leave it out")),
 ]  # fmt: skip
-
-
-def inside(section: str, *names: str) -> list[str]:
-    """Return the names of a section of DeepSpeed's."""
-    return [section + name for name in names]
-
 
 # By the reason why they have no effect here. A flag of Megatron's with `=` behind it takes a value.
 WITHOUT_EFFECT: dict[str, list[str]] = {
     "every step is reported": ["steps_per_print", "--log-interval="],
     "--metrics writes what each step measures, --trace when it did what": [
-        "wall_clock_breakdown", "memory_breakdown", "dump_state", "tensorboard", "wandb", "comet", "csv_monitor",
-        "comms_logger", "flops_profiler", "--tensorboard-dir="],
+        "wall_clock_breakdown", "--tensorboard-dir="],
     "nothing is measured on the held-out text while training": ["--eval-interval=", "--eval-iters="],
+    "--held-out says which part of the text is not trained on": ["--split="],
     "tokens are bytes, or those of a tokenizer.json: --tokenizer FILE": [
-        "--tokenizer-type=", "--tokenizer-model=", "--vocab-file=", "--merge-file=", "--vocab-size=",
-        "--make-vocab-size-divisible-by="],
-    "one thread reads ahead": ["--num-workers="],
+        "--tokenizer-type=", "--tokenizer-model=", "--vocab-file=", "--merge-file="],
     "the model is minidist's GPT: rotary positions with base 10,000, RMSNorm with epsilon 1e-5, SwiGLU, no bias": [
-        "--attention-dropout=", "--max-position-embeddings=", "--position-embedding-type=", "--rotary-base=",
-        "--rotary-percent=", "--use-rotary-position-embeddings", "--no-position-embedding", "--normalization=",
-        "--norm-epsilon=", "--layernorm-epsilon=", "--swiglu", "--disable-bias-linear", "--init-method-std="],
-    "the kernels are PyTorch's own": [
-        "--use-flash-attn", "--use-mcore-models", "--no-persist-layer-norm", "--attention-softmax-in-fp32",
-        "--no-masked-softmax-fusion", "--no-bias-gelu-fusion", "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion",
-        "--no-gradient-accumulation-fusion", "--no-query-key-layer-scaling", "--no-rope-fusion",
-        "--transformer-impl=", "--attention-backend="],
+        "--attention-dropout=", "--max-position-embeddings=", "--position-embedding-type=", "--normalization=",
+        "--norm-epsilon=", "--swiglu", "--disable-bias-linear"],
+    "--num-query-groups alone says how many heads keys and values have": ["--group-query-attention"],
+    "the kernels are PyTorch's own": ["--use-flash-attn", "--use-mcore-models", "--transformer-impl="],
     "epsilon is always 1e-8": [f"{ADAM}eps", "--adam-eps="],
-    "AdamW is always PyTorch's": [
-        *inside(ADAM, "torch_adam", "fused"), "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"],
     "the rate rises along a line from its peak divided by the steps of the warm-up, and falls along a cosine to a "
     "tenth of it until the last step": [
-        *inside(SCHEDULE, "warmup_min_lr", "warmup_min_ratio", "warmup_type", "cos_min_ratio", "last_batch_iteration"),
-        "--lr-decay-style=", "--lr-decay-iters=", "--min-lr=", "--lr-warmup-init="],
+        f"{SCHEDULE}warmup_min_lr", "--lr-decay-style=", "--lr-decay-iters=", "--min-lr="],
     "the scale of the loss starts at 2**16, doubles after 2,000 steps without an overflow, and halves at each": [
-        *inside("fp16.", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-                "consecutive_hysteresis", "min_loss_scale", "auto_cast"),
-        "--loss-scale=", "--initial-loss-scale=", "--loss-scale-window=", "--hysteresis=", "--min-loss-scale="],
-    "losses are divided by the tokens of the whole batch, so gradients only have to be summed": [
-        "prescale_gradients", "gradient_predivide_factor"],
-    "gradients are added up and travel in --precision, whole": [
-        "fp32_allreduce", "communication_data_type", "data_types.grad_accum_dtype", "sparse_gradients",
-        *inside(ZERO, "zero_quantized_weights", "zero_quantized_gradients"), "--accumulate-allreduce-grads-in-fp32"],
-    "gradients are always reduced during backward": [
-        *inside(ZERO, "overlap_comm", "grad_hooks"), "--overlap-grad-reduce"],
+        "fp16.loss_scale", "fp16.initial_scale_power", "fp16.loss_scale_window", "fp16.hysteresis",
+        "fp16.min_loss_scale", "bf16.loss_scale", "bf16.loss_scale_window", "--loss-scale=", "--initial-loss-scale="],
+    "losses are divided by the tokens of the whole batch, so gradients only have to be summed": ["prescale_gradients"],
+    "gradients are always reduced during backward": [f"{ZERO}overlap_comm", "--overlap-grad-reduce"],
     "the strategy decides what is sent together, and what overlaps": [
-        *inside(ZERO, "contiguous_gradients", "reduce_scatter", "allgather_partitions", "allgather_bucket_size",
-                "round_robin_gradients", "ignore_unused_parameters"),
-        "--no-async-tensor-model-parallel-allreduce", "--tp-comm-overlap", "--no-overlap-p2p-communication"],
+        f"{ZERO}contiguous_gradients", f"{ZERO}reduce_scatter", f"{ZERO}allgather_partitions",
+        f"{ZERO}allgather_bucket_size"],
     "--zero 3 gathers a block as a whole, from all ranks that share it, while the one before is computed": [
-        *inside(ZERO, "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-                "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-                "zero_hpz_partition_size"),
-        "--overlap-param-gather"],
+        f"{ZERO}stage3_prefetch_bucket_size", f"{ZERO}stage3_param_persistence_threshold",
+        f"{ZERO}stage3_max_live_parameters", f"{ZERO}stage3_max_reuse_distance"],
     "--offload works on one chunk of the state, of its own size, while the next is fetched": [
-        *inside(STATE, "ratio", "pin_memory", "pipeline", "pipeline_read", "pipeline_write", "fast_init",
-                "buffer_count"),
-        *inside(PARAMETERS, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"), f"{ZERO}sub_group_size", "aio"],
+        f"{ZERO}sub_group_size", f"{STATE}pin_memory", f"{PARAMETERS}pin_memory"],
     "the parameters of --zero 3 go where --offload sends the state of the optimizer": [
-        *inside(PARAMETERS, "device", "nvme_path")],
-    "--recompute says what backward computes again, and keeps its inputs where they are": [
-        *inside(CHECKPOINTING, "partition_activations", "cpu_checkpointing", "profile", "number_checkpoints",
-                "contiguous_memory_optimization", "synchronize_checkpoint_boundary"),
-        "--distribute-saved-activations"],
+        f"{PARAMETERS}device", f"{PARAMETERS}nvme_path"],
     "each rank writes its own pieces of a checkpoint, any number of ranks loads all that it has": [
-        "checkpoint", *inside(ZERO, "elastic_checkpoint", "load_from_fp32_weights",
-                              "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"),
-        "--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"],
-    "the launcher decides how ranks talk: mpirun or torchrun": [
-        "--distributed-backend=", "--distributed-timeout-minutes="],
+        f"{ZERO}stage3_gather_16bit_weights_on_model_save"],
+    "the launcher decides how ranks talk: mpirun or torchrun": ["--distributed-backend="],
 }  # fmt: skip
 
 
