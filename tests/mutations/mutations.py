@@ -1050,8 +1050,8 @@ TRAINER = [
     Mutation(
         "a column of a block is counted from the beginning of the block",
         "minidist/trainer/checkpoint/pieces.py",
-        old="columns = slice(column + skipped, column + skipped + end - at)",
-        new="columns = slice(skipped, skipped + end - at)",
+        old="[first:last, column : column + width]",
+        new="[first:last, :width]",
         tests=(f"{PIECES}::test_cutting_pasting_and_putting_together",),
     ),
     Mutation(

@@ -9,17 +9,16 @@ weight [4, 6], its columns cut for two ranks of tensor parallelism, each block d
       b b b     │   d d d         d   dim 1, columns 3 to 6, elements 7 to 12
 
 Seen as a matrix [dims before `dim`, `dim` and the dims after it], a block is some columns of the tensor, and a piece of
-a block is at most three rectangles: the end of a row, whole rows, the beginning of a row. So cutting and pasting take
-at most three copies, whatever the sizes. Where the wanted and the stored pieces lie in one block, neighbours in one are
-neighbours in the other, and exactly the wanted elements are read. Otherwise the stored pieces that may touch the wanted
-one are pasted into a whole tensor, and the wanted one is cut from it.
+a block is all but the beginning and the end of some rows of these. Where the wanted and the stored pieces lie in one
+block, neighbours in one are neighbours in the other, and exactly the wanted elements are read. Otherwise the stored
+pieces that may touch the wanted one are pasted into a whole tensor, and the wanted one is cut from it.
 
 Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -93,8 +92,8 @@ class Extent:
     @property
     def row(self) -> tuple[int, int, int]:
         """The matrix in which the block is some columns: the length of a row, the first column, how many columns."""
-        if self.dim is None:
-            return prod(self.shape), 0, prod(self.shape)
+        if self.dim is None or not self.count:
+            return 1, 0, 1  # each element is a row
         behind = prod(self.shape[self.dim + 1 :])
         return self.shape[self.dim] * behind, self.first * behind, (self.last - self.first) * behind
 
@@ -125,38 +124,24 @@ class Piece(NamedTuple):
 
 def take(whole: Tensor, extent: Extent) -> Tensor:
     """Return a copy of these elements of a whole tensor: [extent.count]."""
-    values = whole.new_empty(extent.count)
-    for rows, columns, elements in _rectangles(extent):
-        box = _matrix(whole, extent)[rows, columns]
-        values[elements].view(box.shape).copy_(box)
-    return values
+    rows, inside = _rows(whole, extent)
+    return rows.flatten()[inside].clone()
 
 
 def put(values: Tensor, extent: Extent, whole: Tensor) -> None:
     """Write the elements [extent.count] to their places in a whole tensor, which is contiguous."""
-    for rows, columns, elements in _rectangles(extent):
-        box = _matrix(whole, extent)[rows, columns]
-        box.copy_(values[elements].view(box.shape))
+    rows, inside = _rows(whole, extent)
+    filled = rows.clone().flatten()
+    filled[inside] = values
+    rows.copy_(filled.view(rows.shape))
 
 
-def _matrix(whole: Tensor, extent: Extent) -> Tensor:
-    return whole.reshape(-1, extent.row[0])
-
-
-def _rectangles(extent: Extent) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield rectangles: their rows and columns in the matrix, and which of the extent's elements stand there."""
-    _, column, width = extent.row
-    at = extent.start
-    while at < extent.stop:
-        row, skipped = divmod(at, width)
-        if skipped or extent.stop - at < width:
-            end, rows = min(extent.stop, (row + 1) * width), 1
-            columns = slice(column + skipped, column + skipped + end - at)
-        else:
-            rows = (extent.stop - at) // width
-            end, columns = at + rows * width, slice(column, column + width)
-        yield slice(row, row + rows), columns, slice(at - extent.start, end - extent.start)
-        at = end
+def _rows(whole: Tensor, extent: Extent) -> tuple[Tensor, slice]:
+    """Return the rows of the block that have some of the elements, and where these are in it, flattened."""
+    length, column, width = extent.row
+    first, last = extent.start // width, -(-extent.stop // width)
+    rows = whole.reshape(-1, length)[first:last, column : column + width]
+    return rows, slice(extent.start - first * width, extent.stop - first * width)
 
 
 # ---------------------------------------------------------------- putting together
@@ -176,13 +161,7 @@ def touching(one: Extent, other: Extent) -> bool:
 
 
 def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: torch.dtype) -> Tensor:
-    """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them once.
-
-    If a stored piece is exactly the wanted one, nothing else is read.
-    """
-    for extent, read in stored:
-        if extent == wanted:
-            return read(0, extent.count)
+    """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them once."""
     needed = [(extent, read) for extent, read in stored if touching(extent, wanted)]
     goal = wanted.straight()
     if all(extent.straight().block == goal.block for extent, _ in needed):

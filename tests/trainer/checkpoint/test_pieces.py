@@ -108,10 +108,8 @@ def test_the_same_layout_reads_its_own_piece_only() -> None:
     layout = [Extent((6, 8), 1, first, first + 4, start, start + 12) for first in (0, 4) for start in (0, 12)]
     for extent in layout:
         shelf = Shelf(whole, layout)
-        values = assemble(extent, shelf.pieces, whole.dtype)
+        assemble(extent, shelf.pieces, whole.dtype)
         assert shelf.read == [(extent, 12)]
-        stored = next(read(0, 12) for stored, read in shelf.pieces if stored == extent)
-        assert values.data_ptr() == stored.data_ptr()  # it has not even been copied
 
 
 @pytest.mark.parametrize("dim", [None, 0, 1])
