@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 Kept = TypeVar("Kept")
 
 
-class Nodes(list[tuple[int, ...]]):
-    """Every rank's node, by rank."""
-
-
 class Communicator:
     """A group of ranks that can send to each other.
 
@@ -72,7 +68,6 @@ class Communicator:
         self.tag_offset = 0
         self.clock = wire.clock
         self._children = itertools.count(1)
-        self._node: tuple[int, ...] | None = None
 
     @property
     def traffic(self) -> Traffic:
@@ -249,18 +244,15 @@ class Communicator:
             memory, everyones = self.wire.allocate(max(bytes, 1), tensor_dtype is not None)
         return shaped(self.registered.add(memory, everyones) if everyones else memory, shape, dtype)
 
-    @property
-    def node(self) -> tuple[int, ...]:
-        """The ranks of this communicator that share memory with this one, itself included."""
-        if self._node is None:
-            with self.meeting("the question who shares a node"):
-                self._node = self.wire.node
-        return self._node
+    @cached_property
+    def nodes(self) -> list[tuple[int, ...]]:
+        """For each rank, the ranks of this communicator that share memory with it, itself included."""
+        return self.wire.nodes()
 
     @property
-    def nodes(self) -> list[tuple[int, ...]]:
-        """Every rank's `node`, by rank. Collective when first asked for."""
-        return self.keep(Nodes, lambda: Nodes(self.wire.nodes()))
+    def node(self) -> tuple[int, ...]:
+        """This rank's own of `nodes`."""
+        return self.nodes[self.rank]
 
     def peers(self, array: Buffer, lengths: Sequence[int] | None = None) -> list[Any] | None:
         """Return every rank's counterpart of a flat numpy view of registered memory; see `Registered.peers`."""

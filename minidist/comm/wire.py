@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minidist.comm.stream import Comm, Stream, ThreadStream
@@ -45,6 +46,8 @@ class Wire(ABC):
         The number of each rank of the group in the world that the job was started with.
     name : str
         The group's.
+    homes : sequence
+        For each rank of the world, what names its machine: ranks of one home share memory.
     one_process : bool
         Whether the ranks share one: its clock, its objects, its random numbers.
     carries_cuda : bool
@@ -58,8 +61,8 @@ class Wire(ABC):
     carries_cuda: bool = False
     debug: bool = False
 
-    def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
-        self.rank, self.size, self.members, self.name = rank, len(members), members, name
+    def __init__(self, rank: int, members: tuple[int, ...], name: str, homes: Sequence[object]) -> None:
+        self.rank, self.size, self.members, self.name, self.homes = rank, len(members), members, name, homes
         self._changed = threading.Condition()
 
     # ---------------------------------------------------------------- messages
@@ -90,13 +93,21 @@ class Wire(ABC):
 
     # ---------------------------------------------------------------- groups and streams
 
-    @abstractmethod
     def split(self, color: int, key: int, name: str) -> Wire:
         """Return a wire between the ranks of one color, ordered by key. Collective."""
+        parts: dict[int, list[int]] = {}
+        for chosen, _, rank in sorted(self.roll_call((color, key, self.rank))):
+            parts.setdefault(chosen, []).append(rank)
+        return self.derive(list(parts.values()), parts[color], name)
 
-    @abstractmethod
     def fork(self, name: str) -> Wire:
         """Return a wire between the same ranks, for another thread. Collective."""
+        everyone = list(range(self.size))
+        return self.derive([everyone], everyone, name, for_thread=True)
+
+    @abstractmethod
+    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> Wire:
+        """Return a wire between the ranks `mine`, one of the `parts` into which all ranks are divided. Collective."""
 
     def stream(self, caller: Comm) -> Stream[Comm]:
         """Return a stream beside the thread that uses `caller`, the communicator on this wire. Collective."""
@@ -120,14 +131,12 @@ class Wire(ABC):
 
     # ---------------------------------------------------------------- shared memory
 
-    @property
-    @abstractmethod
-    def node(self) -> tuple[int, ...]:
-        """The ranks that share memory with this one, itself included."""
-
     def nodes(self) -> list[tuple[int, ...]]:
-        """Return every rank's `node`, by rank. Collective."""
-        return self.roll_call(self.node)
+        """Return for each rank which ranks share memory with it, itself included."""
+        residents = defaultdict(list)
+        for rank, member in enumerate(self.members):
+            residents[self.homes[member]].append(rank)
+        return [tuple(residents[self.homes[member]]) for member in self.members]
 
     @abstractmethod
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
@@ -153,7 +162,7 @@ class WireAround(Wire):
     """A wire around a wire, which hands everything on. A subclass overrides what it watches."""
 
     def __init__(self, inner: Wire) -> None:
-        super().__init__(inner.rank, inner.members, inner.name)
+        super().__init__(inner.rank, inner.members, inner.name, inner.homes)
         self.inner, self.kind = inner, inner.kind
         self.one_process, self.carries_cuda = inner.one_process, inner.carries_cuda
         self.clock, self.advance, self.reach = inner.clock, inner.advance, inner.reach  # type: ignore[method-assign]
@@ -174,12 +183,8 @@ class WireAround(Wire):
     def native(self) -> Any:
         return self.inner.native
 
-    @property
-    def node(self) -> tuple[int, ...]:
-        return self.inner.node
-
-    def nodes(self) -> list[tuple[int, ...]]:
-        return self.inner.nodes()
+    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> Wire:
+        return self.inner.derive(parts, mine, name, for_thread)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         return self.inner.allocate(bytes, for_torch)

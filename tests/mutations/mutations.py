@@ -172,9 +172,9 @@ COMM = [
     ),
     Mutation(
         "a split ignores the key",
-        "minidist/comm/engine/pool.py",
-        old="for chosen, _, rank in sorted(wire.roll_call((color, key, wire.rank))):",
-        new="for chosen, _, rank in sorted(wire.roll_call((color, 0, wire.rank))):",
+        "minidist/comm/wire.py",
+        old="for chosen, _, rank in sorted(self.roll_call((color, key, self.rank))):",
+        new="for chosen, _, rank in sorted(self.roll_call((color, 0, self.rank))):",
         tests=("tests/comm/test_threads.py::test_split_groups_by_color_in_the_order_of_keys",),
     ),
     Mutation(

@@ -70,11 +70,3 @@ class Group:
         group = Group(*made[number][1:], self)
         weakref.finalize(group, free.add, number).atexit = False
         return group
-
-
-def parts_of(wire: Wire, color: int, key: int) -> tuple[list[list[int]], list[int]]:
-    """Return the ranks of every color, in the order of their keys, and those of this rank's color. Collective."""
-    parts: dict[int, list[int]] = {}
-    for chosen, _, rank in sorted(wire.roll_call((color, key, wire.rank))):
-        parts.setdefault(chosen, []).append(rank)
-    return list(parts.values()), parts[color]

@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from mpi4py import MPI
 
 from minidist.comm.buffers import as_bytes, device_name
 from minidist.comm.communicator import Communicator
-from minidist.comm.engine.answers import gather_answers
-from minidist.comm.engine.pool import Group, parts_of
+from minidist.comm.engine.host import host
+from minidist.comm.engine.pool import Group
 from minidist.comm.errors import LaunchError, MismatchError
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
@@ -81,11 +82,17 @@ class MpiWire(Wire):
 
     kind = "mpi"
 
-    def __init__(self, group: Group, members: tuple[int, ...], name: str = "world", patient: bool = False) -> None:
-        super().__init__(group.handle.Get_rank(), members, name)
+    def __init__(
+        self,
+        group: Group,
+        members: tuple[int, ...],
+        homes: Sequence[object],
+        name: str = "world",
+        patient: bool = False,
+    ) -> None:
+        super().__init__(group.handle.Get_rank(), members, name, homes)
         self.group, self.mpi, self.patient = group, group.handle, patient
         self._status = MPI.Status()
-        self._node: tuple[int, ...] | None = None
         self._fence: Fence | None = None
 
     def isend(self, array: Array, to: int, tag: int) -> MpiRequest:
@@ -106,10 +113,8 @@ class MpiWire(Wire):
         _check_count(self._status, arriving)
 
     def roll_call(self, answer: Any) -> list[Any]:
-        return gather_answers(self.size, self.rank, answer, self._all_gather)
-
-    def _all_gather(self, mine: Any, everyones: Any) -> None:
-        MpiRequest(self.mpi.Iallgather(mine, everyones), mine, self.patient).wait()
+        everyones: list[Any] = self.mpi.allgather(answer)
+        return everyones
 
     @property
     def native(self) -> Any:
@@ -117,39 +122,22 @@ class MpiWire(Wire):
 
         return NativeMpi(self.mpi)
 
-    def split(self, color: int, key: int, name: str) -> MpiWire:
-        return self._derive(*parts_of(self, color, key), name)
-
-    def fork(self, name: str) -> MpiWire:
-        ranks = list(range(self.size))
-        return self._derive([ranks], ranks, name, patient=True)
-
-    def _derive(self, parts: list[list[int]], mine: list[int], name: str, patient: bool = False) -> MpiWire:
+    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> MpiWire:
         group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
-        return MpiWire(group, tuple(self.members[rank] for rank in mine), name, patient)
+        return MpiWire(group, tuple(self.members[rank] for rank in mine), self.homes, name, patient=for_thread)
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)
 
-    @property
-    def node(self) -> tuple[int, ...]:
-        if not AVAILABLE:
-            return (self.rank,)
-        if self._node is None:  # no cached_property: before Python 3.12 two streams would wait for its one lock
-            here = self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-            self._node = tuple(here.allgather(self.rank))
-            here.Free()
-        return self._node
-
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        if len(self.node) < self.size:
+        if len(self.nodes()[0]) < self.size:
             return np.zeros(bytes, np.uint8), []
         memories = open_window(self, bytes)
         return memories[self.rank], memories
 
     def fence(self, status: Status) -> bool:
         if self._fence is None:
-            if not ORDERED_STORES or len(self.node) < self.size:
+            if not ORDERED_STORES or len(self.nodes()[0]) < self.size:
                 return False  # whoever receives a message also sees what its sender stored before
             self._fence = Fence(open_window(self, 64))
         self._fence.pass_through(self, status)
@@ -249,7 +237,8 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
     An uncaught error in one rank would leave the others waiting for ever, so it ends the job.
     """
     own = Group(mpi.Dup())  # the caller's messages stay the caller's
-    comm = Communicator(MpiWire(own, tuple(range(mpi.Get_size()))), Ledger())
+    homes = mpi.allgather(host() if AVAILABLE else mpi.Get_rank())
+    comm = Communicator(MpiWire(own, tuple(range(mpi.Get_size())), homes), Ledger())
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +20,6 @@ import numpy as np
 from minidist.comm.agree import debug_mode
 from minidist.comm.buffers import device_name
 from minidist.comm.communicator import Communicator
-from minidist.comm.engine.pool import parts_of
 from minidist.comm.errors import RankFailed
 from minidist.comm.job.background import BackgroundThread
 from minidist.comm.ledger import Ledger
@@ -44,7 +42,7 @@ class ThreadsWire(Wire):
     kind, one_process = "threads", True
 
     def __init__(self, world: World, lane: Lane, rank: int, members: tuple[int, ...], name: str = "world") -> None:
-        super().__init__(rank, members, name)
+        super().__init__(rank, members, name, world.homes)
         self.world, self.lane = world, lane
         self._roll_calls = itertools.count()
 
@@ -59,19 +57,16 @@ class ThreadsWire(Wire):
             raise ValueError("simulated ranks share no GPU: move the buffer to the CPU, or start with torchrun")
         return self.world.post(self.lane, kind, array, key)
 
-    def split(self, color: int, key: int, name: str) -> ThreadsWire:
-        _, ranks = parts_of(self, color, key)
-        members = tuple(self.members[rank] for rank in ranks)
-        return ThreadsWire(self.world, self.lane, ranks.index(self.rank), members, name)
-
-    def fork(self, name: str) -> ThreadsWire:
-        lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
-        return ThreadsWire(self.world, lane, self.rank, self.members, name)
+    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> ThreadsWire:
+        lane = self.lane
+        if for_thread:
+            lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
+        return ThreadsWire(self.world, lane, mine.index(self.rank), tuple(self.members[rank] for rank in mine), name)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         mine = np.zeros(bytes, np.uint8)
         everyones = self.roll_call(mine)
-        return mine, everyones if len(self.node) == self.size else []
+        return mine, everyones if len(self.nodes()[0]) == self.size else []
 
     def roll_call(self, answer: Any) -> list[Any]:
         place = (self.name, next(self._roll_calls))
@@ -84,17 +79,6 @@ class ThreadsWire(Wire):
         self.world.wait(self.lane, lambda: len(table) == self.size, ("all ranks to come to a roll call", missing))
         self.world.shared.pop(place, None)  # all ranks hold the table by now
         return [table[rank] for rank in range(self.size)]
-
-    @property
-    def node(self) -> tuple[int, ...]:
-        return self.nodes()[self.rank]
-
-    def nodes(self) -> list[tuple[int, ...]]:
-        cluster, residents = self.world.cluster, defaultdict(list)
-        homes = [0 if cluster is None else cluster.node_of(member) for member in self.members]
-        for rank, home in enumerate(homes):
-            residents[home].append(rank)
-        return [tuple(residents[home]) for home in homes]
 
     def reach(self, bytes: int, peer: int) -> None:
         if self.world.cluster is not None:

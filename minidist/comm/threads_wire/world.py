@@ -32,7 +32,8 @@ class World:
     """The meeting place of simulated ranks."""
 
     def __init__(self, ranks: int, cluster: Cluster | None = None, eager_limit: int = 0) -> None:
-        self.size, self.cluster, self.eager_limit = ranks, cluster, eager_limit
+        self.cluster, self.eager_limit = cluster, eager_limit
+        self.homes = [0 if cluster is None else cluster.node_of(rank) for rank in range(ranks)]
         self.lock = threading.RLock()
         self._lanes: list[weakref.ref[Lane]] = []  # a fork that nobody holds any more takes its lane with it
         self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)

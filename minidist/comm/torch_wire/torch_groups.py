@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from minidist.comm.engine import answers
 from minidist.comm.torch_wire.gpus import number_in, own_gpu
 from minidist.comm.torch_wire.torch_request import explaining
 
@@ -48,19 +45,10 @@ def everyone() -> dist.ProcessGroup:
 
 def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any]:
     """Return every rank's answer in the order of `rank`, which may differ from torch's."""
+    answers: list[Any] = [None] * group.size()
     with explaining("another rank"):
-        return answers.gather_answers(
-            group.size(),
-            rank,
-            answer,
-            lambda mine, everyones: dist.all_gather(list(torch.from_numpy(everyones)), torch.from_numpy(mine), group),
-        )
-
-
-def host() -> str:
-    """Return what only processes of one machine have in common."""
-    boot = Path("/proc/sys/kernel/random/boot_id")  # two containers may bear one name
-    return socket.gethostname() + (boot.read_text() if boot.exists() else "")
+        dist.all_gather_object(answers, (rank, answer), group)
+    return [answer for _, answer in sorted(answers, key=lambda pair: int(pair[0]))]
 
 
 def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:

@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from minidist.comm.buffers import as_bytes, device_name
 from minidist.comm.communicator import Communicator
-from minidist.comm.engine.pool import Group, parts_of
+from minidist.comm.engine.host import host
+from minidist.comm.engine.pool import Group
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Ledger
@@ -31,7 +32,6 @@ from minidist.comm.torch_wire.torch_groups import (
     everyone,
     gather_answers,
     gloo_group,
-    host,
     initialize,
     nccl_group,
     own_store,
@@ -73,7 +73,7 @@ class TorchWire(Wire):
     def __init__(
         self, group: Group, addresses: tuple[int, ...], members: tuple[int, ...], job: Job, name: str = "world"
     ) -> None:
-        super().__init__(addresses.index(dist.get_rank()), members, name)
+        super().__init__(addresses.index(dist.get_rank()), members, name, job.hosts)
         self.group = group
         self.cpu: dist.ProcessGroup = group.handle[0]
         self.cuda: dist.ProcessGroup | None = group.handle[1]
@@ -142,15 +142,7 @@ class TorchWire(Wire):
 
     # ---------------------------------------------------------------- groups, streams and memory
 
-    def split(self, color: int, key: int, name: str) -> TorchWire:
-        return self._derive(*parts_of(self, color, key), name)
-
-    def fork(self, name: str) -> TorchWire:
-        ranks = list(range(self.size))
-        return self._derive([ranks], ranks, name)
-
-    def _derive(self, parts: list[list[int]], mine: list[int], name: str) -> TorchWire:
-        """Return a wire with groups of its own over the ranks `mine`, one of the `parts` of this one."""
+    def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> TorchWire:
         addresses = tuple(self.addresses[rank] for rank in mine)
 
         def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
@@ -168,12 +160,6 @@ class TorchWire(Wire):
         from minidist.comm.torch_wire.cuda_stream import CudaStream
 
         return CudaStream(caller)
-
-    @property
-    def node(self) -> tuple[int, ...]:
-        hosts = self.job.hosts
-        here = hosts[self.members[self.rank]]
-        return tuple(rank for rank, member in enumerate(self.members) if hosts[member] == here)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         if self.cuda is not None and for_torch:
