@@ -1320,8 +1320,40 @@ FEW_BITS = [
     ),
 ]
 
+FLASH = "tests/parallel/test_flash.py"
+CONTEXT = [
+    Mutation(
+        "a larger score does not shrink what was summed before",
+        "minidist/parallel/context/flash.py",
+        old="shrink * output[..., rows, :] + weights",
+        new="output[..., rows, :] + weights",
+        tests=(f"{FLASH}::test_it_is_softmax_attention",),
+    ),
+    Mutation(
+        "tiles above the diagonal are computed as those below",
+        "minidist/parallel/context/flash.py",
+        old="min(keys, top + TILE) if causal else keys",
+        new="keys",
+        tests=(f"{FLASH}::test_it_is_softmax_attention",),
+    ),
+    Mutation(
+        "torch's kernel gets rows that are scattered in memory",
+        "minidist/parallel/context/flash.py",
+        old="return x if x.stride(-1) == 1 else x.contiguous()",
+        new="return x",
+        tests=(f"{FLASH}::test_any_layout_in_memory_gives_the_same",),
+    ),
+    Mutation(
+        "partial results of 16 bits are rounded before they are merged",
+        "minidist/parallel/context/flash.py",
+        old="output.to(dtype or q.dtype)",
+        new="output.to(dtype or query.dtype)",
+        tests=(f"{FLASH}::test_partial_results_are_not_rounded_to_16_bits",),
+    ),
+]
+
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
-    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *MEMORY, *COMPILED, *FEW_BITS, *UNITS),
+    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *CONTEXT, *MEMORY, *COMPILED, *FEW_BITS, *UNITS),
     *(*TRAINER, *COURSE, *REST),
 ]
