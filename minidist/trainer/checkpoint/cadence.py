@@ -62,23 +62,19 @@ def shares(compute_seconds: float, write_seconds: float, mtbf_seconds: float, re
     return Shares(training, writing, 1 - training - writing)
 
 
-def advice(
-    write_seconds: float, step_seconds: float, mtbf_hours: float, ranks: int = 1, restart_seconds: float = 0.0
-) -> str:
+def advice(write_seconds: float, step_seconds: float, mtbf_hours: float) -> str:
     """Say every how many steps to save, and what that costs.
 
     Parameters
     ----------
-    write_seconds, step_seconds, restart_seconds
-        Of writing a checkpoint, of a step, and from a failure to the first step after it.
-    mtbf_hours, ranks
-        Between two failures of one rank, on average, and how many there are: any that fails stops them all.
+    write_seconds, step_seconds
+        Of writing a checkpoint, and of a step.
+    mtbf_hours
+        Between two failures of the whole job, on average.
     """
-    if not step_seconds > 0 or ranks < 1:
-        raise ValueError(f"a step takes more than {step_seconds} s, and a run has more than {ranks} ranks")
-    mtbf = mtbf_hours * 3600 / ranks
+    mtbf = mtbf_hours * 3600
     steps = max(1, round(daly(write_seconds, mtbf) / step_seconds))
-    found = shares(steps * step_seconds, write_seconds, mtbf, restart_seconds)
+    found = shares(steps * step_seconds, write_seconds, mtbf)
     return (
         f"save every {steps} {'step' if steps == 1 else 'steps'} ({_duration(steps * step_seconds)}): with a failure "
         f"every {_duration(mtbf)} on average, {found.writing:.1%} of the time then goes into writing and "

@@ -22,7 +22,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minidist.comm.job.number import NOT_NEGATIVE
 from minidist.trainer.checkpoint import index
 from minidist.trainer.checkpoint.pieces import Extent, Piece, Reader, assemble, flaw, touching
 from minidist.trainer.checkpoint.store import INDEX, STATE, SUMS, CheckpointError, complete, digest
@@ -46,7 +45,7 @@ def verify(path: Path, share: slice = slice(None)) -> None:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return the `state` that was given to `commit`, and the step; CheckpointError if it is damaged."""
-    return _parsed(path / STATE, _parse_state)
+    return _parsed(path / STATE, parse_tree)
 
 
 def state_at(path: Path, state: dict[str, Any], *keys: str, **what: Any) -> Any:
@@ -62,10 +61,8 @@ def names(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in _index(path).items()}
 
 
-def read(path: Path, wanted: Sequence[Piece], convert: bool = False) -> None:
-    """Fill the tensors of the wanted pieces, in place, whatever layout wrote them.
-
-    Checksums are left to `verify`. With `convert`, dtypes may differ and values are rounded.
+def read(path: Path, wanted: Sequence[Piece]) -> None:
+    """Fill the tensors of the wanted pieces, in place, whatever layout wrote them. Checksums are left to `verify`.
 
     Raises
     ------
@@ -75,19 +72,14 @@ def read(path: Path, wanted: Sequence[Piece], convert: bool = False) -> None:
     stored = _index(path)
     wanted = [piece for piece in wanted if piece.extent.count]
     opened = functools.cache(lambda name: _reading(path / name, lambda file: safe_open(file, "pt")))
-    for piece in wanted:
-        _check_model(path, piece, stored.get(piece.name), convert)
+    for name, extent, tensor in wanted:
+        there = words(stored[name].dtype, stored[name].shape) if name in stored else "missing"
+        if there != (here := words(tensor.dtype, extent.shape)):
+            raise other_model(path, name, there, here)
     sources = [_readers(path, piece.name, stored[piece.name], piece.extent, opened) for piece in wanted]
     with torch.no_grad():
         for (name, extent, tensor), readers in zip(wanted, sources, strict=True):
             tensor.copy_(assemble(extent, readers, stored[name].dtype).view(tensor.shape))
-
-
-def _check_model(path: Path, piece: Piece, stored: index.Stored | None, convert: bool) -> None:
-    there = (stored.dtype, stored.shape) if stored else None
-    here = (there[0] if convert and there else piece.tensor.dtype, piece.extent.shape)
-    if there != here:
-        raise other_model(path, piece.name, words(*there) if there else "missing", words(*here))
 
 
 def _readers(
@@ -101,12 +93,11 @@ def _readers(
         if not touching(extent, wanted):
             continue
         held = opened(file)
-        if name not in held.keys():  # noqa: SIM118  # it is no dictionary
-            raise _damaged(path / file, f"lacks {name}, which {INDEX} says it has")
-        tensor = held.get_tensor(name).view(-1)  # a view of a mapped file: only what is used is read
+        there = name in held.keys()  # noqa: SIM118  # it is no dictionary
+        tensor = held.get_tensor(name).view(-1) if there else torch.empty(0)  # a view of a mapped file: not yet read
         if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
-            there, said = words(tensor.dtype, tensor.shape), words(stored.dtype, (extent.count,))
-            raise _damaged(path / file, f"has {there} of {name}, and {INDEX} says it has {said}")
+            said = words(stored.dtype, (extent.count,))
+            raise _damaged(path / file, f"lacks {said} of {name}, which {INDEX} says it has")
         readers.append((extent, functools.partial(_some, tensor)))
     return readers
 
@@ -116,12 +107,6 @@ def _some(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 # ---------------------------------------------------------------- files
-
-
-def _parse_state(text: str) -> dict[str, Any]:
-    state = parse_tree(text)
-    at(state, "step", kind=int, limit=NOT_NEGATIVE)
-    return state
 
 
 def _index(path: Path) -> dict[str, index.Stored]:

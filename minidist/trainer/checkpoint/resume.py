@@ -60,7 +60,7 @@ def prepare(
     there = saved("batches", kind=dict) | position
     with retold(CheckpointError, ValueError, before=f"{path} cannot be continued: "):
         batches.load_state_dict(there)
-    step = saved("step", kind=int)
+    step = saved("step", kind=int, limit=NOT_NEGATIVE)
     if step > config.run.steps:
         raise CheckpointError(
             f"{path} has {step} steps behind it, more than --steps {config.run.steps}: use --steps {step} to look at "

@@ -18,7 +18,6 @@ Cost of saving: each rank writes what it alone holds, once, and reads it once fo
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -48,7 +47,6 @@ class Written(NamedTuple):
     """What one rank has written: plain data, for rank 0."""
 
     file: str  # "" if the rank had nothing to write
-    size: int  # in bytes
     sha256: str
     pieces: dict[str, tuple[torch.dtype, Extent]]
 
@@ -84,7 +82,7 @@ def write_shard(unfinished: Path, rank: int, pieces: Sequence[Piece]) -> Written
     Raises
     ------
     CheckpointError
-        If the disk is full or refuses. This rank's file is then removed; `abandon` removes those of the others.
+        If the disk is full or refuses. `abandon` removes what was written.
     """
     pieces = [piece for piece in pieces if piece.extent.count]
     tensors = {piece.name: piece.tensor.detach().contiguous() for piece in pieces}
@@ -92,18 +90,16 @@ def write_shard(unfinished: Path, rank: int, pieces: Sequence[Piece]) -> Written
     for name, extent, tensor in pieces:
         assert tensor.numel() == extent.count, f"{name}: {list(tensor.shape)} is not what {extent} says"
     if not pieces:
-        return Written("", 0, "", {})
+        return Written("", "", {})
     file = unfinished / f"rank-{rank:04d}.safetensors"
     try:
         save_file(tensors, file)
         flush(file)
-        size, checksum = file.stat().st_size, digest(file)
+        checksum = digest(file)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            file.unlink()
         step = int(unfinished.name.removeprefix(f"{UNFINISHED}-"))
         raise _unwritten(final_of(unfinished.parent, step), reason(error)) from None
-    return Written(file.name, size, checksum, {name: (tensor.dtype, extent) for name, extent, tensor in pieces})
+    return Written(file.name, checksum, {name: (tensor.dtype, extent) for name, extent, tensor in pieces})
 
 
 def commit(folder: Path, step: int, written: Iterable[Written], state: dict[str, Any]) -> Path:
@@ -121,10 +117,9 @@ def commit(folder: Path, step: int, written: Iterable[Written], state: dict[str,
     final, unfinished = final_of(folder, step), folder / f"{UNFINISHED}-{step:08d}"
     shards = {shard.file: shard for shard in written if shard.file}
     try:
-        for shard in shards.values():
-            if _size(unfinished / shard.file) != shard.size:
-                lost = f"rank 0 does not find the {shard.size} bytes of {shard.file}: all ranks must share the folder"
-                raise _unwritten(final, lost)
+        for name in shards:
+            if not (unfinished / name).exists():
+                raise _unwritten(final, f"rank 0 does not find {name}: all ranks must share the folder")
         (unfinished / INDEX).write_text(index.compose({name: shard.pieces for name, shard in shards.items()}))
         (unfinished / STATE).write_text(json.dumps({"step": step, **state}, indent=1))
         sums = {name: shard.sha256 for name, shard in shards.items()}
@@ -214,10 +209,6 @@ def newest(folder: Path) -> Path:
 
 
 # ---------------------------------------------------------------- helpers
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
 
 
 def digest(file: Path) -> str:

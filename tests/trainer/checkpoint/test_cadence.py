@@ -83,7 +83,7 @@ def test_nothing_is_ever_finished_if_failures_come_too_fast() -> None:
             "writing and 1.3% is lost by failures",
         ),
         (
-            (30, 20.0, 50000.0, 10000),
+            (30, 20.0, 5.0),
             "save every 51 steps (17 min): with a failure every 5 h on average, 2.8% of the time then goes into "
             "writing and 2.9% is lost by failures",
         ),
@@ -98,7 +98,7 @@ def test_the_advice(arguments: tuple[float, ...], words: str) -> None:
     assert advice(*arguments) == words  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("arguments", [(-1, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1, 0), (math.nan, 1, 1)])
+@pytest.mark.parametrize("arguments", [(-1, 1, 1), (1, 1, 0), (math.nan, 1, 1)])
 def test_what_is_no_time_is_refused(arguments: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match=r"writing takes|a step takes"):
+    with pytest.raises(ValueError, match="writing takes"):
         advice(*arguments)  # type: ignore[arg-type]

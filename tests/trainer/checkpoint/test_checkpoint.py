@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from training import TINY, losses, same_bits, short_text, tensors, train_on
 
 from minidist.cli.train import main
 from minidist.trainer.checkpoint import store
-from minidist.trainer.checkpoint.lock import LOCK, hold
+from minidist.trainer.checkpoint.lock import hold
 from minidist.trainer.checkpoint.store import complete
 from minidist.trainer.loop import Trainer
 
@@ -163,10 +162,7 @@ def test_a_second_run_in_the_same_folder_is_refused_before_it_writes(
     with hold(stopped):
         before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
         assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 2
-        message = sentence(capsys)
-        assert message.startswith(
-            f"--save {stopped} is in use by process {os.getpid()} on {socket.gethostname()} since "
-        )
+        assert sentence(capsys).startswith(f"--save {stopped} is in use by a run that still goes on: wait for its end")
         assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
     assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 0
 
@@ -178,7 +174,6 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         kept.close()
     os.waitpid(child, 0)
-    assert f"process {child} on " in (tmp_path / LOCK).read_text()
     hold(tmp_path).close()
 
 

@@ -137,11 +137,11 @@ def test_any_layout_reads_what_any_other_wrote(seed: int, tmp_path: Path) -> Non
 def test_tensors_are_filled_in_place_whatever_they_look_like(tmp_path: Path) -> None:
     path = save(tmp_path, 1, simple())
     wide = torch.zeros(10, 9)
-    parameter = torch.nn.Parameter(torch.zeros(5, dtype=torch.bfloat16))
+    parameter = torch.nn.Parameter(torch.zeros(5))
     read(path, [Piece("weight", Extent.of((10, 6), 1, 2, 5), wide[:, ::3])])
     assert torch.equal(wide[:, ::3], torch.arange(60.0).view(10, 6)[:, 2:5]) and not wide[:, 1].any()
-    read(path, [Piece("norm", Extent.of((5,)), parameter)], convert=True)
-    assert parameter.dtype == torch.bfloat16 and bool((parameter == 1).all()) and parameter.is_leaf
+    read(path, [Piece("norm", Extent.of((5,)), parameter)])
+    assert bool((parameter == 1).all()) and parameter.is_leaf
 
 
 def test_slices_of_one_buffer_and_strided_blocks_are_written(tmp_path: Path) -> None:
@@ -321,15 +321,15 @@ def test_ranks_share_the_verifying(two: Path) -> None:
         (Path.unlink, r"rank-0001.safetensors cannot be read \(No such file or directory.*\): remove step"),
         (
             lambda file: save_file({"weight": torch.zeros(30)}, file),
-            "rank-0001.safetensors lacks norm, which index.json says it has: remove",
+            r"rank-0001.safetensors lacks float32 \[3\] of norm, which index.json says it has: remove",
         ),
         (
             lambda file: save_file({"weight": torch.zeros(29), "norm": torch.zeros(3)}, file),
-            r"rank-0001.safetensors has float32 \[29\] of weight, and index.json says it has float32 \[30\]: remove",
+            r"rank-0001.safetensors lacks float32 \[30\] of weight, which index.json says it has: remove",
         ),
         (
             lambda file: save_file({"weight": torch.zeros(30), "norm": torch.zeros(3).half()}, file),
-            r"rank-0001.safetensors has float16 \[3\] of norm, and index.json says it has float32 \[3\]: remove",
+            r"rank-0001.safetensors lacks float32 \[3\] of norm, which index.json says it has: remove",
         ),
     ],
 )
@@ -414,10 +414,16 @@ def test_what_is_no_index_is_refused(edit: Callable[[Any], object], two: Path) -
             act(two)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"tensors": 3}', "\xff", '{"tensors": [{}]}', "null"])
-@pytest.mark.parametrize(("name", "act"), [("index.json", names), ("state.json", read_state)])
+NO_TREE = ["", "{", "[]", "3", "\xff", "null"]
+NO_INDEX = [*NO_TREE, "{}", '{"tensors": 3}', '{"tensors": [{}]}']
+
+
+@pytest.mark.parametrize(
+    ("name", "act", "text"),
+    [("index.json", names, text) for text in NO_INDEX] + [("state.json", read_state, text) for text in NO_TREE],
+)
 def test_what_is_no_json_of_ours_is_refused(
-    text: str, name: str, act: Callable[[Path], object], two: Path, tmp_path: Path
+    name: str, act: Callable[[Path], object], text: str, two: Path, tmp_path: Path
 ) -> None:
     (two / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=rf"{name} is damaged: it is not what was written: remove step-00000005"):
@@ -432,8 +438,6 @@ def test_another_models_tensors_are_refused(two: Path) -> None:
     half = Piece("norm", Extent.of((5,)), torch.zeros(5).half())
     with pytest.raises(CheckpointError, match=r"norm is float32 \[5\] there and float16 \[5\] here"):
         read(two, [half])
-    read(two, [half], convert=True)
-    assert half.tensor.tolist() == [5.0] * 5
 
 
 def test_a_checkpoint_without_an_index_or_a_folder(tmp_path: Path) -> None:
@@ -465,7 +469,6 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, small_fil
     )
     with pytest.raises(CheckpointError, match=words):
         write_shard(unfinished, 1, simple(size=10_000)[1])
-    assert [file.name for file in unfinished.iterdir()] == ["rank-0000.safetensors"]
     abandon(unfinished)
     with pytest.raises(CheckpointError, match=words):  # rank 0's own files may be too much, too
         unfinished = begin(tmp_path, 5)
@@ -475,7 +478,9 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, small_fil
     assert value_of(newest(tmp_path)) == 4.0
 
 
-def test_a_shard_that_the_disk_may_not_hold_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_the_disk_may_not_hold_is_not_taken_for_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: int) -> None:
         raise OSError(5, "Input/output error")
 
@@ -483,7 +488,6 @@ def test_a_shard_that_the_disk_may_not_hold_is_removed(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(CheckpointError, match=r"step-00000001 cannot be written \(Input/output error\); none was"):
         write_shard(unfinished, 0, simple()[0])
-    assert list(unfinished.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -494,14 +498,11 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         write_shard(tmp_path / ".unfinished-00000001", 0, simple()[0])
 
 
-@pytest.mark.parametrize("harm", [cut, Path.unlink])
-def test_ranks_that_do_not_share_the_folder_are_told(harm: Callable[[Path], None], two: Path) -> None:
+def test_ranks_that_do_not_share_the_folder_are_told(two: Path) -> None:
     unfinished = begin(two.parent, 6)
     written = [write_shard(unfinished, rank, pieces) for rank, pieces in enumerate(simple())]
-    harm(unfinished / "rank-0001.safetensors")
-    words = (
-        r"rank 0 does not find the \d+ bytes of rank-0001.safetensors: all ranks must share the folder\); step-0.*5 is"
-    )
+    (unfinished / "rank-0001.safetensors").unlink()
+    words = r"rank 0 does not find rank-0001.safetensors: all ranks must share the folder\); step-0.*5 is"
     with pytest.raises(CheckpointError, match=words):
         commit(two.parent, 6, written, {})
     assert len(complete(two.parent)) == 2 and not list(two.parent.glob(".*"))
