@@ -13,7 +13,6 @@ import functools
 import json
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from minidist.course.grader.warm import SUPPORTED, Warm, isolated
 from minidist.course.lesson import Answer, Lesson
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import Mpirun, environment, find_mpirun
-from minidist.launch.standin import STAND_IN
 
 KEPT = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "OMP_NUM_THREADS"}
 KEPT_OF_MPI = ("MPICH_", "OMPI_", "PRTE_", "FI_")
@@ -83,17 +81,11 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         else:
             mpirun = _mpirun() if check.wire == "mpi" else None
             forked = SUPPORTED and mpirun is not None and mpirun.vendor == "MPICH"
-            start = [sys.executable, "-I", "-S", "-c", STAND_IN, "../ranks"] if forked else isolated("child", folder)
+            start = warm.rank(folder) if forked else isolated("child", folder)
             if mpirun is not None:
                 start = [mpirun.path, "-n", str(case.ranks), *start]
-            env, most = clean_environment(mpirun), limit + 3
-            launch = functools.partial(
-                run_job, start, env=env, cwd=stand, timeout=most, capture=True, grace=0.5, user=warm.user
-            )
-            if forked:
-                warm.run(folder, stand, limit, case.ranks, launch)
-            else:
-                launch()
+            env = clean_environment(mpirun)
+            run_job(start, env=env, cwd=stand, timeout=limit + 3, capture=True, grace=0.5, user=warm.user)
         return collect(folder, nonces, limit)
 
 

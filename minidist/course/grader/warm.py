@@ -1,12 +1,12 @@
-"""Processes that have imported what lessons need and fork for each case: importing torch takes longer than a case.
+"""A process that has imported what lessons need and forks for each case: importing torch takes longer than a case.
 
-    grader ── "folder" ─▶ cases ── fork ─▶ child.main(folder): the student's code, from a clean state
-           ◀── "." ──    (never run it)  ── end the child and all that it started, wherever that has hidden
+    grader ── "folder" ─▶ importer ── fork ─▶ child.main(folder): the student's code, from a clean state
+           ◀── status ──  (never runs it) ── end what that has started, wherever it has hidden
 
-One process imports; those that fork for cases, one for each case at a time, are forked off it. The ranks of a case
-under mpirun are forks, too: see launch/standin.py. Orphans among the descendants of such a process become its children,
-so it can find and end them. An answer that ends one of these processes loses its case, and the next case gets a fresh
-process. Linux only: elsewhere every case imports for itself.
+The ranks of a case under mpirun are such forks, too: see launch/standin.py, whose protocol the grader itself speaks for
+simulated ranks. Orphans among the descendants of the importer become its children, so it can find and end them. An
+answer that ends the importer, or makes it stand still, loses its case, and the next case gets a fresh one. Linux only:
+elsewhere every case imports for itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
-import itertools
 import json
 import math
 import os
@@ -28,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,7 +45,7 @@ START = "import sys; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = 
 )
 NEEDED = ("minidist.collectives", "resource")  # by most answers and by each child, besides what the checks import
 NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
-GRACE = 5.0  # seconds beyond a case's limit before the process that forks it itself counts as stuck
+GRACE = 2.5  # seconds beyond its limit until a case is ended, and then until the importer counts as stuck
 PATIENCE = 60.0  # seconds that imports may take
 
 
@@ -56,114 +55,87 @@ def isolated(module: str, *arguments: object) -> list[str]:
 
 
 class Warm:
-    """Up to `processes` warm processes for some lessons' checks, run as `user`. A context manager: none outlives it."""
+    """What forks for some lessons' checks, up to `processes` at a time, as `user`. A context manager: none outlives it.
+
+    Simulated ranks take turns, and take half the time on a single core, so each of the cases has a core of its own.
+    """
 
     def __init__(
         self, checks: Sequence[Path], environment: dict[str, str], processes: int, user: str | None = None
     ) -> None:
-        self.checks, self.environment, self.user = checks, environment, user
-        self.free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
-        self.numbers = itertools.count(os.getpid())  # graders beside each other begin at different ones
+        self.mark = secrets.token_hex(8)
+        self.checks, self.environment, self.user = checks, {**environment, MARK: self.mark}, user
         self.folder = tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True)
         if user is not None:
             shutil.chown(self.folder.name, user)
-        self.importer: _Process | None = None
+        self.importer: subprocess.Popen[bytes] | None = None
         self.starting = threading.Lock()
-        for _ in range(processes):
-            self.free.put(None)
+        self.cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(processes):
+            self.cores.put(os.getpid() + number)  # graders beside each other begin at different ones
 
     def __enter__(self) -> Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in (*(self.free.get() for _ in range(self.free.qsize())), self.importer):
-            if process is not None:
-                process.end()
+        self.end(self.importer)
         self.folder.cleanup()
 
-    def run(
-        self, folder: Path, stand: Path, limit: float, ranks: int = 0, launch: Callable[[], object] = lambda: None
-    ) -> None:
-        """Run the case that lies in `folder`, standing in `stand`; its processes have ended when this returns.
+    def run(self, folder: Path, stand: Path, limit: float) -> None:
+        """Run the case of simulated ranks that lies in `folder`, standing in `stand`, for about `limit` seconds."""
+        core, importer, answered = self.cores.get(), self.ready(), False
+        told = json.dumps([[], str(stand), self.environment, [str(folder), str(core)]])
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as case:  # an answer may have ended the importer
+            case.connect(self.socket_of(importer))
+            case.sendall(b"." + told.encode() + b"\n")
+            if not select.select([case], [], [], limit + GRACE)[0]:
+                case.shutdown(socket.SHUT_WR)  # so the system ends the case
+            answered = bool(select.select([case], [], [], GRACE)[0]) and case.recv(8) != b""
+        if not answered:
+            self.end(importer)
+        self.cores.put(core)
 
-        The case is one process, or `ranks` of them: then `launch` starts a stand-in for each, which connects to the
-        socket `folder/ranks`, and returns when all have ended. `limit` is in seconds.
-        """
-        process = self.free.get()
-        try:
-            process = process or self.fork()
-            if not process.run(folder, stand, limit, ranks, launch):
-                process.end()
-                process = None
-        finally:
-            self.free.put(process)
+    def rank(self, folder: Path) -> list[str]:
+        """Return the command that stands in for a rank of the case under mpirun that lies in `folder`."""
+        return [sys.executable, "-I", "-S", "-c", STAND_IN, self.socket_of(self.ready()), str(folder)]
 
-    def fork(self) -> _Process:
-        """Return a new process that forks for cases. The one that imports is started first, if it is not there."""
-        command = [sys.executable, "-I", "-S", "-c", STAND_IN, "socket", str(next(self.numbers))]
+    def ready(self) -> subprocess.Popen[bytes]:
+        """Return the process that has imported what cases need. It is started first, if it is not there."""
         with self.starting:
-            if self.importer is not None:
-                if (process := self.start(command)).ready:
-                    return process
-                process.end()
-                self.importer.end()
-            self.importer = self.start(isolated("warm", *self.checks))
-            return self.start(command)
+            if self.importer is None or self.importer.poll() is not None:
+                self.importer = subprocess.Popen(
+                    isolated("warm", *self.checks),
+                    env=self.environment,
+                    cwd=self.folder.name,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    **become(self.user),
+                )
+                assert self.importer.stdout is not None
+                select.select([self.importer.stdout], [], [], PATIENCE)
+            return self.importer
 
-    def start(self, command: Sequence[str]) -> _Process:
-        """Start a process in the folder of the socket."""
-        return _Process(command, self.environment, self.folder.name, self.user)
+    def end(self, importer: subprocess.Popen[bytes] | None) -> None:
+        """End an importer and all that bears its mark, unless somebody has done so."""
+        with self.starting:
+            if importer is not None and importer is self.importer:
+                end_job(importer.pid, self.mark, grace=0.2)
+                importer.communicate()
+                self.importer = None
 
-
-class _Process:
-    """One warm process, seen from the grader. `ready` tells whether it said that it is."""
-
-    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: str, user: str | None) -> None:
-        self.mark = secrets.token_hex(8)
-        self.process = subprocess.Popen(
-            command,
-            env={**environment, MARK: self.mark},
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            **become(user),
-        )
-        self.ready = self.await_word(PATIENCE)
-
-    def run(self, folder: Path, stand: Path, limit: float, ranks: int, launch: Callable[[], object]) -> bool:
-        """Run a case; tell whether this process is still fit for another."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps([str(folder), str(stand), limit, ranks]).encode() + b"\n")
-            self.process.stdin.flush()
-        except OSError:  # it has ended since
-            return False
-        if ranks:
-            if not self.await_word(GRACE):
-                return False
-            launch()
-            limit = 0.0
-        return self.await_word(limit + GRACE)
-
-    def await_word(self, timeout: float) -> bool:
-        """Tell whether the process said that it is ready, before `timeout` seconds were over."""
-        out = self.process.stdout
-        assert out is not None
-        return bool(select.select([out], [], [], timeout)[0]) and os.read(out.fileno(), 1) == b"."
-
-    def end(self) -> None:
-        """End it and whatever bears its mark."""
-        end_job(self.process.pid, self.mark, grace=0.2)
-        self.process.communicate()
+    @staticmethod
+    def socket_of(importer: subprocess.Popen[bytes]) -> str:
+        """Return where an importer listens, in its folder: by this name, as that of a socket has to be a short one."""
+        return f"/proc/{importer.pid}/cwd/socket"
 
 
-# ---------------------------------------------------------------- in the processes that have imported
+# ---------------------------------------------------------------- in the process that has imported
 
 
 def main(*checks: str) -> None:
-    """Import what checks and answers need. Then fork, for each stand-in that connects, a process that runs cases."""
+    """Import what checks and answers need; then fork for each case, or rank of a case, that connects."""
     adopt_orphans()
     atexit.register(leave)  # the first, so it is called last
     with quick_imports():  # or the first collection of each child would write to, and so copy, all pages with objects
@@ -179,55 +151,13 @@ def main(*checks: str) -> None:
         listener.listen()
         os.write(1, b".")
         arguments = fork_ranks(listener, math.inf, end_descendants)
-    run_cases(prepared, *map(int, arguments or ()))
-
-
-def run_cases(prepared: child.Prepared, number: int) -> None:
-    """Fork for each case that is named on standard input.
-
-    Simulated ranks take turns, and take half the time on a single core: processes of consecutive numbers have one each.
-    """
-    adopt_orphans()
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[number % len(cores)]})
-    os.write(1, b".")
-    for line in sys.stdin:
-        folder, stand, limit, ranks = json.loads(line)
-        if ranks:
-            if fork_listening(Path(folder), ranks):
-                os.sched_setaffinity(0, cores)
-                child.main(folder, prepared)
-                return
-        else:
-            pid = os.fork()
-            if pid == 0:
-                run_forked(folder, stand, prepared)
-            case = os.pidfd_open(pid)
-            select.select([case], [], [], limit + GRACE / 2)
-            os.close(case)
-        end_descendants()
-        os.write(1, b".")
-
-
-def run_forked(folder: str, stand: str, prepared: child.Prepared) -> None:
-    """Become the process that runs one case: in a session of its own, without a way to the grader."""
-    try:
-        os.setsid()
-        os.chdir(stand)
-        child.main(folder, prepared)
-    finally:
-        os._exit(1)
-
-
-def fork_listening(folder: Path, ranks: int) -> bool:
-    """Fork a rank for each stand-in that connects to `folder/ranks`, and wait for all; tell whether this is a rank."""
-    os.chdir(folder)  # the name of a socket is a short one
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("ranks")
-        listener.listen(ranks)
-        os.chdir("/")
-        os.write(1, b".")
-        return fork_ranks(listener, ranks) is not None
+    assert arguments is not None, "the importer itself is ended, and never returns"
+    folder, *core = arguments
+    os.setsid()  # without a way to the grader
+    if core:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(*core) % len(cores)]})
+    child.main(folder, prepared)
 
 
 def leave() -> None:
