@@ -27,12 +27,11 @@ from judges import (
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
-SCHEDULES = ("minidist.parallel.pipeline.schedules", "minidist.parallel.pipeline.zero_bubble")
-WIRES = ("minidist.collectives",)
-PLACE = Task(1, "placement and warm-up", SCHEDULES)
-CHUNKS = Task(2, "interleaved 1F1B", (*SCHEDULES, *WIRES))
+SCHEDULES, WIRES = "minidist.parallel.pipeline.schedules", "minidist.collectives"
+PLACE = Task(1, "placement and warm-up", (SCHEDULES,))
+CHUNKS = Task(2, "interleaved 1F1B", (SCHEDULES, WIRES))
 SPLIT = Task(3, "a backward in two halves", ("minidist.parallel", "torch.autograd.graph", "torch._functorch"))
-FILL = Task(4, "W fills the bubble", (*SCHEDULES, *WIRES))
+FILL = Task(4, "W fills the bubble", (SCHEDULES, WIRES))
 
 
 def sizes(*cases: tuple[int, int, int]) -> Draw:

@@ -5,7 +5,7 @@ from solution import *  # noqa: F403
 
 class BucketedGradients(solution.BucketedGradients):
     def _launch_ready(self, all_of_them=False):
-        for bucket in self.buckets:
-            if bucket.state == "filling" and (all_of_them or len(bucket.arrived) == len(bucket.parameters)):
-                bucket.state = "launched"
+        for bucket in [*self.line]:
+            if all_of_them or len(bucket.arrived) == len(bucket.parameters):
+                self.line.remove(bucket)
                 bucket.handle = self._launch(bucket)

@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Bucket:
-    """Parameters whose gradients are reduced together. A bucket is `filling`, `launched` or `done`.
+    """Parameters whose gradients are reduced together.
 
     The gradients stay where autograd has put them until `take` moves them into one flat tensor.
     """
@@ -31,38 +31,29 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.state = "filling"
         self.arrived: set[nn.Parameter] = set()  # in this backward
-        self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
+        self.taken: set[nn.Parameter] = set()  # whose gradients were taken since they were zeroed
         self.handle: Any = None
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
         """Tell whether the parameter has got a gradient since the gradients were zeroed."""
-        return parameter in self.used or parameter.grad is not None
+        return parameter in self.taken or parameter.grad is not None
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Take over the parameter's gradient. Here it stays where autograd has put it."""
 
     def take(self) -> Tensor:
         """Return all gradients in one flat tensor, to be reduced. A missing gradient counts as zero."""
+        self.taken.update(parameter for parameter in self.parameters if parameter.grad is not None)
         return take_gradients(self.parameters)
 
     def wait(self) -> None:
         """Wait until the gradients are reduced."""
         self.handle.wait()
-        self.state = "done"
 
     def unreduced(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of a parameter if it has come, or was changed, since the bucket was reduced."""
         return parameter.grad
-
-    def forget(self, parameter: nn.Parameter, set_to_none: bool) -> None:
-        """Forget the gradient of one parameter, or make it zeros."""
-        self.used.discard(parameter)
-        if set_to_none or parameter.grad is None:
-            parameter.grad = None
-        else:
-            parameter.grad.zero_()
 
 
 class FlatBucket(Bucket):
@@ -77,10 +68,6 @@ class FlatBucket(Bucket):
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
         self._addresses = {parameter: view.data_ptr() for parameter, view in self.views.items()}
 
-    def has_gradient(self, parameter: nn.Parameter) -> bool:
-        """Tell whether the parameter has a gradient, other than the zeros that `forget` has put in its place."""
-        return parameter.grad is not None and (parameter in self.used or parameter.grad is not self.views[parameter])
-
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move the parameter's gradient into the bucket, wherever autograd has put it. A missing one counts as zero.
 
@@ -90,7 +77,8 @@ class FlatBucket(Bucket):
             If the model was moved or converted meanwhile: torch then takes the gradients out of the bucket.
         """
         view = self.views[parameter]
-        if view.data_ptr() != self._addresses[parameter] or view.dtype != parameter.dtype:
+        moved = (view.dtype, view.device) != (parameter.dtype, parameter.device)
+        if moved or view.data_ptr() != self._addresses[parameter]:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} was moved or converted (now {parameter.dtype}, "
                 f"{parameter.device}) after its gradient got a place in a bucket of {self.flat.dtype}, "
@@ -115,12 +103,6 @@ class FlatBucket(Bucket):
         """Return the gradient of a parameter if it has come, or was changed, since the bucket was reduced."""
         unchanged = self.reduced == self.flat._version and parameter.grad is self.views[parameter]
         return None if unchanged else parameter.grad
-
-    def forget(self, parameter: nn.Parameter, set_to_none: bool) -> None:
-        """Forget the gradient of one parameter, or make it zeros that lie in the buffer."""
-        self.used.discard(parameter)
-        view = self.views[parameter]
-        parameter.grad = None if set_to_none else view.zero_()
 
 
 def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:

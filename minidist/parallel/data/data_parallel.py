@@ -62,15 +62,15 @@ class Bucketed(DataParallel):
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.stream = comm.stream()
         self.line: list[Bucket] = []  # what is still to be launched in this backward
-        self.unreduced = False  # whether there are gradients that only `no_sync` has added up
+        self.unreduced: set[nn.Parameter] = set()  # whose gradients only `no_sync` has added up
         self.end = BackwardEnd(self._backward_ended, comm)
         self.accumulators = [get_gradient_edge(parameter).node for parameter in self.parameters_to_reduce]
         self.hooks: list[Any] = [node.register_prehook(Hook(self._gradient_comes)) for node in self.accumulators]
         for parameter in self.parameters_to_reduce:
             self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
         weakref.finalize(self, remove_all, self.hooks).atexit = False
-        for parameter, bucket in self.bucket_of.items():
-            bucket.forget(parameter, set_to_none=False)
+        for parameter in self.parameters_to_reduce:
+            parameter.grad = None
 
     def _bucket(self, parameters: list[nn.Parameter]) -> Bucket:
         return FlatBucket(parameters, self.comm)
@@ -84,19 +84,12 @@ class Bucketed(DataParallel):
         remove_all(self.hooks)
         return self.module
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients. Autograd's next ones are copied into the buckets while they are still in the cache.
-
-        Without `set_to_none` gradients become zeros, to which autograd adds, as in torch. That moves twice the bytes.
-        """
-        self.forget_gradients(set(self.parameters_to_reduce), set_to_none)
-
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters, or make them zeros."""
-        for parameter in parameters:
-            self.bucket_of[parameter].forget(parameter, set_to_none)
-        if len(parameters) == len(self.parameters_to_reduce):
-            self.unreduced = False
+        """Forget the gradients of these parameters, or make them zeros; see `DataParallel`."""
+        super().forget_gradients(parameters, set_to_none)
+        self.unreduced -= parameters
+        for bucket in self.buckets:
+            bucket.taken -= parameters
 
     def synchronize(self) -> None:
         """Reduce what `no_sync` has only added up, if no later backward has reduced it."""
@@ -119,28 +112,26 @@ class Bucketed(DataParallel):
         bucket = self.bucket_of[parameter]
         self._check_arrival(parameter, bucket.arrived)
         bucket.adopt(parameter)
-        bucket.used.add(parameter)
-        self.unreduced = not self.synchronising
         if self.synchronising:
             bucket.arrived.add(parameter)
             self._launch_ready()
+        else:
+            self.unreduced.add(parameter)
 
     def _backward_begins(self) -> None:
         self.line = [*self.buckets]
         for bucket in self.buckets:
-            bucket.state = "filling"
             bucket.arrived.clear()
 
     def _launch_ready(self, all_of_them: bool = False) -> None:
         """Launch the complete buckets at the head of the line."""
         while self.line and (all_of_them or len(self.line[0].arrived) == len(self.line[0].parameters)):
             bucket = self.line.pop(0)
-            bucket.state = "launched"
             bucket.handle = self._launch(bucket)
 
     def _backward_ended(self) -> None:
         """Launch the buckets that are left, which have unused parameters, and wait for all buckets."""
-        self.unreduced = False
+        self.unreduced.clear()
         used = {parameter for parameter, bucket in self.bucket_of.items() if bucket.has_gradient(parameter)}
         for bucket in self.buckets:
             for parameter in bucket.parameters:
@@ -163,11 +154,6 @@ class DDP(Bucketed):
 
     def _launch(self, bucket: Bucket) -> Any:
         return self.stream.launch(all_reduce, bucket.take(), self.stream.comm, self.op)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients; see `Bucketed`."""
-        self.summed = False
-        super().zero_grad(set_to_none)
 
     def _gradient_comes(self, *_: object) -> None:
         """Let gradients that are summed already, and the same on every rank, enter the next sum only once."""

@@ -98,6 +98,21 @@ class DataParallel(nn.Module, Replica):
         finally:
             self.synchronising = before
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or make them zeros."""
+        self.forget_gradients(set(self.parameters_to_reduce), set_to_none)
+
+    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
+        """Forget the gradients of these parameters. Without `set_to_none` they become zeros, as in torch.
+
+        Zeros move twice the bytes: autograd reads them and adds to them, instead of putting its own in their place.
+        """
+        for parameter in parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
     def synchronize(self) -> None:
         """Make the gradients equal on all ranks; call it once after the last backward of a step."""
         raise TypeError(f"{type(self).__name__} does not say how it synchronises: use one of its subclasses")

@@ -10,16 +10,6 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 
-class _Reader(torch.optim.Optimizer):
-    """Reads parameters as all optimizers of torch do, and never steps."""
-
-    def __init__(self, params: ParamsT) -> None:
-        copied: Any = params  # a single tensor, which torch refuses
-        if not isinstance(params, Tensor):
-            copied = [dict(one) if isinstance(one, dict) else one for one in params]  # torch writes into groups
-        super().__init__(copied, {})
-
-
 def read_groups(params: ParamsT) -> list[dict[str, Any]]:
     """Return groups whose "params" are lists, with "param_names" if they came with names.
 
@@ -28,7 +18,10 @@ def read_groups(params: ParamsT) -> list[dict[str, Any]]:
     params
         Parameters, pairs of name and parameter, or groups of either, whose "params" may be a single one.
     """
-    return _Reader(params).param_groups
+    copied: Any = params  # a single tensor, which torch refuses
+    if not isinstance(params, Tensor):
+        copied = [dict(one) if isinstance(one, dict) else one for one in params]  # torch writes into groups
+    return torch.optim.Optimizer(copied, {}).param_groups
 
 
 def known_groups(params: ParamsT, names: Mapping[nn.Parameter, str], model: str) -> list[dict[str, Any]]:

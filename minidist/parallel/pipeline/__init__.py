@@ -5,8 +5,8 @@ Read `plain.py`, one page: 1F1B by hand. Then read what works for any schedule:
 plan("1f1b", 4, 8) ─▶ check ─▶ with_communication ─▶ executor.py
                    ╰▶ simulate ─▶ bubble, peaks, a drawing
 
-`actions.py`, `schedules.py` and `zero_bubble.py` make plans, `order.py` and `check.py` prove them (`errors.py` shows
-what is wrong), `simulate.py` tells their cost, `communicate.py` adds messages and reductions, and `executor.py` runs
+`actions.py` and `schedules.py` make plans, `order.py` and `check.py` prove them (`errors.py` shows what is wrong),
+`simulate.py` tells their cost, `communicate.py` adds messages and reductions, and `executor.py` runs
 them, with `stage.py` and `weight_gradients.py`. Nothing that is exported here imports torch.
 
 To add a kind of action, name it in `actions.py` (`Kind`). `order.py` says what it waits for (`needs`), `check.py` how

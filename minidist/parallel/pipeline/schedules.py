@@ -1,31 +1,57 @@
-"""The schedules with whole backwards, and the table of all schedules.
+"""The schedules, each written as what a rank does how many times.
 
     naive        0F0 ──▶ 1F0 ──▶ 1B0 ──▶ 0B0 ──▶ 0F1 ...         one rank works at a time
     gpipe        F0 F1 F2 F3 ....... B0 B1 B2 B3                 all forward, then all backward
     1f1b         F0 F1 .. B0 F2 B1 F3 B2 .. B3                   a backward as soon as there can be one
     interleaved  the same with several stages a rank             shorter stages, so a shorter bubble
 
+The others split the backward, so that weight gradients fill the bubble:
+
+    B = I + W     I, the gradient of the inputs: the stage before waits for it, so it comes at once.
+                  W, the gradients of the weights: nobody waits for them, so they come where a rank would idle.
+
+    V placement, 3 ranks      stage 0  1  2 ╮
+                              stage 5  4  3 ╯     the first rank holds the last stage too, and has its gradient at once
+                              rank  0  1  2
+
 A schedule is a pure function of sizes. `simulate.py` has the formulas of its cost; p, m and v are as there.
+(Qi et al. 2023, "Zero bubble pipeline parallelism". DualPipeV: DeepSeek-AI 2024, "DeepSeek-V3 technical report",
+section 3.2.1, folded into a V as in their repository DualPipe.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 
 from minidist.parallel.pipeline.actions import Action, Kind, Plan
-from minidist.parallel.pipeline.zero_bubble import dualpipe_v, zb_h1, zb_v
 
 Row = list[Action]
 
 
-def forwards(stage: int, microbatches: Iterable[int]) -> Row:
-    """Return the forwards of these microbatches through a stage."""
-    return [Action(Kind.FORWARD, stage, m) for m in microbatches]
+def row_of(stages: Mapping[str, int], microbatches: int, *parts: tuple[int, str]) -> Row:
+    """Return a rank's actions, of which each part says how often, and what: `(3, "F down, I down, W")`.
 
-
-def backwards(stage: int, microbatches: Iterable[int]) -> Row:
-    """Return the backwards of these microbatches through a stage."""
-    return [Action(Kind.BACKWARD, stage, m) for m in microbatches]
+    `F down` is a forward through the stage called `down`. Each kind takes the microbatches of each stage in order. `W`
+    is the one that is owed longest; those still owed at the end are appended. Microbatches from the number
+    `microbatches` on are left out. That keeps the order of the others, so a plan without a deadlock still has none.
+    """
+    row: Row = []
+    owed: deque[Action] = deque()  # the W of each I, oldest first
+    taken: Counter[Action] = Counter()  # forwards and backwards of each stage so far
+    for times, steps in parts:
+        for step in steps.split(", ") * times:
+            if step == Kind.WEIGHTS:
+                row.append(owed.popleft())
+                continue
+            kind, stage = step.split()
+            first = Action(Kind(kind), stages[stage])
+            action = first._replace(microbatch=taken[first.key])
+            taken[first.key] += 1
+            row.append(action)
+            if action.kind == Kind.INPUTS:
+                owed.append(action._replace(kind=Kind.WEIGHTS))
+    return [action for action in (*row, *owed) if action.microbatch < microbatches]
 
 
 def naive(rank: int, ranks: int, microbatches: int) -> Row:
@@ -33,7 +59,7 @@ def naive(rank: int, ranks: int, microbatches: int) -> Row:
 
     Bubble (p-1)/p. A rank holds 1 microbatch.
     """
-    return [action for m in range(microbatches) for action in forwards(rank, [m]) + backwards(rank, [m])]
+    return row_of({"mine": rank}, microbatches, (microbatches, "F mine, B mine"))
 
 
 def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
@@ -42,7 +68,7 @@ def gpipe(rank: int, ranks: int, microbatches: int) -> Row:
     Bubble (p-1)/(m+p-1). A rank holds all m microbatches. Backward takes them in the order of forward; in the paper it
     takes the last one first. The bubble is the same, and our order sums gradients as 1f1b does.
     """
-    return forwards(rank, range(microbatches)) + backwards(rank, range(microbatches))
+    return row_of({"mine": rank}, microbatches, (microbatches, "F mine"), (microbatches, "B mine"))
 
 
 def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
@@ -52,10 +78,8 @@ def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> Row:
     Bubble (p-1)/(m+p-1), as gpipe. Rank r holds at most p - r microbatches.
     """
     warm_up = min(ranks - rank - 1, microbatches)
-    row = forwards(rank, range(warm_up))
-    for m in range(warm_up, microbatches):
-        row += forwards(rank, [m]) + backwards(rank, [m - warm_up])
-    return row + backwards(rank, range(microbatches - warm_up, microbatches))
+    in_turn = (microbatches - warm_up, "F mine, B mine")
+    return row_of({"mine": rank}, microbatches, (warm_up, "F mine"), in_turn, (warm_up, "B mine"))
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
@@ -77,18 +101,72 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
         )
     if chunks == 1:
         return one_forward_one_backward(rank, ranks, microbatches)
-
-    def stage_and_microbatch(step: int, forward: bool) -> tuple[int, int]:
-        group, place = divmod(step, ranks)
-        chunk = group % chunks if forward else chunks - 1 - group % chunks
-        return chunk * ranks + rank, group // chunks * ranks + place
-
-    steps = microbatches * chunks
-    warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, steps)
-    forwards = [Action(Kind.FORWARD, *stage_and_microbatch(step, True)) for step in range(steps)]
-    backwards = [Action(Kind.BACKWARD, *stage_and_microbatch(step, False)) for step in range(steps)]
+    turns = [step // ranks % chunks for step in range(microbatches * chunks)]  # the chunk of each forward
+    forwards = [f"F {chunk}" for chunk in turns]
+    backwards = [f"B {chunks - 1 - chunk}" for chunk in turns]
+    warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(turns))
     pairs = zip(forwards[warm_up:], backwards, strict=False)
-    return forwards[:warm_up] + [each for pair in pairs for each in pair] + backwards[steps - warm_up :]
+    steps = forwards[:warm_up] + [each for pair in pairs for each in pair] + backwards[len(turns) - warm_up :]
+    stages = {str(chunk): chunk * ranks + rank for chunk in range(chunks)}
+    return row_of(stages, microbatches, (1, ", ".join(steps)))
+
+
+def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
+    """1f1b with W put off by `rank` microbatches: the last ranks have most W left, and most time to fill at the end.
+
+    With p microbatches or more, rank r idles (p-1)(F + I - W), if W is the shortest of the three. It holds at most p-r
+    microbatches, as in 1f1b, and of r + 1 more what W needs. (Qi et al. 2023, section 2.1, figure 3.)
+    """
+    return row_of(
+        {"mine": rank},
+        microbatches,
+        (ranks - rank - 1, "F mine"),
+        (rank, "F mine, I mine"),
+        (microbatches - rank, "F mine, I mine, W"),
+    )
+
+
+def zb_v(rank: int, ranks: int, microbatches: int) -> Row:
+    """Two stages a rank in a V: if F, I and W take equal times, no rank waits between its first and its last action.
+
+    A rank holds at most 2p microbatches of one stage, which is half of its layers: as much as the first rank of 1f1b.
+    The schedule is made for 2p - 1 microbatches or more; for fewer, the others are taken out.
+    (Qi et al. 2023, section 6.)
+    """
+    return row_of(
+        {"down": rank, "up": 2 * ranks - 1 - rank},
+        microbatches,
+        (2 * (ranks - rank) - 1, "F down"),
+        (rank, "F up, F down"),
+        (ranks - rank, "F up, I up, W"),
+        (max(microbatches, 2 * ranks - 1) - ranks, "F down, I down, W, F up, I up, W"),
+        (rank, "I down, I up"),
+        (ranks - rank, "I down, W"),
+    )
+
+
+def dualpipe_v(rank: int, ranks: int, microbatches: int) -> Row:
+    """Two stages a rank in a V: the forward of one beside the backward of the other, and W where a rank would idle.
+
+    In the paper such a pair runs at the same time: one computes while the other communicates. Here the forward comes
+    directly before the backward. A rank holds at most 2p + 1 microbatches of one stage, which is half of its layers.
+    The schedule is made for 2p microbatches or more; for fewer, the others are taken out.
+    (DeepSeek-AI 2024, section 3.2.1, figure 5 for DualPipe, of which this is one half, folded.)
+    """
+    below = ranks - rank - 1  # how many ranks are nearer to the turn of the V
+    last = [f"B {way}" for way in ("up", "down") * (rank + 1)]
+    last[rank + 1 :] = [step.replace("B", "I") for step in last[rank + 1 :]]
+    return row_of(
+        {"down": rank, "up": 2 * ranks - 1 - rank},
+        microbatches,
+        (2 * below, "F down"),
+        (rank + 1, "F down, F up"),
+        (below, "I up, W, F up"),
+        (max(microbatches - 2 * ranks, 0) + rank + 1, "F down, B up, F up, B down"),
+        (below, "B up, F up, B down"),
+        (1, ", ".join(last)),
+        (below, "W, I down"),
+    )
 
 
 SCHEDULES: dict[str, Callable[[int, int, int], Row]] = {

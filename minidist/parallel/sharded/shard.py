@@ -101,13 +101,11 @@ class Sharded(DataParallel):
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Have parameters follow their slices, or only the parameters that were `updated`."""
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-        self.forget_gradients(set(self.parameters_to_reduce), set_to_none)
-
-    @abstractmethod
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters."""
+        """Forget the gradients of these parameters, and of their slices."""
+        super().forget_gradients(parameters, set_to_none)
+        for shard in {self.shard_of[parameter] for parameter in parameters}:
+            shard.forget_gradients(parameters)
 
     @abstractmethod
     def passed_over(self, parameter: nn.Parameter) -> bool:

@@ -93,9 +93,8 @@ class ShardedModel(Whole):
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters, and of their slices."""
-        self.used.difference_update(parameters)
-        for flat in self.flats:
-            flat.forget_gradients(parameters)
+        super().forget_gradients(parameters, set_to_none)
+        self.used -= parameters
 
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""

@@ -168,10 +168,8 @@ class Flat(Shard):
         if self.slices.keys() <= parameters:
             self.gradient, self.own, self.places = None, None, {}
         super().forget_gradients(parameters)
-        for parameter in self.slices.keys() & parameters:
-            parameter.grad = None
-            if parameter in self.places:
-                self.places[parameter].zero_()
+        for parameter in self.places.keys() & parameters:
+            self.places[parameter].zero_()
 
 
 class UnitState(Enum):

@@ -22,7 +22,7 @@ bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
 from minidist.parallel.data.backward import Hook
-from minidist.parallel.data.buckets import MIB, Bucket, flat_buffer, views_into
+from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
 from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.sharded.shard import Shard, Sharded
 
@@ -59,8 +59,8 @@ class ZeRO1(Sharded, Bucketed):
 
     Parameters
     ----------
-    model, comm, op, unused, bucket_bytes, first_bucket_bytes
-        As for `DDP`, and in the same order.
+    model, comm, *args, **options
+        As for `DDP`: `op`, `unused`, `bucket_bytes` and `first_bucket_bytes`.
     overlap : bool
         Return from the optimizer's step while parameters are still being gathered; each module waits for its own when
         it is called. This pays where communication has its own hardware. Call `wait` before you read parameters.
@@ -71,17 +71,8 @@ class ZeRO1(Sharded, Bucketed):
 
     shard_of: dict[nn.Parameter, BucketShard]
 
-    def __init__(
-        self,
-        model: nn.Module,
-        comm: Communicator,
-        op: str = "sum",
-        unused: bool = False,
-        bucket_bytes: int = 25 * MIB,
-        first_bucket_bytes: int = MIB,
-        overlap: bool = False,
-    ) -> None:
-        super().__init__(model, comm, op, unused, bucket_bytes, first_bucket_bytes)
+    def __init__(self, model: nn.Module, comm: Communicator, *args: Any, overlap: bool = False, **options: Any) -> None:
+        super().__init__(model, comm, *args, **options)
         self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm) for bucket in self.buckets}
         self.shard_of = {parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()}
         for shard in self.shards.values():
@@ -92,12 +83,6 @@ class ZeRO1(Sharded, Bucketed):
         if overlap:
             for module in model.modules():
                 self.hooks.append(module.register_forward_pre_hook(Hook(self._pre_forward)))
-
-    def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
-        """Forget the gradients of these parameters, and of their slices."""
-        Bucketed.forget_gradients(self, parameters, set_to_none)
-        for shard in self.shards.values():
-            shard.forget_gradients(parameters)
 
     def held(self) -> dict[str, list[Tensor]]:
         """Return this rank's tensors by category, for `Account`: buckets and reduced shards are gradients."""

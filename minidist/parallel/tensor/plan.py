@@ -14,18 +14,16 @@ of each parameter (`tensor_placement_of`) says which slice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
-from minidist.parallel.data.replicas import check_same, make_equal
-from minidist.parallel.meta import on_device
+from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.placement import TensorPlacement, tensor_placement_of
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
 from minidist.parallel.tensor.styles import (
@@ -36,7 +34,7 @@ from minidist.parallel.tensor.styles import (
     VocabularyParallel,
     linear_in,
 )
-from minidist.parallel.tensor.tensor_parallel import Boundary, load_slices, shard, sum_gradient
+from minidist.parallel.tensor.tensor_parallel import Boundary, shard, sum_gradient
 
 Plan: TypeAlias = Mapping[str, Style]
 
@@ -59,14 +57,7 @@ def gpt_plan(config: GPTConfig) -> Plan:
     }
 
 
-def parallelize_tensor(
-    model: nn.Module,
-    comm: Communicator,
-    plan: Plan | None = None,
-    sequence: bool = False,
-    weights: Iterable[tuple[str, Tensor]] | None = None,
-    device: torch.device | str = "cpu",
-) -> None:
+def parallelize_tensor(model: nn.Module, comm: Communicator, plan: Plan | None = None, sequence: bool = False) -> None:
     """Split a model over the ranks of `comm`, in place. Collective.
 
     Parameters
@@ -81,10 +72,6 @@ def parallelize_tensor(
     sequence : bool
         Split the sequence [B, T, D] along T between the regions. The plan then has a module that splits it first
         (`VocabularyParallel` or `SplitSequence`); T must be a multiple of the ranks.
-    weights, device : optional
-        For a model on the device `meta` that is too large for one rank: its whole parameters one by one, such as
-        `GPT(config, device="meta").initial_weights(generator)`, and the device of this rank's slices. No rank then
-        holds more than its slices and one whole parameter, and no values are sent.
 
     Raises
     ------
@@ -93,24 +80,27 @@ def parallelize_tensor(
     MismatchError
         If the ranks have built different models; their values may differ.
 
-    Cost: one broadcast of the model, without `weights`. For that of a step see `tensor_parallel.py` and `sequence.py`.
+    Cost: one broadcast of the model. For that of a step see `tensor_parallel.py` and `sequence.py`.
     """
-    styles = check_plan(model, comm, plan, sequence)
-    if weights is None:
-        split_equal(model, comm, styles, sequence)
+    split_equal(model, comm, check_plan(model, comm, plan, sequence), sequence)
+
+
+def split_equal(model: nn.Module, comm: Communicator, styles: Plan, sequence: bool) -> None:
+    """Give every rank the values of rank 0, then split the model by styles from `check_plan`. Collective.
+
+    First each style is applied; then comes what no style names: whole parameters, and dropouts of a split sequence.
+    """
+    if comm.size == 1:
         return
-    on_device(model, torch.device(device))
-    if comm.size > 1:
-        check_same(model, comm)
-        _split(model, styles, comm, sequence)
-    load_slices(model, weights)
-
-
-def split_equal(model: nn.Module, comm: Communicator, styles: Mapping[str, Style], sequence: bool) -> None:
-    """Give every rank the values of rank 0, then split the model by styles from `check_plan`. Collective."""
-    if comm.size > 1:
-        make_equal(model, comm)
-        _split(model, styles, comm, sequence)
+    make_equal(model, comm)
+    boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
+    for name, style in styles.items():
+        entered = any(around.enters for around in _around(name, styles))
+        model.set_submodule(name, style.apply(model.get_submodule(name), name, boundary, entered))
+    _replicate_the_rest(model, styles, comm, sequence)
+    for module in model.modules():
+        if sequence and isinstance(module, Dropout):
+            split_dropout(module, comm)
 
 
 def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence: bool) -> dict[str, Style]:
@@ -141,20 +131,6 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
             "or SplitSequence()"
         )
     return styles
-
-
-def _split(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:
-    """Apply each style; then see to what no style names: whole parameters, and dropouts of a split sequence."""
-    boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
-    for name, style in styles.items():
-        entered = any(around.enters for around in _around(name, styles))
-        replacement = style.apply(model.get_submodule(name), name, boundary, entered)
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, replacement)
-    _replicate_the_rest(model, styles, comm, sequence)
-    for module in model.modules():
-        if sequence and isinstance(module, Dropout):
-            split_dropout(module, comm)
 
 
 def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequence: bool) -> None:

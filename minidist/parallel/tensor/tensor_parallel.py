@@ -19,7 +19,6 @@ a matrix [d, D]. (Ainslie et al. 2023.) All other costs are those of `plain.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -82,27 +81,6 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
             f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim}): give modules "
             "that share a parameter styles that cut it alike, and split a model only once"
         )
-
-
-def load_slices(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Load each parameter's slice from whole `weights`, one by one, so that only one of them is in memory at a time.
-
-    Raises
-    ------
-    ValueError
-        If a weight is missing, unknown, or of another shape; it names the parameter.
-    """
-    wanted = dict(model.named_parameters())
-    for name, whole in weights:
-        parameter = wanted.pop(name, None)
-        placement = None if parameter is None else tensor_placement_of(parameter)
-        shape = None if parameter is None else placement.shape if placement else parameter.shape
-        if parameter is None or whole.shape != shape:
-            raise ValueError(f"a weight {name} of shape {tuple(whole.shape)} came, but the model has {shape} there")
-        piece = placement.take(whole) if placement else whole
-        parameter.data = piece.to(parameter.device, parameter.dtype, copy=True, memory_format=torch.contiguous_format)
-    if wanted:
-        raise ValueError(f"no weight came for {', '.join(list(wanted)[:3])}: bring the whole model's")
 
 
 def sum_gradient(parameter: Tensor, comm: Communicator) -> None:

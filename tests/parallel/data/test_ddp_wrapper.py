@@ -227,17 +227,25 @@ def test_a_parameter_frozen_for_a_while_counts_as_unused(variant: type[DataParal
 
 
 @pytest.mark.parametrize(
-    "convert", [lambda m: m.double(), lambda m: m.bfloat16(), lambda m: m[2].to(memory_format=torch.channels_last)]
+    ("convert", "trained"),
+    [
+        (lambda m: m.double(), False),
+        (lambda m: m.bfloat16(), False),
+        (lambda m: m[2].to(memory_format=torch.channels_last), True),
+    ],
 )
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_model_converted_after_it_was_wrapped(convert: Callable[[nn.Module], nn.Module], set_to_none: bool) -> None:
+def test_a_model_converted_after_it_was_wrapped(
+    convert: Callable[[nn.Module], nn.Module], trained: bool, set_to_none: bool
+) -> None:
     def program(comm: Communicator) -> None:
         model = nn.Sequential(nn.Unflatten(1, (2, 2, 1)), nn.Flatten(), nn.Conv2d(4, 2, 2))
         ddp = DDP(model, comm)
+        if trained:
+            model[2](torch.ones(1, 4, 3, 3)).sum().backward()
         convert(model)
         ddp.zero_grad(set_to_none)
-        weight = model[2].weight
-        model[2](torch.ones(1, 4, 3, 3, dtype=weight.dtype)).sum().backward()
+        model[2](torch.ones(1, 4, 3, 3).to(model[2].weight)).sum().backward()
 
     with pytest.raises(RuntimeError, match=r"moved or converted .* on the model before wrapping it"):
         minidist.run(program, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -255,6 +255,10 @@ def test_plain_ddp_fails_these_tests() -> None:
 
 def test_what_ddp_takes_in_order_its_stages_take_too() -> None:
     """So one replaces the other in a line of code."""
-    of_ddp = list(inspect.signature(DDP).parameters.values())
-    for stage in (ZeRO1, ZeRO2):
-        assert list(inspect.signature(stage).parameters.values())[: len(of_ddp)] == of_ddp
+
+    def program(comm: Communicator, kind: type[DDP | ZeRO1]) -> tuple[str, bool, list[int]]:
+        wrapped = kind(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), comm, "mean", True, 24, 8)
+        return wrapped.op, wrapped.unused, [len(bucket.parameters) for bucket in wrapped.buckets]
+
+    of_ddp, *others = [minidist.run(partial(program, kind=kind), 2)[0] for kind in (DDP, ZeRO1, ZeRO2)]
+    assert others == [of_ddp] * 2 and of_ddp == ("mean", True, [1, 2, 2, 1])

@@ -6,7 +6,6 @@ norm are frozen, and the ranks start from different weights. The same run is the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -27,7 +26,6 @@ from minidist.parallel.data.sampler import share
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.tensor.plan import Plan, gpt_plan, parallelize_tensor
 from minidist.parallel.tensor.styles import ColumnParallel, ParallelRegion, RowParallel, VocabularyParallel
-from minidist.parallel.tensor.tensor_parallel import load_slices
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
 STEPS, ROWS, TIME = 4, 3, 8
@@ -187,35 +185,6 @@ def test_parity_with_clipping_counts_each_element_once() -> None:
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_model_that_no_rank_could_hold(ranks: int, tied: bool) -> None:
-    """Built on meta; each rank keeps its slices of weights that are drawn one after the other."""
-    sizes = config(tied=tied, key_value_heads=1)
-
-    def drawn() -> Iterator[tuple[str, Tensor]]:
-        yield from GPT(sizes, device="meta").initial_weights(torch.Generator().manual_seed(7))
-
-    def program(comm: Communicator) -> None:
-        model = GPT(sizes, dtype=torch.float64, device="meta")
-        parallelize_tensor(model, comm, weights=drawn())
-        assert comm.traffic.bytes_sent == 0
-        expected = GPT(sizes, torch.Generator().manual_seed(7), torch.float64)
-        for name, parameter in model.named_parameters():
-            placement, whole = tensor_placement_of(parameter), expected.get_parameter(name)
-            assert torch.equal(parameter, placement.take(whole) if placement else whole)
-            assert parameter.untyped_storage().nbytes() == parameter.numel() * 8
-        loss = loss_of(model, comm)
-        loss.backward()
-        assert loss.item() == pytest.approx(loss_of(expected, None).item(), rel=1e-12)
-        with pytest.raises(ValueError, match=r"no weight came for layers\.0\.attention_norm\.weight"):
-            load_slices(model, [next(iter(drawn()))])
-        with pytest.raises(ValueError, match=r"a weight norm\.weigth of shape \(2,\) came"):
-            load_slices(model, [("norm.weigth", torch.ones(2))])
-
-    minidist.run(program, ranks)
 
 
 @pytest.mark.parametrize("policy", ["full", "selective"])
