@@ -15,8 +15,10 @@ folded into them (W + alpha/r BA), or with `--adapters` written alone, as Huggin
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from minidist.comm.job.number import NOT_NEGATIVE, flag_of
+from minidist.comm.job.number import NOT_NEGATIVE
 from minidist.launch.parser import Parser
 from minidist.memory.adapters import merge
 from minidist.model import GPT, GPTConfig
@@ -37,7 +39,7 @@ from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.resume import check_base, load_initial
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
-from minidist.trainer.files import reason, retold
+from minidist.trainer.files import retold
 from minidist.trainer.foreign.llama import CONFIG_FILE, WEIGHTS_FILE, write_llama
 from minidist.trainer.foreign.peft import ADAPTER_FILES, write_peft
 
@@ -47,41 +49,34 @@ COMMAND = "minidist export"
 def main(argv: Sequence[str]) -> int:
     """Export a checkpoint and say how to load it; return the exit status: 0, or 2 for input that cannot be used."""
     parser = Parser(prog=COMMAND, description="Make a Hugging Face Llama of a checkpoint.")
-    parser.add_argument("run", type=Path, help="the folder that was given to train --save")
+    run = "the folder that was given to train --save, for its newest checkpoint; or the folder of a checkpoint"
+    parser.add_argument("run", type=Path, help=run)
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument(
         "--adapters", action="store_true", help="write the adapters of a run with --lora alone, for PEFT"
     )
-    parser.add_argument("--step", type=flag_of(int, NOT_NEGATIVE), help="which checkpoint; none: the newest")
     options = parser.parse_args(argv)
     try:
-        checkpoint = find(options.run, options.step)
-        print(export(checkpoint, options.to, options.adapters))
+        print(export(find(options.run), options.to, options.adapters))
     except CheckpointError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def find(run: Path, step: int | None = None) -> Path:
-    """Return the checkpoint of a step of a run, by default the newest.
+def find(folder: Path) -> Path:
+    """Return the newest checkpoint of a run, or the checkpoint that this folder is.
 
     Raises
     ------
     CheckpointError
         If there is none.
     """
-    there = store.complete(run)
-    if not there:
-        if store.complete(run.parent) and run.is_dir():
-            raise CheckpointError(f"{run} is no run: give the folder around it, {run.parent} --step NUMBER")
-        raise CheckpointError(f"{run} has no checkpoint: give the folder that was given to train --save")
-    if step is None:
+    if folder in store.complete(folder.parent):
+        return folder
+    if there := store.complete(folder):
         return there[-1]
-    if store.final_of(run, step) not in there:
-        steps = ", ".join(str(store.step_of(path)) for path in there)
-        raise CheckpointError(f"{run} has no checkpoint of step {step}: give --step one of {steps}")
-    return store.final_of(run, step)
+    raise CheckpointError(f"{folder} has no checkpoint: give the folder that was given to train --save")
 
 
 def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
@@ -95,40 +90,34 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         If the checkpoint is damaged, or has no adapters, or the weights beside which they were trained are gone or
         changed; or if the folder is in use or cannot be written. The folder is then left as it was.
     """
-    try:
+    with _writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CheckpointError(f"--to {folder} is there already and is not overwritten: give a new folder")
-    except OSError as error:
-        raise _unwritten(folder, error) from None
     restore.verify(checkpoint)
     state = restore.read_state(checkpoint)
-    config = _sizes(checkpoint, state)
+    saved, config = partial(restore.state_at, checkpoint, state), _sizes(checkpoint, state)
     if state.get("base"):
         model = read_adapted(checkpoint, state, config)
         if adapters:
-            return _export_adapters(checkpoint, model, state["config"]["run"]["init"], folder)
+            base = saved("config", "run", "init", kind=str)
+            _write(ADAPTER_FILES, partial(write_peft, model, base), folder)
+            return (
+                f"the adapters of {checkpoint}, written to {folder}: {', '.join(ADAPTER_FILES)}\n"
+                f'load them with peft.PeftModel.from_pretrained(model, "{folder}"), beside the model in {base}'
+            )
         merge(model)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     elif adapters:
         raise CheckpointError(f"{checkpoint} has no adapters, but all parameters: leave --adapters out")
     else:
         weights = read_parameters(checkpoint, GPT(config, device="meta"))
-    _write((WEIGHTS_FILE, CONFIG_FILE), lambda: write_llama(config, weights, folder), folder)
+    _write((WEIGHTS_FILE, CONFIG_FILE), partial(write_llama, config, weights), folder)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    tokenizer = restore.state_at(checkpoint, state, "config", "data", "tokenizer", kind=str, default="")
     return (
         f"{config.parameter_count:,} parameters of {checkpoint} in {dtype}, written to {folder}: "
         f"{CONFIG_FILE}, {WEIGHTS_FILE}\n"
         f'load them with transformers.AutoModelForCausalLM.from_pretrained("{folder}", dtype="{dtype}"), or go on '
-        f"training with --init {folder}\n{_of_tokens(tokenizer)}"
-    )
-
-
-def _export_adapters(checkpoint: Path, model: GPT, base: str, folder: Path) -> str:
-    _write(ADAPTER_FILES, lambda: write_peft(model, base, folder), folder)
-    return (
-        f"the adapters of {checkpoint}, written to {folder}: {', '.join(ADAPTER_FILES)}\n"
-        f'load them with peft.PeftModel.from_pretrained(model, "{folder}"), beside the model in {base}'
+        f"training with --init {folder}\n{_of_tokens(saved('config', 'data', 'tokenizer', kind=str, default=''))}"
     )
 
 
@@ -184,24 +173,22 @@ def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:
         ) from None
 
 
-def _write(files: tuple[str, str], write: Callable[[], None], folder: Path) -> None:
-    made = not folder.exists()
-    try:
-        write()
-        # Some versions of safetensors make files that only their owner may read; this one is to be passed on
-        (folder / files[0]).chmod((folder / files[1]).stat().st_mode)
-    except (OSError, SafetensorError) as error:
-        if folder.is_dir():
-            for name in files:
-                (folder / name).unlink(missing_ok=True)
-                (folder / f"{name}.partial").unlink(missing_ok=True)
-            if made:
-                folder.rmdir()
-        raise _unwritten(folder, error) from None
+def _write(files: tuple[str, str], write: Callable[[Path], None], folder: Path) -> None:
+    """Write to a folder beside it, which takes its place as soon as it is complete."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    with _writing(folder):
+        try:
+            write(unfinished)
+            # Some versions of safetensors make files that only their owner may read; this one is to be passed on
+            (unfinished / files[0]).chmod((unfinished / files[1]).stat().st_mode)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)  # there is none any more, if all went well
 
 
-def _unwritten(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"--to {folder} cannot be written ({reason(error)}): give another folder")
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    before, after = f"--to {folder} cannot be written (", "): give another folder"
+    return retold(CheckpointError, OSError, SafetensorError, before=before, after=after)
 
 
 def _of_tokens(tokenizer: str) -> str:

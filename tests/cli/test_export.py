@@ -91,7 +91,7 @@ def test_the_newest_checkpoint_is_exported_and_it_is_said_how_to_load_it(
 def test_whatever_layout_wrote_it(ranks: int, layout: str, tied: str, tmp_path: Path) -> None:
     assert train_on(ranks, RUN, f"{layout} {tied} --steps 2 --save {tmp_path / 'a'}") == 0
     (tmp_path / "b").mkdir()  # an empty folder is as good as a new one
-    assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'} --step 1") == 0
+    assert export(f"{tmp_path / 'a' / 'step-00000001'} --to {tmp_path / 'b'}") == 0
     model = assert_holds_parameters_of(tmp_path / "a" / "step-00000001", tmp_path / "b")
     assert model.config.tied == (tied == "--tied")
     files = sorted((tmp_path / "b").iterdir())
@@ -136,11 +136,10 @@ def test_the_tokenizer_of_the_run_is_named(run: Path, tmp_path: Path, capsys: py
         ("{run} --to {full}", "--to {full} is there already and is not overwritten: give a new folder"),
         ("{run} --to {full}/x", "--to {full}/x is there already and is not overwritten: give a new folder"),
         ("{run} --to {full}/x/y", "--to {full}/x/y cannot be written (Not a directory): give another folder"),
-        ("{run} --to {new} --step 7", "{run} has no checkpoint of step 7: give --step one of 1, 2, 3"),
+        ("{run}/step-00000007 --to {new}", "{run}/step-00000007 has no checkpoint: give the folder that was given to "
+         "train --save"),
         ("{full} --to {new}", "{full} has no checkpoint: give the folder that was given to train --save"),
         ("{full}/none --to {new}", "{full}/none has no checkpoint: give the folder that was given to train --save"),
-        ("{run}/step-00000002 --to {new}", "{run}/step-00000002 is no run: give the folder around it, {run} --step "
-         "NUMBER"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_exported(
@@ -166,7 +165,7 @@ def test_a_damaged_checkpoint_is_not_exported(
     assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'}") == 2
     message = sentence(capsys, "export")
     assert "step-00000003" in message and "damaged" in message and not (tmp_path / "b").exists()
-    assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'} --step 2") == 0
+    assert export(f"{tmp_path / 'a' / 'step-00000002'} --to {tmp_path / 'b'}") == 0
 
 
 def test_another_programs_checkpoint_is_not_exported(
