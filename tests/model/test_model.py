@@ -212,14 +212,14 @@ def edit_weights(directory: Path, **changes: Tensor | None) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda d: edit_weights(d, model__norm__weight=None), r"model\.norm\.weight is missing"),
-        (lambda d: edit_weights(d, extra=torch.ones(1)), "extra is unexpected"),
+        (lambda d: edit_weights(d, model__norm__weight=None), r"model\.norm\.weight is missing instead of \(32,\)"),
+        (lambda d: edit_weights(d, extra=torch.ones(1)), r"extra is \(1,\) instead of left out"),
         (
             lambda d: edit_weights(d, lm_head__weight=torch.ones(9, 32)),
             r"lm_head\.weight is \(9, 32\) instead of \(37, 32\)",
         ),
         (lambda d: edit_weights(d, lm_head__weight=torch.ones(37, 32, dtype=torch.int8)), "as I8.*unquantised"),
-        (lambda d: edit_config(d, num_hidden_layers=9), r"is missing; .*and 60 more\).*same model"),
+        (lambda d: edit_config(d, num_hidden_layers=9), r"is missing instead of .*and 60 more\).*same model"),
         (lambda d: edit_config(d, num_attention_heads=5), "hidden=32 does not divide by heads=5"),
         (lambda d: edit_config(d, model_type="mistral"), "model_type='mistral'.*'llama'"),
         (lambda d: edit_config(d, head_dim=16), "head_dim=16.*only do 8"),
@@ -229,14 +229,14 @@ def edit_weights(directory: Path, **changes: Tensor | None) -> None:
         (lambda d: (d / "config.json").write_text('{"model_type": "llama"}'), "does not say vocab_size"),
         (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda d: (d / "config.json").write_text("[]"), "must be a section"),
-        (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
+        (lambda d: (d / "config.json").unlink(), "config.json cannot be read: No such file"),
         (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor"),
     ],
 )
 def test_a_wrong_checkpoint_is_refused_in_one_sentence(tmp_path: Path, change: Any, sentence: str) -> None:
     save_llama(GPT(SMALL), tmp_path)
     change(tmp_path)
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence) as refusal:
+    with pytest.raises(ValueError, match=sentence) as refusal:
         load_llama(tmp_path)
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400 + len(str(tmp_path))
 
@@ -246,7 +246,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
     save_llama(GPT(SMALL), tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or damaged .*copy it again"):
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read .*copy it again"):
         load_llama(tmp_path)
 
 
@@ -254,21 +254,18 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     save_llama(GPT(SMALL), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "part-2.safetensors"}}')
-    with pytest.raises(FileNotFoundError, match=r"part-2\.safetensors is missing"):
+    with pytest.raises(ValueError, match=r"part-2\.safetensors cannot be read \(No such file"):
         load_llama(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="does not say weight_map"):
         load_llama(tmp_path)
 
 
-def test_a_saved_copy_of_a_tied_head_is_accepted_and_a_different_one_refused(tmp_path: Path) -> None:
+def test_a_tied_head_that_is_saved_all_the_same_is_left_out(tmp_path: Path) -> None:
     model = rough_model(TIED)
     save_llama(model, tmp_path)
-    edit_weights(tmp_path, lm_head__weight=model.embedding.weight.detach())
+    edit_weights(tmp_path, lm_head__weight=model.embedding.weight.detach() + 1)  # transformers does not read it either
     assert torch.equal(load_llama(tmp_path).head.weight, model.head.weight)
-    edit_weights(tmp_path, lm_head__weight=model.embedding.weight.detach() + 1)
-    with pytest.raises(ValueError, match="tie_word_embeddings"):
-        load_llama(tmp_path)
 
 
 def test_a_part_of_a_model_is_not_saved_as_a_whole(tmp_path: Path) -> None:

@@ -91,10 +91,9 @@ def load_llama(
 
     Raises
     ------
-    FileNotFoundError
-        If the directory or one of its files is missing.
     ValueError
-        If a file is damaged, the weights belong to another model, or the model has a feature that ours lacks.
+        If a file is missing or damaged, the weights belong to another model, or the model has a feature that ours
+        lacks.
     """
     config = read_llama_config(directory)
     weights = {name: weight.to(device or "cpu", dtype) for name, weight in read_llama(directory, config)}
@@ -124,10 +123,11 @@ def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str
 def read_llama(directory: str | os.PathLike[str], config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
     """Check all names and shapes in `directory`, then yield each parameter: our name, and the whole tensor.
 
-    One tensor is in memory at a time, in the dtype of the file; a tied head is not yielded.
+    One tensor is in memory at a time, in the dtype of the file; a tied head, which some programs save, is left out.
     """
     entries = _read_headers(Path(directory))
-    _check_tied_head(config, entries)
+    if config.tied:
+        entries.pop(llama_name("head.weight"), None)
     _check_weights(str(directory), config, {name: entry.shape for name, entry in entries.items()})
     ours = (name for name, _ in GPT(config, device="meta").named_parameters())
     return ((name, _read_tensor(llama_name(name), entries[llama_name(name)].file)) for name in ours)
@@ -196,9 +196,7 @@ def _demand(path: Path, name: str, value: object, supported: object) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say in one sentence why not."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give the directory that `save_pretrained` wrote.")
-    with retold(ValueError, FileError, before=f"{path} ", after=": copy it again."):
+    with retold(ValueError, FileError, before=f"{path} ", after=": give the directory that `save_pretrained` wrote."):
         return read_tree(path)
 
 
@@ -208,9 +206,7 @@ def _weight_files(directory: Path) -> list[Path]:
         return [directory / WEIGHTS_FILE]
     index = directory / INDEX_FILE
     if not index.is_file():
-        raise FileNotFoundError(
-            f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}: convert weights of another format first."
-        )
+        raise ValueError(f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}: convert weights to one first.")
     tree = _read_json(index)
     names = {_say(index, tree, "weight_map", name, kind=str) for name in _say(index, tree, "weight_map", kind=dict)}
     return [directory / name for name in sorted(names)]
@@ -220,13 +216,10 @@ def _read_headers(directory: Path) -> dict[str, _Entry]:
     """List the weights of all files, by their names, without reading any."""
     entries = {}
     for file in _weight_files(directory):
-        if not file.exists():
-            raise FileNotFoundError(f"{file} is missing, though {INDEX_FILE} names it: copy it as well.")
-        check_regular(file)
-        damaged = retold(
-            ValueError, SafetensorError, before=f"{file} is truncated or damaged (", after="): copy it again."
-        )
-        with damaged, safe_open(file, framework="pt") as opened:
+        with retold(ValueError, OSError, SafetensorError, before=f"{file} cannot be read (", after="): copy it again."):
+            check_regular(file)
+            opened: Any = safe_open(file, framework="pt")
+        with opened:
             for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
                 part = opened.get_slice(name)
                 if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
@@ -246,27 +239,15 @@ def _read_tensor(name: str, file: Path) -> Tensor:
         return weight.clone()
 
 
-def _check_tied_head(config: GPTConfig, entries: dict[str, _Entry]) -> None:
-    """Forget a head that is saved although it is tied; refuse one that differs from the embedding."""
-    head, embedding = llama_name("head.weight"), llama_name("embedding.weight")
-    if not (config.tied and head in entries and embedding in entries):
-        return
-    file = entries.pop(head).file
-    if not torch.equal(_read_tensor(head, file), _read_tensor(embedding, entries[embedding].file)):
-        raise ValueError(
-            f"{file} has a {head} of its own, but {CONFIG_FILE} ties it: set tie_word_embeddings to false."
-        )
-
-
 def _check_weights(source: str, config: GPTConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse weights of another model: name what is missing, unexpected, or of another shape."""
     parameters = GPT(config, device="meta").named_parameters()
     expected = {llama_name(name): tuple(parameter.shape) for name, parameter in parameters}
-    complaints = (
-        [f"{name} is missing" for name in expected if name not in found]
-        + [f"{name} is unexpected" for name in found if name not in expected]
-        + [f"{n} is {found[n]} instead of {expected[n]}" for n in expected if n in found and found[n] != expected[n]]
-    )
+    complaints = [
+        f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'left out')}"
+        for name in {**expected, **found}
+        if found.get(name) != expected.get(name)
+    ]
     if complaints:
         more = f", and {len(complaints) - 3} more" if len(complaints) > 3 else ""
         raise ValueError(
