@@ -182,6 +182,8 @@ class Mesh:
         All ranks.
     dp, pp, cp, tp, ep : Communicator
         This rank's group along that axis; this rank alone where the axis has size 1.
+    data : Communicator
+        Along dp and cp together: the ranks that have the same parameters, and sum their gradients.
     coordinate : dict[str, int]
         The coordinate of this rank on every axis.
 
@@ -197,6 +199,8 @@ class Mesh:
         self.coordinate = layout.coordinate(comm.rank)
         self._communicators: dict[tuple[str, ...], Communicator] = {}
         self.dp, self.pp, self.cp, self.tp, self.ep = (self.over(axis) for axis in ("dp", "pp", "cp", "tp", "ep"))
+        # A communicator of its own, not `cp` where dp=1: what is sent along an axis is counted by communicator.
+        self.data = self.dp if layout.cp == 1 else comm.split(layout.group(("dp", "cp"), comm.rank)[0])
 
     def over(self, *axes: str) -> Communicator:
         """Return the communicator along several axes together, as in `over("dp", "cp")`. Collective the first time.

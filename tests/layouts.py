@@ -15,6 +15,7 @@ from minidist.comm import Communicator
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.parallel.context.order import positions
 from minidist.parallel.data.sampler import share
 from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.recipe import Recipe
@@ -131,8 +132,10 @@ def one_step(parallel: Parallel, case: Case, step: int) -> float:
     rows = share(case.batch, mesh.dp.size, mesh.dp.rank)
     mine = tokens(case, step)[rows]
     cuts = [share(len(mine), microbatches, number) for number in range(microbatches)]
-    where = [Where(7, step, rows.start + cut.start) for cut in cuts]
-    return float(parallel.step([mine[cut, :-1] for cut in cuts], [mine[cut, 1:] for cut in cuts], where))
+    columns = positions(case.recipe.cp_order, mesh.cp.size, mesh.cp.rank, case.config.sequence)
+    where = [Where(7, step, rows.start + cut.start, columns) for cut in cuts]
+    inputs, targets = mine[:, columns], mine[:, columns + 1]
+    return float(parallel.step([inputs[cut] for cut in cuts], [targets[cut] for cut in cuts], where))
 
 
 def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) -> Outcome:

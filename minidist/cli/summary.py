@@ -59,7 +59,7 @@ def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     recipe, layout, sizes = trainer.recipe, trainer.mesh.layout, trainer.model.config
     if not (recipe.lora or recipe.fp8) or layout.tp * layout.pp > 1 or trainer.config.offload_to:
         return []
-    bytes, ranks = trainer.dtype.itemsize, recipe.shard_ranks or layout.dp
+    bytes, ranks = trainer.dtype.itemsize, recipe.shard_ranks or trainer.mesh.data.size
     each = MIXED_PRECISION_ADAM if bytes == 2 else ModelStates(bytes, bytes, 2 * bytes)
     if recipe.lora:
         said = adapted_states(sizes, recipe.lora, recipe.qlora, ranks, recipe.zero, each)
@@ -75,10 +75,10 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     """Return what rank 0 sent along each axis, beside what a formula says where there is a plain one."""
     mesh, parallel, rows = trainer.mesh, trainer.config.parallel, []
     sent = {axis: format_sent(both, "{:,}".format) for axis, both in outcome.sent.items()}
-    for axis in ("tp", "pp"):
+    for axis, what in (("tp", "activations"), ("pp", "activations"), ("cp", "keys and values")):
         if getattr(mesh.layout, axis) > 1:
-            rows.append((f"bytes of activations sent along {axis}", sent[axis]))
-    if mesh.dp.size > 1 and parallel.strategy == "ddp":
+            rows.append((f"bytes of {what} sent along {axis}", sent[axis]))
+    if mesh.data.size > 1 and parallel.strategy == "ddp":
         what = "gradients and parameters" if parallel.zero else "gradients"
         rows.append((f"bytes of {what} sent by rank 0", sent["dp"]))
         if mesh.layout.pp == 1 or parallel.zero < 2:

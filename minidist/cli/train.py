@@ -145,12 +145,14 @@ def spreading(trainer: Trainer) -> str:
     """Say in a few words how the model is spread over the ranks."""
     layout, parallel = trainer.mesh.layout, trainer.config.parallel
     words = [f"dp={layout.dp}"]
-    if layout.dp > 1:
-        zero = f"ZeRO++ with nodes of {len(trainer.mesh.dp.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
+    if layout.dp * layout.cp > 1:
+        zero = f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
         words[0] += f" ({zero if parallel.zero else parallel.strategy})"
     if layout.pp > 1:
         schedule = parallel.plan or parallel.schedule
         words.append(f"pp={layout.pp} ({schedule}, {trainer.recipe.microbatches} microbatches)")
+    if layout.cp > 1:
+        words.append(f"cp={layout.cp} ({parallel.cp_comm}, {parallel.cp_order} order)")
     if layout.tp > 1:
         words.append(f"tp={layout.tp}{' (with sequence parallelism)' if parallel.sp else ''}")
     return " ".join(words)

@@ -29,6 +29,7 @@ AS_THEY_ARE = (
     "minidist.memory.precision.fp8",
     "minidist.memory.recompute",
     "minidist.parallel.adjoint",
+    "minidist.parallel.context",
     "minidist.parallel.pipeline.weight_gradients",
 )
 """Modules that a compiler does not look into: it would make a graph for each layer, or break in their midst."""

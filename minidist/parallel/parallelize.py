@@ -6,6 +6,7 @@
       │    products in 8 bits                   of the layers that are left
       │ 3  data parallelism or ZeRO             reduces the gradients of what is left, or shards it
       │ 4  recomputation                        of the layers that are left, segment by segment
+      │    context parallelism                  lets their attention reach the tokens of other ranks
       │    compiling                            of each layer's forward
       ▼ 5  optimizer                            over what this rank updates
     Parallel.step(...)
@@ -31,6 +32,7 @@ from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Mesh
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.compiled import as_they_were, compile_blocks, name_of
+from minidist.parallel.context.context_parallel import attend_alone, check_context, parallelize_context
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.pipeline import with_communication
@@ -87,7 +89,8 @@ class Parallel:
         Parameters
         ----------
         inputs, targets : sequences
-            One for each microbatch; they differ along the data axis, and are the same along the others.
+            One for each microbatch; they differ along the data axis, and are the same along the others. With context
+        parallelism each rank brings its own tokens; see `shard_tokens`.
         arguments : sequences
             Further arguments of the model, one for each microbatch.
 
@@ -121,7 +124,7 @@ class Parallel:
     def _update_scales(self) -> None:
         """Let the scales of products in 8 bits follow this step: parts of one tensor lie on ranks of two axes."""
         if self.recipe.fp8:
-            update_scales(self.model, self.mesh.dp, self.mesh.tp)
+            update_scales(self.model, self.mesh.data, self.mesh.tp)
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT, elementwise: bool = False, **options: Any
@@ -144,8 +147,9 @@ class Parallel:
         return clip_by_global_norm(self.kept, limit, self.mesh.tp, self.mesh.pp)
 
     def unwrap(self) -> None:
-        """End training: gather in `model` what ZeRO 3 has cut along the data axis, compile nothing more. Collective."""
+        """End training: gather what ZeRO 3 has cut along the data axis, attend alone, compile nothing. Collective."""
         self.replica.unwrap()
+        attend_alone(self.model)
         if self.recipe.compile:
             as_they_were(blocks_of(self.model))
 
@@ -199,6 +203,11 @@ def check_fit(model: nn.Module, mesh: Mesh, recipe: Recipe, tensor_plan: TensorP
         If tensor parallelism cannot split the model; see `check_plan`.
     """
     plan = recipe.check(mesh.layout, len(blocks_of(model)))
+    if mesh.layout.cp > 1:
+        try:
+            check_context(model, mesh.layout.cp, recipe.cp_comm, recipe.cp_order, mesh.layout.tp)
+        except ValueError as error:
+            raise RecipeError(f"cp={mesh.layout.cp}: {error}") from None
     styles = check_plan(model, mesh.tp, tensor_plan, recipe.sequence) if mesh.layout.tp > 1 else {}
     return Fit(recipe, plan, styles)
 
@@ -264,12 +273,14 @@ def parallelize(
     replica = replicate(model, mesh, fit.recipe)
     for module in stages.values():
         recompute_blocks(module, fit.recipe.recompute)
+        if mesh.layout.cp > 1:
+            parallelize_context(module, mesh.cp, fit.recipe.cp_comm, fit.recipe.cp_order)
         if backend := fit.recipe.compile:
             dynamic = None if fit.recipe.recompute == "none" else False
             compile_blocks(blocks_of(module), name_of(backend), dynamic)
     if fit.plan is None or carried is None:
         return Parallel(model, mesh, fit.recipe, loss, replica)
-    plan = with_communication(fit.plan, reduce=mesh.dp.size > 1)
+    plan = with_communication(fit.plan, reduce=mesh.data.size > 1)
     # With ZeRO 3 a rank has one stage, and must call the replica: its forward gathers the parameters.
     called = stages if replica.whole_parameters else dict.fromkeys(stages, replica.called)
     pipeline = Pipeline(called, mesh.pp, plan, loss, carried, ties, replica, fused=not fit.recipe.compile)

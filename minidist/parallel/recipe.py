@@ -78,6 +78,9 @@ class Recipe:
         For ZeRO 3: send fewer bytes between nodes; see `ZeROPlusPlus`.
     node_ranks : int, optional
         With `zeropp`: neighbouring ranks of the data axis that form a node; by default those that share memory.
+    cp_comm, cp_order : str
+        How attention reaches the tokens of other ranks, and in which order they lie, if there is context parallelism;
+        see `parallelize_context`. The data axis is then dp and cp together.
     """
 
     strategy: Strategy = "ddp"
@@ -96,11 +99,13 @@ class Recipe:
     fp8: bool = False
     zeropp: bool = False
     node_ranks: int | None = None
+    cp_comm: str = "ring"
+    cp_order: str = "zigzag"
 
     supported: ClassVar[Mapping[str, tuple[int | str, ...]]] = {
-        name: (0, 1, 2, 3, *ADAPTERS, "fp8", "zeropp")
+        name: (0, 1, 2, 3, "cp", *ADAPTERS, "fp8", "zeropp")
         if name in (NO_PIPELINE, "gpipe", "1f1b")
-        else (0, 1, *ADAPTERS, *(("fp8",) if name in ("naive", "interleaved") else ()))
+        else (0, 1, "cp", *ADAPTERS, *(("fp8",) if name in ("naive", "interleaved") else ()))
         for name in (NO_PIPELINE, *NAMES, OWN_PLAN)
     }
     """What can be combined with each schedule: stages of ZeRO, and options. 8 bits put no weight gradients off."""
@@ -156,14 +161,10 @@ class Recipe:
         if self.zero not in self.supported[row]:
             offered = " or ".join(str(stage) for stage in self.supported[row] if isinstance(stage, int))
             yield f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
-        yield from self._faults_of_data_axis(layout.dp)
+        yield from self._faults_of_data_axis(layout.dp * layout.cp)
         yield from self._faults_of_numbers(layout, row)
-        for axis in ("cp", "ep"):
-            if (ranks := getattr(layout, axis)) > 1:
-                yield (
-                    f"no strategy uses the axis {axis}={ranks}: its ranks would train as copies that nobody keeps "
-                    f"equal: use {axis}=1"
-                )
+        if layout.ep > 1:
+            yield f"no strategy uses the axis ep={layout.ep}: its ranks would keep copies of all experts: use ep=1"
         if self.microbatches < 1:
             yield f"microbatches={self.microbatches}, but a step has at least 1"
         if own and self.microbatches not in (1, own.microbatches):
@@ -194,7 +195,7 @@ class Recipe:
         if self.shard_ranks is not None and self.zero != 3:
             yield f"shard_ranks={self.shard_ranks} is for ZeRO 3, not for ZeRO {self.zero}: leave it out"
         if self.shard_ranks is not None and (self.shard_ranks < 1 or ranks % self.shard_ranks):
-            yield f"shard_ranks={self.shard_ranks} does not divide dp={ranks}: choose a divisor of {ranks}"
+            yield f"shard_ranks={self.shard_ranks} does not divide dp*cp = {ranks}: choose a divisor of {ranks}"
         if self.bucket_bytes != Recipe.bucket_bytes and (self.zero == 3 or self.strategy != "ddp"):
             how = "ZeRO 3" if self.zero == 3 else f"the strategy {self.strategy!r}"
             yield f"bucket_bytes={self.bucket_bytes} is for ddp and ZeRO 1 and 2, not for {how}: leave it out"
@@ -204,7 +205,7 @@ class Recipe:
             what = f"ZeRO {self.zero}" if self.zero != 3 else f"groups of {self.shard_ranks} ranks"
             yield f"zeropp=True is ZeRO 3 over all ranks of the data axis, not {what}: use zero=3 alone"
         if self.node_ranks is not None and (not self.zeropp or self.node_ranks < 1 or ranks % self.node_ranks):
-            yield f"node_ranks={self.node_ranks} is for zeropp=True and a divisor of dp={ranks}: leave it out"
+            yield f"node_ranks={self.node_ranks} is for zeropp=True and a divisor of dp*cp = {ranks}: leave it out"
 
     def _faults_of_numbers(self, layout: Layout, row: str) -> Iterator[str]:
         """Yield a sentence for adapters and numbers of few bits that do not go with the `row` of the table."""

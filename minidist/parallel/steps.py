@@ -26,19 +26,19 @@ def adapt(model: nn.Module, recipe: Recipe, generator: torch.Generator | None = 
 
 def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
     """Apply the recipe's strategy over the data axis, if that has several ranks. Collective."""
-    if mesh.dp.size == 1:
+    if mesh.data.size == 1:
         return Alone(model)
     if recipe.strategy == "naive":
-        return NaiveDataParallel(model, mesh.dp)
+        return NaiveDataParallel(model, mesh.data)
     if recipe.strategy == "server":
-        return ParameterServer(model, mesh.dp)
+        return ParameterServer(model, mesh.data)
     if recipe.zeropp:
-        return ZeROPlusPlus(model, mesh.dp, recipe.node_ranks, allocate=recipe.allocate)
+        return ZeROPlusPlus(model, mesh.data, recipe.node_ranks, allocate=recipe.allocate)
     if recipe.zero == 3:
-        return FSDP(model, mesh.dp, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
+        return FSDP(model, mesh.data, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
     kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
     first = min(MIB, recipe.bucket_bytes)  # a small first bucket: see `Bucketed`
-    return kind(model, mesh.dp, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
+    return kind(model, mesh.data, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
 
 
 def recompute_blocks(model: nn.Module, policy: str) -> None:

@@ -10,7 +10,7 @@ while the rank computes. A checkpoint counts only the batches that were used: a 
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, Self
 
 import torch
@@ -32,6 +32,8 @@ class Batch(NamedTuple):
         is token 0 in the inputs and `IGNORED` in the targets.
     first_row : int
         Row 0 here is row `first_row` of the global batch; a dropout mask depends on it.
+    positions : int or tensor [T]
+        The first column's position, or that of each column, in the whole sequence.
     tokens : int
         Targets that count in the *global* batch, on all ranks: what the sum of the losses is divided by.
     """
@@ -40,6 +42,7 @@ class Batch(NamedTuple):
     targets: torch.Tensor
     first_row: int
     tokens: int
+    positions: int | torch.Tensor = 0
 
     def microbatches(self, count: int) -> "list[Batch]":
         """Cut the rows into `count` microbatches, for gradient accumulation or a pipeline.
@@ -48,7 +51,10 @@ class Batch(NamedTuple):
         batch, so their gradients simply add up.
         """
         cuts = [share(len(self.inputs), count, number) for number in range(count)]
-        return [Batch(self.inputs[cut], self.targets[cut], self.first_row + cut.start, self.tokens) for cut in cuts]
+        return [
+            self._replace(inputs=self.inputs[cut], targets=self.targets[cut], first_row=self.first_row + cut.start)
+            for cut in cuts
+        ]
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory, which a GPU can fetch from while the CPU goes on."""
@@ -72,11 +78,19 @@ class Batches:
     sampler : DistributedSampler
         Deals these samples out to the ranks.
     multiple : int
-        Pad rows to a multiple of so many tokens: sequence parallelism shares them out evenly.
+        Pad rows to a multiple of so many tokens: context and sequence parallelism share them out evenly.
+    columns : callable, optional
+        From the tokens of a padded row to the positions of this rank's columns; see `positions` of context parallelism.
     """
 
-    def __init__(self, samples: Samples, sampler: DistributedSampler, multiple: int = 1) -> None:
-        self.samples, self.sampler, self.multiple = samples, sampler, multiple
+    def __init__(
+        self,
+        samples: Samples,
+        sampler: DistributedSampler,
+        multiple: int = 1,
+        columns: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
+        self.samples, self.sampler, self.multiple, self.columns = samples, sampler, multiple, columns
         self._checksum = samples.checksum()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -115,8 +129,12 @@ class Batches:
         width = -(-(int(lengths.max()) - 1) // self.multiple) * self.multiple
         rows = torch.from_numpy(self.samples.rows(whole[mine], width + 1, padding=IGNORED))  # [b, T + 1]
         # Which token pads the inputs does not matter: attention is causal, so no real position sees it.
-        inputs = rows[:, :-1].clamp(min=0)
-        return Batch(inputs, rows[:, 1:].contiguous(), mine.start, tokens=int(lengths.sum()) - len(whole))
+        inputs, targets = rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
+        batch = Batch(inputs, targets, mine.start, tokens=int(lengths.sum()) - len(whole))
+        if self.columns is None:
+            return batch
+        positions = self.columns(width)  # of tokens whose targets are beside them already
+        return batch._replace(inputs=inputs[:, positions], targets=targets[:, positions], positions=positions)
 
 
 class Source(Protocol):

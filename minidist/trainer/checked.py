@@ -27,7 +27,7 @@ from minidist.parallel.recipe import RecipeError
 from minidist.trainer.checkpoint.resume import sizes_of
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import FileError, read_text, retold
-from minidist.trainer.spread import shard_memory
+from minidist.trainer.spread import shard_memory, tokens_multiple
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,11 @@ def layout_of(config: Config, ranks: int) -> Layout:
     """
     asked = config.parallel
     with retold(ConfigError, ValueError):
-        layout = Layout(dp=asked.dp or max(1, ranks // (asked.pp * asked.tp)), pp=asked.pp, tp=asked.tp)
+        others = asked.pp * asked.cp * asked.tp
+        layout = Layout(asked.dp or max(1, ranks // others), asked.pp, asked.cp, asked.tp)
         layout.check(ranks)
-    if layout.dp % (asked.hsdp or 1):
-        raise ConfigError(
-            f"--hsdp {asked.hsdp} must divide the {layout.dp} ranks of the data axis into groups of one size"
-        )
+    if (data := layout.dp * layout.cp) % (asked.hsdp or 1):
+        raise ConfigError(f"--hsdp {asked.hsdp} must divide the {data} ranks of the data axis into groups of one size")
     return layout
 
 
@@ -94,10 +93,10 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         raise ConfigError(f"--plan {config.parallel.plan}: {error}" if config.parallel.plan else str(error)) from None
     except ValueError as error:
         raise ConfigError(f"--tp {tp}: {error}") from None
-    if recipe.sequence and config.data.sequence % tp:
+    if (time := config.data.sequence) % (multiple := tokens_multiple(recipe, mesh.layout)):
         raise ConfigError(
-            f"--sp shares the {config.data.sequence} tokens of a sequence out evenly among {tp} ranks: use a "
-            f"--sequence that {tp} divides, such as {config.data.sequence // tp * tp or tp}"
+            f"--cp and --sp share the {time} tokens of a sequence out evenly: use a --sequence that {multiple} "
+            f"divides, such as {time // multiple * multiple or multiple}"
         )
     return CheckedRun(config, mesh, sizes, fit, device, dtype)
 
@@ -135,6 +134,8 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
         qlora=config.run.qlora,
         fp8=config.precision == "fp8",
         zeropp=parallel.zeropp,
+        cp_comm=parallel.cp_comm,
+        cp_order=parallel.cp_order,
     )
 
 

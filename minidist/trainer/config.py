@@ -20,6 +20,8 @@ import torch
 
 from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
 from minidist.model import GPTConfig
+from minidist.parallel.context.context_parallel import WAYS
+from minidist.parallel.context.order import ORDERS
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
 from minidist.trainer.files import retold
@@ -97,9 +99,12 @@ class OptimizerOptions:
 class ParallelOptions:
     """How the work is spread over ranks."""
 
-    dp: int = option(0, "ranks of the data axis; 0: all that tp and pp leave", NOT_NEGATIVE)
+    dp: int = option(0, "ranks of the data axis; 0: all that the others leave", NOT_NEGATIVE)
     tp: int = option(1, "ranks of the tensor axis, which share every matrix", AT_LEAST_ONE)
     sp: bool = option(False, "with --tp: sequence parallelism between the matrices")
+    cp: int = option(1, "ranks of the context axis, which share the tokens of each sequence", AT_LEAST_ONE)
+    cp_comm: str = option("ring", f"how attention reaches all tokens: {', '.join(WAYS)}", one_of(*WAYS))
+    cp_order: str = option("zigzag", f"which tokens a rank has: {', '.join(ORDERS)}", one_of(*ORDERS))
     pp: int = option(1, "ranks of the pipeline axis, which share the layers", AT_LEAST_ONE)
     schedule: str = option("1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES))
     chunks: int = option(0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE)

@@ -39,7 +39,15 @@ from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.schedule import learning_rate, linear_scaling
-from minidist.trainer.spread import adapted, build_optimizer, carried_of, check_room, loss_of
+from minidist.trainer.spread import (
+    adapted,
+    build_optimizer,
+    carried_of,
+    check_room,
+    columns_of,
+    loss_of,
+    tokens_multiple,
+)
 from minidist.trainer.text import Samples
 
 Sent = dict[str, NDArray[np.int64]]
@@ -87,7 +95,9 @@ class Trainer:
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
         dp, batch, lengths = mesh.dp, config.data.batch, samples.lengths if config.data.by_length else None
         sampler = DistributedSampler(len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths)
-        self.batches = Batches(samples, sampler, multiple=mesh.layout.tp if config.parallel.sp else 1)
+        self.batches = Batches(
+            samples, sampler, tokens_multiple(self.recipe, mesh.layout), columns_of(self.recipe, mesh)
+        )
         self.resumed: resume.Resumed | None = None
         if config.run.resume:
             shapes = adapted(self.model.config, self.dtype, self.recipe)
@@ -160,7 +170,7 @@ class Trainer:
         """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
-        where = [Where(self.config.run.seed, step, part.first_row) for part in parts]
+        where = [Where(self.config.run.seed, step, part.first_row, part.positions) for part in parts]
         loss = self.parallel.step([part.inputs for part in parts], parts, where).double()
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
@@ -203,7 +213,7 @@ class Trainer:
         return needed / (peak * self.comm.size) if peak else None
 
     def _sent(self) -> Sent:
-        each = {axis: getattr(self.mesh, axis).traffic for axis in AXES}
+        each = {axis: getattr(self.mesh, axis).traffic for axis in AXES} | {"dp": self.mesh.data.traffic}
         if apart := self.parallel.replica.between_nodes():
             each["nodes"] = apart[0].traffic
         return {axis: np.array([traffic.bytes_sent, traffic.engine_bytes]) for axis, traffic in each.items()}

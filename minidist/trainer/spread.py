@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from minidist.memory.offload import OffloadedOptimizer, mapped
 from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Mesh
+from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import Parallel, Recipe, vocabulary_parallel_cross_entropy_sum
+from minidist.parallel.context.order import multiple, positions
 from minidist.parallel.steps import adapt
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import retold
@@ -45,11 +46,22 @@ def carried_of(model: GPT, mesh: Mesh, recipe: Recipe) -> Callable[[Tensor], Ten
     return lambda inputs: torch.empty(len(inputs), inputs.shape[1] // share, hidden, dtype=dtype, device="meta")
 
 
+def tokens_multiple(recipe: Recipe, layout: Layout) -> int:
+    """Return the number that must divide the tokens of a row: they are shared out along cp, then along tp with sp."""
+    return multiple(recipe.cp_order, layout.cp) * (layout.tp if recipe.sequence else 1)
+
+
+def columns_of(recipe: Recipe, mesh: Mesh) -> Callable[[int], Tensor] | None:
+    """Return a function from the tokens of a row to the positions of those that this rank has; None: it has all."""
+    cp = mesh.cp
+    return (lambda time: positions(recipe.cp_order, cp.size, cp.rank, time)) if cp.size > 1 else None
+
+
 def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
     """Raise ConfigError if this rank's shards of parameters go into files and the disk has no room for them."""
     if config.parallel.zero == 3 and isinstance(config.offload_to, Path):
         layout = mesh.layout
-        ranks = (config.parallel.hsdp or layout.dp) * layout.pp * layout.tp
+        ranks = (config.parallel.hsdp or layout.dp * layout.cp) * layout.pp * layout.tp
         bytes = sum(parameter.nbytes for parameter in model.parameters()) // ranks
         with retold(ConfigError, OSError, before="--offload disk: "):
             mapped((bytes,), torch.uint8, config.offload_to, "this rank's part of the parameters")

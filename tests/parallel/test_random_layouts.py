@@ -7,6 +7,7 @@ A failing draw prints itself. It is run again by its number, also one of the soa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -20,6 +21,8 @@ import minidist
 from minidist.comm import Communicator
 from minidist.mesh import Layout
 from minidist.model import GPTConfig
+from minidist.parallel.context.context_parallel import WAYS
+from minidist.parallel.context.order import ORDERS, multiple
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
 from minidist.parallel.recipe import ADAPTERS, Recipe, Strategy
 
@@ -33,7 +36,7 @@ COMPILED = 10  # one seed of so many, in the soak
 
 def with_few_bits(case: Case, random: Random) -> Case:
     """Return the case with adapters, products in 8 bits or ZeRO++, in one of three."""
-    recipe, dp = case.recipe, case.layout.dp
+    recipe, dp = case.recipe, case.layout.dp * case.layout.cp
     if recipe.zero == 3 and random.random() < 0.4:
         nodes = random.choice([nodes for nodes in range(1, dp + 1) if dp % nodes == 0])
         recipe = replace(recipe, zeropp=True, node_ranks=dp // nodes)
@@ -50,7 +53,8 @@ def with_few_bits(case: Case, random: Random) -> Case:
 def layouts(ranks: int) -> list[Layout]:
     """Return all of so many ranks."""
     sizes = range(1, ranks + 1)
-    return [Layout(dp=dp, pp=pp, tp=tp) for dp in sizes for pp in sizes for tp in sizes if dp * pp * tp == ranks]
+    shapes = itertools.product(sizes, repeat=4)
+    return [Layout(dp, pp, cp, tp) for dp, pp, cp, tp in shapes if dp * pp * cp * tp == ranks]
 
 
 def draws(seed: int) -> Iterator[Case]:
@@ -92,13 +96,15 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
     recipe = Recipe(
         strategy=strategy,
         zero=zero,
-        shard_ranks=random.choice((1, 2, layout.dp)) if hybrid else None,
+        shard_ranks=random.choice((1, 2, layout.dp * layout.cp)) if hybrid else None,
         bucket_bytes=random.choice((1, 3000, 25 << 20)) if strategy == "ddp" and zero < 3 else Recipe.bucket_bytes,
         sequence=random.random() < (0.5 if layout.tp > 1 else 0.05),
         schedule=schedule,
         chunks=chunks,
         microbatches=microbatches,
         recompute=random.choice(("none", "none", "full", "selective", "sqrt", "every 2", "every 3")),
+        cp_comm=random.choice(WAYS),
+        cp_order=random.choice(ORDERS),
     )
     return recipe, schedule.stages if isinstance(schedule, Plan) else stages
 
@@ -106,8 +112,11 @@ def draw_recipe(random: Random, layout: Layout) -> tuple[Recipe, int]:
 def draw_model(random: Random, layout: Layout, stages: int, recipe: Recipe) -> GPTConfig:
     """Return a model: layers enough for the pipeline nearly always, heads that tp divides mostly."""
     heads = random.choice((1, 2, 3, 4)) if layout.tp == 1 else layout.tp * random.choice((1, 1, 2))
+    if recipe.cp_comm == "ulysses" and random.random() < 0.8:
+        heads *= layout.cp
     heads = heads + 1 if random.random() < 0.05 else heads
     wanted = stages if layout.pp > 1 else 1
+    least = multiple(recipe.cp_order, layout.cp) * (layout.tp if recipe.sequence else 1)
     return GPTConfig(
         vocabulary=random.randint(layout.tp, 40),
         layers=max(1, wanted + random.choice((-1, 0, 0, 1, 1, 2, 3))),
@@ -115,7 +124,7 @@ def draw_model(random: Random, layout: Layout, stages: int, recipe: Recipe) -> G
         heads=heads,
         key_value_heads=random.choice([n for n in range(1, heads + 1) if heads % n == 0]),
         intermediate=random.randint(max(2, layout.tp), 30),
-        sequence=random.randint(1, 3) * layout.tp if recipe.sequence else random.randint(2, 8),
+        sequence=random.randint(1, 3) * least if least > 1 else random.randint(2, 8),
         dropout=random.choice((0.0, 0.1, 0.4)),
         tied=random.random() < 0.5,
     )
@@ -219,7 +228,7 @@ def test_every_layout(ranks: int) -> None:
         heads, shared = (6, 3) if layout.tp == 3 else (8, 2)
         config = GPTConfig(
             vocabulary=19, layers=max(2, layout.pp), hidden=2 * heads, heads=heads, key_value_heads=shared,
-            intermediate=13, sequence=4, dropout=0.1, tied=number % 3 > 0,
+            intermediate=13, sequence=4 * layout.cp, dropout=0.1, tied=number % 3 > 0,
         )  # fmt: skip
-        recipe = Recipe(zero=number % 2, microbatches=2)
+        recipe = Recipe(zero=number % 2, microbatches=2, cp_order=ORDERS[number % 3])
         assert worst(Case(layout, recipe, config, batch=5, steps=2)) <= 1e-9, layout

@@ -1,9 +1,11 @@
-"""Long sequences: attention that never holds its T x T weights.
+"""Long sequences: attention that never holds its T x T weights, and tokens shared out among ranks.
 
-Read `flash.py`: its first functions are flash attention, forward and backward, on one page. Below stands what all else
-calls, and the rule that chooses who computes.
+Read `flash.py` first: its first functions are flash attention, forward and backward, on one page. Then `order.py` (which
+tokens a rank has), `blocks.py` (how partial results merge) and `plain.py`, ring attention on a page. `ring.py` overlaps
+it, `gathered.py` and `ulysses.py` are two other ways, and `context_parallel.py` applies one of them to a model.
 """
 
+from minidist.parallel.context.context_parallel import parallelize_context, shard_tokens
 from minidist.parallel.context.flash import flash_attention
 
-__all__ = ["flash_attention"]
+__all__ = ["flash_attention", "parallelize_context", "shard_tokens"]

@@ -115,7 +115,7 @@ class Writer:
 def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
     """Return what this rank saves: parameters, beside each the tensors of its optimizer's state, and scales of fp8."""
     found = []
-    if parallel.mesh.dp.rank == parallel.mesh.tp.rank == 0:  # the scales of a layer are equal on both axes
+    if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:  # the scales of a layer are equal on both axes
         found += [Piece(name, Extent.of(it.histories.shape), it.histories) for name, it in in_fp8(parallel).items()]
     for name, extent, parameter in held(parallel):
         if not (counts(parameter) and _first_replica(parallel, parameter)):
@@ -195,4 +195,4 @@ def extent_of(parameter: Tensor) -> Extent:
 def _first_replica(parallel: Parallel, parameter: Tensor) -> bool:
     """Tell whether this rank is among the first, along the data axis, that together hold the parameter."""
     placement = placement_of(parameter)
-    return parallel.mesh.dp.rank < (placement.comm.size if placement else 1)
+    return parallel.mesh.data.rank < (placement.comm.size if placement else 1)
