@@ -23,14 +23,21 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend to the same and earlier positions; head h of `query` reads key-value head h // (H / H_kv)."""
     kind, time, head_dim = query.device.type, query.shape[2], query.shape[3]
     if kind == DEVICES:
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-        if cudnn_is_fastest(capability(), dtype, head_dim, time):
-            q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
+        q, k, v = at_autocast(query, key, value)
+        if cudnn_is_fastest(capability(), q.dtype, head_dim, time):
             # The operator itself: torch's other way to choose a kernel is a switch of the whole process.
             outputs: list[Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)
             return outputs[0]
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+def at_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors in the dtype of autocast, if that is on: torch's own attention does so by itself."""
+    kind = tensors[0].device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
 def cudnn_is_fastest(capability: tuple[int, int], dtype: torch.dtype, head_dim: int, time: int) -> bool:

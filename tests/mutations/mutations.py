@@ -426,8 +426,8 @@ MESH_AND_MODEL = [
     Mutation(
         "what autocast narrows is not narrowed for cuDNN",
         "minidist/model/attention.py",
-        old="torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype",
-        new="query.dtype",
+        old="q, k, v = at_autocast(query, key, value)",
+        new="q, k, v = query, key, value",
         tests=("tests/model/test_attention.py::test_autocast_counts_as_16_bits_and_recomputation_asks_the_rule_again",),
     ),
     Mutation(
@@ -1293,8 +1293,8 @@ FEW_BITS = [
     Mutation(
         "scales follow what the ranks of the data axis have seen, and not those of the tensor axis",
         "minidist/parallel/parallelize.py",
-        old="update_scales(self.model, self.mesh.dp, self.mesh.tp)",
-        new="update_scales(self.model, self.mesh.dp)",
+        old="update_scales(self.model, self.mesh.data, self.mesh.tp)",
+        new="update_scales(self.model, self.mesh.data)",
         tests=(ADAPTERS_TEST + "test_scales_are_equal_on_all_ranks_and_belong_to_the_checkpoint",),
     ),
     Mutation(

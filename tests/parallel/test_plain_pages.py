@@ -17,6 +17,7 @@ FAST = (
     "sharded/fsdp.py",
     "tensor/tensor_parallel.py",
     "pipeline/executor.py",
+    "context/ring.py",
 )
 
 

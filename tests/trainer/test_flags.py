@@ -23,8 +23,8 @@ FROZEN = """
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
-    --dp --tp --sp --pp --schedule --chunks --microbatches --plan --strategy --zero --hsdp --zeropp --accumulate
-    --compile --bucket-mib
+    --dp --tp --sp --cp --cp-comm --cp-order --pp --schedule --chunks --microbatches --plan
+    --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
     --recompute --offload --offload-folder
     --steps --seed --init --lora --qlora --precision --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace

@@ -1,8 +1,9 @@
 """Long sequences: attention that never holds its T x T weights, and tokens shared out among ranks.
 
-Read `flash.py` first: its first functions are flash attention, forward and backward, on one page. Then `order.py` (which
-tokens a rank has), `blocks.py` (how partial results merge) and `plain.py`, ring attention on a page. `ring.py` overlaps
-it, `gathered.py` and `ulysses.py` are two other ways, and `context_parallel.py` applies one of them to a model.
+Read `plain.py`, ring attention on a page, with `order.py` (which tokens a rank has) and the first half of `blocks.py`
+(how partial results merge). `ring.py` overlaps it, `gathered.py` and `ulysses.py` are two other ways, and
+`context_parallel.py` applies one of them to a model. What computes a block is `flash.py`, whose first functions are
+flash attention, forward and backward, on a page.
 """
 
 from minidist.parallel.context.context_parallel import parallelize_context, shard_tokens

@@ -14,13 +14,19 @@ whole softmax. (Milakov & Gimelshein 2018; Liu, Zaharia & Abbeel 2023, "Ring att
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from minidist.parallel.context.flash import attend, attend_backward, wide
-from minidist.parallel.context.order import Meeting
+from minidist.comm import Communicator
+from minidist.model.attention import at_autocast
+from minidist.model.gpt import Attend
+from minidist.parallel.context.flash import attend, attend_backward
+from minidist.parallel.context.order import Meeting, meeting
 
 
 class Attended(NamedTuple):
@@ -33,6 +39,11 @@ class Attended(NamedTuple):
     def of(self, met: Meeting) -> Attended:
         """Return the part that takes part in a meeting: views."""
         return Attended(*(tensor[:, :, met.queries] for tensor in self))
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """Return the dtype in which results are merged and gradients summed."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def before_any(query: Tensor) -> Attended:
@@ -62,3 +73,71 @@ def meet_backward(
     found = attend_backward(gradient[:, :, met.queries], query, key, value, output, lse, met.causal)
     for total, term in zip((to_query[:, :, met.queries], *to_block[..., met.keys, :]), found, strict=True):
         total += term
+
+
+@dataclass(frozen=True)
+class Across:
+    """Attention of this rank's queries to the keys of all ranks; called as an `Attend`, on this rank's tokens.
+
+    Attributes
+    ----------
+    comm : Communicator
+        Along the context axis.
+    order : str
+        In which the tokens lie.
+    serial : Attend
+        What attends to the tokens of one rank.
+    """
+
+    comm: Communicator
+    order: str
+    serial: Attend
+
+
+class ByBlocks(Across):
+    """The keys and values of one rank after the other are met, and results merged."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Map queries, keys and values of this rank's tokens to their output [B, H, T/P, d]."""
+        return BlockAttention.apply(*at_autocast(query, key, value), self)  # type: ignore[no-any-return, no-untyped-call]
+
+    @abstractmethod
+    def blocks(self, mine: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield each rank, and its keys and values [2, B, H_kv, T/P, d]; `mine` are this rank's."""
+
+    @abstractmethod
+    def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
+        """Sum over ranks what each has to add to the gradients of each block; return those of this rank's block.
+
+        The `terms` come as `blocks` does, each computed when it is asked for.
+        """
+
+
+class BlockAttention(torch.autograd.Function):
+    """Meets one block after the other, in backward again. It saves query, key, value, output and lse of this rank."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, across: ByBlocks) -> Tensor:
+        mine, rank, time = before_any(query), across.comm.rank, query.shape[2]
+        for source, block in across.blocks(torch.stack((key, value))):
+            if met := meeting(across.order, rank, source, time):
+                meet(mine, block, met)
+        ctx.across, output = across, mine.output.to(query.dtype)
+        ctx.save_for_backward(query, output, mine.lse, key, value)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        *saved, key, value = ctx.saved_tensors
+        mine, across, time = Attended(*saved), ctx.across, key.shape[2]
+        to_query = torch.zeros_like(mine.query, dtype=wide(key))
+
+        def terms() -> Iterator[tuple[int, Tensor]]:
+            for source, block in across.blocks(torch.stack((key, value))):
+                to_block = torch.zeros_like(block, dtype=wide(key))
+                if met := meeting(across.order, across.comm.rank, source, time):
+                    meet_backward(gradient, mine, block, met, to_query, to_block)
+                yield source, to_block
+
+        to_key, to_value = across.home(terms()).to(key.dtype)
+        return to_query.to(key.dtype), to_key, to_value, None

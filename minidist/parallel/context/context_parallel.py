@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.model.gpt import Attend, Attention
+from minidist.parallel.context.blocks import Across
 from minidist.parallel.context.gathered import Gathered
 from minidist.parallel.context.order import check_time, positions
 from minidist.parallel.context.ring import Ring
@@ -55,7 +56,7 @@ def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring",
         if way == "ulysses":
             module.attend = Ulysses(comm, order, serial)
         else:
-            module.attend = Ring(stream, order, serial) if stream else Gathered(comm, order, serial)
+            module.attend = Ring(comm, order, serial, stream) if stream else Gathered(comm, order, serial)
 
 
 def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 1) -> None:
@@ -90,7 +91,7 @@ def attending(model: nn.Module) -> list[Any]:
 def attend_alone(model: nn.Module) -> None:
     """Let attention be as it was before `parallelize_context`."""
     for module in attending(model):
-        if isinstance(module.attend, Ring | Gathered | Ulysses):
+        if isinstance(module.attend, Across):
             module.attend = module.attend.serial
 
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from minidist.comm import Communicator
-from minidist.parallel.context.blocks import Attended, before_any, meet, meet_backward
-from minidist.parallel.context.flash import wide
+from minidist.parallel.context.blocks import Attended, before_any, meet, meet_backward, wide
 from minidist.parallel.context.order import Meeting
 
 

@@ -1,106 +1,58 @@
-"""Ring attention: queries stay, keys and values go round, and the next block travels while this one is computed.
+"""Ring attention: `plain.py` with overlap, and with tokens in any order. The next block travels beside computing.
 
-    hop     0        1        2        3
-    rank 0  K0 ◣     K3 .     K2 .     K1 .       contiguous order: most of a block is masked, or all of it
-    rank 1  K1 ◣     K0 ■     K3 .     K2 .
-    rank 2  K2 ◣     K1 ■     K0 ■     K3 .
-    rank 3  K3 ◣     K2 ■     K1 ■     K0 ■
+    computing    own block       block of r - 1     block of r - 2   ...
+    stream       └ next block ┘  └ next block ┘     └ ...
 
-What it does beyond `plain.py`: it takes any order of tokens (see `order.py`), and overlaps: each hop is launched on a
-stream and awaited after the block at hand is computed.
-
-Forward saves queries, keys, values, output and lse of this rank's tokens, and no T x T weights. Backward sends keys and
-values round again. Their gradients travel behind them, one hop later: a rank adds its term to what the rank before has
-sent, and after P hops the sum is at home.
+    plain.py                  here
+    pass_on                   `Ring.hop`: on a stream, begun before a block is met, and awaited after
+    meet                      `BlockAttention.forward` in `blocks.py`; who meets whom: `meeting` in `order.py`
+    meet_backward             `BlockAttention.backward`; `Ring.home` passes the gradients on
+    Meeting                   `meeting`, with half of a block in zigzag order: every rank computes as much in each hop
 
 Cost, with n bytes of keys and values a rank (not repeated for grouped heads): (P - 1) n in P - 1 messages forward, and
-(P - 1) n + P m in 2P - 1 messages backward. m is n, for 16 bits 2n, as sums of gradients travel in float32.
-(Liu, Zaharia & Abbeel 2023.)
+(P - 1) n + P m in 2 P - 1 messages backward. m is n, for 16 bits 2 n, as gradients are summed in float32.
+(Liu, Zaharia & Abbeel 2023; zigzag: see `order.py`.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
-from minidist.model.gpt import Attend
-from minidist.parallel.context.blocks import Attended, before_any, meet, meet_backward
-from minidist.parallel.context.flash import wide
-from minidist.parallel.context.order import meeting
+from minidist.parallel.context.blocks import ByBlocks
 from minidist.parallel.context.plain import pass_on
 
 
 @dataclass(frozen=True)
-class Ring:
-    """Who is in the ring, and in which order the tokens lie.
-
-    Attributes
-    ----------
-    stream : Stream
-        Of the communicator along the context axis.
-    order : str
-        In which the tokens lie.
-    serial : Attend
-        What attends to tokens of one rank.
-    """
+class Ring(ByBlocks):
+    """Keys and values go round on a `stream` of the communicator."""
 
     stream: Stream[Communicator]
-    order: str
-    serial: Attend
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend to the tokens of all ranks: [B, H, T/P, d], by this rank's query, key and value of that shape."""
-        return RingAttention.apply(query, key, value, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def hop(self, block: Tensor) -> Handle:
         """Begin to send a block to the next rank; the result is that of the rank before."""
         return self.stream.launch(pass_on, block, self.stream.comm)
 
-    def blocks(self, block: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield every rank's block, this rank's first, each with its rank; the next one travels meanwhile."""
-        comm = self.stream.comm
-        for hop in range(comm.size - 1):
+    def blocks(self, mine: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield this rank's block first, and then those of the ranks before it."""
+        block, rank, ranks = mine, self.comm.rank, self.comm.size
+        for hop in range(ranks - 1):
             arriving = self.hop(block)
-            yield (comm.rank - hop) % comm.size, block
+            yield (rank - hop) % ranks, block
             block = arriving.wait()
-        yield (comm.rank + 1) % comm.size, block
+        yield (rank + 1) % ranks, block
 
-
-class RingAttention(torch.autograd.Function):
-    """Attention of one rank's queries to the keys of all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
-        """Meet every block."""
-        mine, rank, time = before_any(query), ring.stream.comm.rank, query.shape[2]
-        for source, block in ring.blocks(torch.stack((key, value))):
-            if met := meeting(ring.order, rank, source, time):
-                meet(mine, block, met)
-        ctx.ring = ring
-        output = mine.output.to(query.dtype)
-        ctx.save_for_backward(query, output, mine.lse, key, value)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Meet every block again; what a rank has to say to a block follows it round."""
-        *saved, key, value = ctx.saved_tensors
-        mine, ring, rank, time = Attended(*saved), ctx.ring, ctx.ring.stream.comm.rank, key.shape[2]
-        to_query = torch.zeros_like(mine.query, dtype=wide(key))
+    def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
+        """Let the gradients of each block follow it round; they are at home one hop after the last rank."""
         arriving: Handle | None = None
-        for source, block in ring.blocks(torch.stack((key, value))):
-            to_block = torch.zeros_like(block, dtype=wide(key))
-            if met := meeting(ring.order, rank, source, time):
-                meet_backward(gradient, mine, block, met, to_query, to_block)
+        for _, term in terms:
             if arriving is not None:
-                to_block += arriving.wait()
-            arriving = ring.hop(to_block)
-        assert arriving is not None
-        to_key, to_value = arriving.wait().to(key.dtype)
-        return to_query.to(key.dtype), to_key, to_value, None
+                term += arriving.wait()
+            arriving = self.hop(term)
+        assert arriving is not None, "there is a block"
+        home: Tensor = arriving.wait()
+        return home

@@ -12,24 +12,17 @@ that is 1/P of what a rank of a ring sends if no heads are grouped. (Jacobs et a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from minidist.comm import Communicator
-from minidist.model.gpt import Attend
+from minidist.model.attention import at_autocast
 from minidist.parallel.adjoint import all_to_all
+from minidist.parallel.context.blocks import Across
 from minidist.parallel.context.order import positions
 
 
-@dataclass(frozen=True)
-class Ulysses:
-    """Who exchanges heads for tokens, in which order the tokens lie, and what attends to all of them."""
-
-    comm: Communicator
-    order: str
-    serial: Attend
+class Ulysses(Across):
+    """Tokens are exchanged for heads, so that `serial` attends to all tokens."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend to the tokens of all ranks: [B, H, T/P, d], by this rank's query, key and value of that shape.
@@ -43,6 +36,7 @@ class Ulysses:
         if fault := heads_fault(heads, groups, ranks):
             raise ValueError(fault)
         copies = max(1, ranks // groups)
+        query, key, value = at_autocast(query, key, value)
         key, value = (part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value))
         shares = [part.shape[1] // ranks for part in (query, key, value)]
         # One message to each rank: its heads of all three, [P, B, heads, T/P, d].
