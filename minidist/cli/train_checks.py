@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from minidist.comm import Communicator
@@ -16,9 +15,8 @@ from minidist.memory.account.equation import ModelStates, adapted_states
 from minidist.model import GPTConfig
 from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.lock import hold
-from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError
-from minidist.trainer.files import reason
+from minidist.trainer.files import retold
 
 
 def check_files(config: Config, comm: Communicator) -> ExitStack:
@@ -26,23 +24,27 @@ def check_files(config: Config, comm: Communicator) -> ExitStack:
 
     What is returned holds the lock of the folder of checkpoints, on rank 0: close it at the end of the run.
     """
-    run, rank, folder = config.run, comm.rank, Path(config.run.save)
+    run, folder = config.run, Path(config.run.save)
     if run.profile and comm.wire.one_process and comm.size > 1:
         raise ConfigError(f"--profile {run.profile} takes a process a rank: use mpirun or torchrun")
     if isinstance(config.offload_to, Path):  # on each machine's own disk, perhaps
-        name = "offload-folder" if config.memory.offload_folder else "save"
-        _try_to_write(name, config.offload_to, _make_file, config.offload_to)
+        _try_folder("offload-folder" if config.memory.offload_folder else "save", config.offload_to)
     if run.profile:
-        _try_to_write("profile", Path(run.profile), _make_file, Path(run.profile))
+        _try_folder("profile", Path(run.profile))
     with ExitStack() as held:
-        if rank == 0 and run.save:
+        if comm.rank > 0:
+            return held
+        if run.save:
             _check_checkpoints(folder, run.resume)
-            _try_to_write("save", folder, lambda path: held.enter_context(hold(path)), folder)
+            _try_folder("save", folder)
+            with _writing("save", folder):
+                held.enter_context(hold(folder))
             _check_checkpoints(folder, run.resume)  # those of a run that has ended meanwhile
-            _try_to_write("save", folder, _make_file, folder)
         for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
-            if rank == 0 and file is not None:
-                _try_to_write(name, file, lambda path: path.open("a").close(), file.parent)
+            if file is not None:
+                with _writing(name, file):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.open("a").close()
         return held.pop_all()
 
 
@@ -56,18 +58,14 @@ def _check_checkpoints(folder: Path, resume: bool) -> None:
         )
 
 
-def _make_file(folder: Path) -> None:
-    tempfile.TemporaryFile(dir=folder).close()
-
-
-def _try_to_write(name: str, path: Path, write: Callable[[Path], object], folder: Path) -> None:
-    try:
+def _try_folder(name: str, folder: Path) -> None:
+    with _writing(name, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write(path)
-    except CheckpointError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a character that no name has
-        raise ConfigError(f"--{name} {path} cannot be written ({reason(error)}): give another path") from None
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def _writing(name: str, path: Path) -> AbstractContextManager[None]:
+    return retold(ConfigError, OSError, before=f"--{name} {path} cannot be written (", after="): give another path")
 
 
 def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:

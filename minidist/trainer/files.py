@@ -8,11 +8,12 @@ without opening it, because opening would wait for a writer.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ REQUIRED = object()
 
 WORDS: dict[Any, str] = {  # the types that values may have, and their names in messages
     **number.WORDS,
-    str: "a string",
+    str: "a string without null characters",
     bool: "true or false",
     tuple[str, ...]: "a list of strings",
     tuple[int, ...]: "a list of whole numbers",
@@ -57,10 +58,7 @@ def retold(kind: type[Exception], *faults: type[Exception], before: str = "", af
 
 def check_regular(path: Path) -> None:
     """Raise OSError unless `path` is a regular file, without opening it."""
-    try:
-        mode = path.stat().st_mode
-    except ValueError:  # a null character
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
+    mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
@@ -130,7 +128,7 @@ def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
     if kind in (int, float):
         return read_number(None if isinstance(value, str) else value, kind, limit)
     if kind in (str, bool, list, dict):
-        if type(value) is kind:
+        if type(value) is kind and not (kind is str and "\0" in value):  # no file has such a name
             return value
         raise ValueError(f"must be {WORDS[kind]}")
     entry, *more = kind.__args__
@@ -140,6 +138,36 @@ def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
         return tuple(typed(element, entry) for element in value)
     except ValueError:
         raise ValueError(f"must be {WORDS[kind]}") from None
+
+
+def flatten(tree: dict[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a tree by their dotted names, such as `fp16.enabled`. A dash in a name is an underscore.
+
+    Parameters
+    ----------
+    kinds
+        By dotted name: a key of `WORDS`, or `object` for any value.
+
+    Raises
+    ------
+    FileError
+        For a name that `kinds` lacks, naming the nearest that it has, and for a value of another kind.
+    """
+    sections = {name.rpartition(".")[0] for name in kinds if "." in name}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = prefix + key.replace("-", "_")
+        kind = dict if name in sections else kinds.get(name)
+        if kind is None:
+            known = [*kinds, *sections]
+            near = [full for full in known if full.endswith(f".{key}")] or difflib.get_close_matches(
+                name, known, 1, 0.5
+            )
+            raise FileError(f"has an unknown key {name}: {f'did you mean {near[0]}?' if near else 'leave it out'}")
+        with retold(FileError, ValueError, before=f"has {name} = {shown(value)}, which "):
+            value = value if kind is object else typed(value, kind)
+        flat |= flatten(value, kinds, f"{name}.") if name in sections else {name: value}
+    return flat
 
 
 def at(tree: Any, *keys: str, kind: Any, default: Any = REQUIRED, limit: Limit | None = None) -> Any:

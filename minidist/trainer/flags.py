@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.comm.job.number import flag_of, shown
+from minidist.comm.job.number import flag_of
 from minidist.trainer.config import Config, ConfigError, Sections, flag
-from minidist.trainer.files import FileError, read_tree, retold, typed
+from minidist.trainer.files import FileError, flatten, read_tree, retold
 from minidist.trainer.foreign.deepspeed import read_deepspeed
 from minidist.trainer.foreign.names import MEGATRON, MEGATRON_BATCH
 from minidist.trainer.foreign.options import merged, translate
@@ -145,29 +145,14 @@ def _nearest(word: str, parser: argparse.ArgumentParser) -> str:
 
 def read_toml(path: Path) -> Sections:
     """Return the sections of a TOML file; refuse unknown names and values of another type."""
+    types = {section: typing.get_type_hints(cls) for section, cls in classes().items()}
+    kinds = {f"{section}.{name}": kind for section, hints in types.items() for name, kind in hints.items()}
+    sections: Sections = {}
     with retold(ConfigError, FileError, before=f"--config {path} "):
-        found = read_tree(path, tomllib.loads, "TOML")
-    with retold(ConfigError, ConfigError, before=f"--config {path}: "):
-        return {section: _read_section(section, options) for section, options in found.items()}
-
-
-def _read_section(section: str, options: Any) -> dict[str, Any]:
-    names = ", ".join(f"[{name}]" for name in classes())
-    if not isinstance(options, dict):
-        raise ConfigError(f"{section} = {shown(options)} stands outside the sections {names}: move it into one")
-    if section not in classes():
-        raise ConfigError(f"[{section}] is not one of the sections {names}")
-    types = typing.get_type_hints(classes()[section])
-    converted = {}
-    for written, value in options.items():
-        name = written.replace("-", "_")
-        if name not in types:
-            near = difflib.get_close_matches(name, types, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(types)}"
-            raise ConfigError(f"[{section}] has no {written}: {hint}")
-        with retold(ConfigError, ValueError, before=f"{written} = {shown(value)} in [{section}] "):
-            converted[name] = typed(value, types[name])
-    return converted
+        for name, value in flatten(read_tree(path, tomllib.loads, "TOML"), kinds).items():
+            section, _, option = name.partition(".")
+            sections.setdefault(section, {})[option] = value
+    return sections
 
 
 def to_toml(config: Config) -> str:

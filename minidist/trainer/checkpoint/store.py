@@ -188,7 +188,7 @@ def complete(folder: Path) -> list[Path]:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (OSError, ValueError) as error:  # ValueError: a character that no name has
+    except OSError as error:
         raise CheckpointError(f"{folder} cannot be read ({reason(error)}): give another folder") from None
     found = [folder / name for name in names if re.fullmatch("step-[0-9]+", name) and (folder / name).is_dir()]
     return sorted(found, key=step_of)

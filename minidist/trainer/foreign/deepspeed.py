@@ -9,14 +9,12 @@ What the file leaves out keeps the default of minidist: without `gradient_clippi
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from minidist.trainer.config import ConfigError, Sections
-from minidist.trainer.files import FileError, read_tree, retold, typed
+from minidist.trainer.files import FileError, flatten, read_tree, retold
 from minidist.trainer.foreign.names import ADAM, DEEPSPEED, DEEPSPEED_BATCH, ZERO
 from minidist.trainer.foreign.options import merged, translate
 
@@ -39,7 +37,8 @@ def read_deepspeed(path: Path, files: Sections, flags: Sections) -> tuple[Sectio
     """
     with retold(ConfigError, ConfigError, before=f"--deepspeed {path}: "):
         with retold(ConfigError, FileError, before="it "):
-            given = _flatten(read_tree(path, lambda text: json.loads(_without_comments(text))))
+            tree = read_tree(path, lambda text: json.loads(_without_comments(text)))
+            given = flatten(tree, {row.name: row.kind for row in DEEPSPEED})
         sections, notes = translate(DEEPSPEED, DEEPSPEED_BATCH, given, files, flags)
         betas, elements = given.get(f"{ADAM}betas"), given.get(f"{ZERO}reduce_bucket_size")
         if betas is not None:
@@ -58,23 +57,3 @@ def _without_comments(text: str) -> str:
         return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
 
     return re.sub(string_or_comment, blank, text, flags=re.DOTALL)
-
-
-def _flatten(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values by dotted name; refuse names that are not in the table, and values of another type."""
-    kinds = {row.name: row.kind for row in DEEPSPEED}
-    sections = {name.rpartition(".")[0] for name in kinds if "." in name}
-    flat: dict[str, Any] = {}
-    for key, value in options.items():
-        name = prefix + key
-        kind = dict if name in sections else kinds.get(name)
-        if kind is None:
-            known = [*kinds, *sections]
-            near = [full for full in known if full.endswith(f".{key}")] or difflib.get_close_matches(
-                name, known, 1, 0.5
-            )
-            raise ConfigError(f"there is no key {name}: {f'did you mean {near[0]}?' if near else 'leave it out'}")
-        with retold(ConfigError, ValueError, before=f"{name} = {json.dumps(value)[:60]} "):
-            value = value if kind is object else typed(value, kind)
-        flat |= _flatten(value, f"{name}.") if name in sections else {name: value}
-    return flat
