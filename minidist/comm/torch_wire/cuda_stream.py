@@ -9,10 +9,11 @@ no host thread either, it makes the waiter's stream wait for the event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from minidist.comm.stream import Comm
 from minidist.trace.events import EventKind
@@ -55,11 +56,6 @@ class CudaStream(Generic[Comm]):
         return CudaJob(self.caller, getattr(work, "__name__", "work"), result, event)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the CUDA tensors in a value of nested lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        if value.is_cuda:
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the CUDA tensors in a value of nested lists, tuples and dictionaries."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.is_cuda]

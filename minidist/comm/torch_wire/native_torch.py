@@ -1,19 +1,18 @@
 """The collectives of gloo and NCCL, behind the same methods as MPI's in `native.py`.
 
 These two want equal shards. Where shards are unequal (7 elements on 2 ranks) there is one broadcast, or one reduction,
-per shard, which is what NCCL itself does; gather and scatter pad to the largest shard.
+per shard; gather and scatter are an all-to-all in which one rank alone receives, or sends. So does NCCL itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from minidist.comm.buffers import dtype_name
 from minidist.comm.engine.operation import known_operation
 
 if TYPE_CHECKING:
@@ -47,12 +46,12 @@ class NativeTorch:
 
     def all_reduce(self, array: Array, op: str) -> None:
         """dist.all_reduce."""
-        tensor, operation = _tensor(array), _operation(op, array)
+        tensor, operation = self._tensor(array), _operation(op, array)
         dist.all_reduce(tensor, operation, self._group(tensor))
 
     def reduce(self, array: Array, root: int, op: str) -> None:
         """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own: they give a copy."""
-        tensor, operation = _tensor(array), _operation(op, array)
+        tensor, operation = self._tensor(array), _operation(op, array)
         if self.rank != root:
             tensor = tensor.clone()
         dist.reduce(tensor, self.addresses[root], operation, self._group(tensor))
@@ -64,12 +63,12 @@ class NativeTorch:
 
     def reduce_scatter(self, array: Array, shard: Array, counts: list[int], op: str) -> None:
         """dist.reduce_scatter_single; with unequal counts one dist.reduce per shard."""
-        full, out, operation = _tensor(array), _tensor(shard), _operation(op, array)
+        full, out, operation = self._tensor(array), self._tensor(shard), _operation(op, array)
         group = self._group(full)
         if self._in_order(group) and len(set(counts)) == 1:
             scatter_whole(out, full, operation, group)
             return
-        for rank, piece in enumerate(_cut(full, counts)):
+        for rank, piece in enumerate(full.split_with_sizes(counts)):
             copy = piece.clone()
             dist.reduce(copy, self.addresses[rank], operation, group)
             if rank == self.rank:
@@ -82,50 +81,39 @@ class NativeTorch:
         if self._in_order(group) and len(set(counts)) == 1:
             gather_whole(full, mine, group)
             return
-        pieces = _cut(full, _in_bytes(counts, out))
+        pieces = full.split_with_sizes(_in_bytes(counts, out))
         pieces[self.rank].copy_(mine)
         for rank, piece in enumerate(pieces):
             dist.broadcast(piece, self.addresses[rank], group)
 
     def gather(self, shard: Array, out: Array | None, counts: list[int], root: int) -> None:
-        """dist.gather of shards padded to the largest."""
-        mine, sizes = self.byte_tensor(shard), _in_bytes(counts, shard)
-        group, padded = self._group(mine), _padded(mine, max(sizes))
-        boxes = [torch.empty_like(padded) for _ in counts] if self.rank == root else None
-        dist.gather(padded, boxes, self.addresses[root], group)
-        if boxes is not None:
-            pieces = _cut(self.byte_tensor(out), sizes)
-            for rank, box in zip(self._order(group), boxes, strict=True):
-                pieces[rank].copy_(box[: sizes[rank]])
+        """dist.all_to_all_single, in which the root alone receives."""
+        to_root, nothing = [len(shard) if rank == root else 0 for rank in range(len(counts))], [0] * len(counts)
+        self.all_to_all(shard, to_root, *((shard[:0], nothing) if out is None else (out, counts)))
 
     def scatter(self, full: Array | None, shard: Array, counts: list[int], root: int) -> None:
-        """dist.scatter of shards padded to the largest."""
-        mine, sizes = self.byte_tensor(shard), _in_bytes(counts, shard)
-        group, box = self._group(mine), mine.new_empty(max(sizes))
-        boxes = None
-        if self.rank == root:
-            pieces = _cut(self.byte_tensor(full), sizes)
-            boxes = [_padded(pieces[rank], max(sizes)) for rank in self._order(group)]
-        dist.scatter(box, boxes, self.addresses[root], group)
-        mine.copy_(box[: len(mine)])
+        """dist.all_to_all_single, in which the root alone sends."""
+        from_root, nothing = [len(shard) if rank == root else 0 for rank in range(len(counts))], [0] * len(counts)
+        self.all_to_all(*((shard[:0], nothing) if full is None else (full, counts)), shard, from_root)
 
     def all_to_all(self, leaving: Array, send_counts: list[int], arriving: Array, receive_counts: list[int]) -> None:
         """dist.all_to_all_single."""
         out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
-        sizes, arriving_sizes = _in_bytes(send_counts, leaving), _in_bytes(receive_counts, arriving)
+        sent, received = _in_bytes(send_counts, leaving), _in_bytes(receive_counts, arriving)
         group = self._group(out)
         if self._in_order(group):
-            dist.all_to_all_single(into, out, arriving_sizes, sizes, group)
+            dist.all_to_all_single(into, out, received, sent, group)
             return
-        order = self._order(group)
-        pieces, arrived = _cut(out, sizes), torch.empty_like(into)
-        ordered = [arriving_sizes[rank] for rank in order]
-        dist.all_to_all_single(
-            arrived, torch.cat([pieces[r] for r in order]), ordered, [sizes[r] for r in order], group
-        )
-        targets = _cut(into, arriving_sizes)
-        for rank, piece in zip(order, _cut(arrived, ordered), strict=True):
-            targets[rank].copy_(piece)
+        order, pieces, arrived = self._order(group), out.split_with_sizes(sent), torch.empty_like(into)
+        ordered = [received[rank] for rank in order]
+        dist.all_to_all_single(arrived, torch.cat([pieces[r] for r in order]), ordered, [sent[r] for r in order], group)
+        pieces = arrived.split_with_sizes(ordered)
+        torch.cat([pieces[order.index(rank)] for rank in range(len(order))], out=into)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        if isinstance(array, torch.Tensor):
+            return array
+        return self.byte_tensor(array).view(getattr(torch, dtype_name(array)))
 
     def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         if tensor.is_cuda and self.cuda is not None:
@@ -144,21 +132,5 @@ def _operation(op: str, array: Array) -> dist.ReduceOp.RedOpType:
     return known_operation("torch's gloo and NCCL", op, array, OPERATIONS, UNKNOWN)
 
 
-def _tensor(array: Array) -> torch.Tensor:
-    if isinstance(array, torch.Tensor):
-        return array
-    assert isinstance(array, np.ndarray)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())  # torch knows no read-only
-
-
 def _in_bytes(counts: list[int], array: Array) -> list[int]:
     return [count * array.itemsize for count in counts]
-
-
-def _cut(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-    ends = list(accumulate(counts))
-    return [tensor[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _padded(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    return tensor if len(tensor) == length else torch.cat([tensor, tensor.new_zeros(length - len(tensor))])

@@ -15,10 +15,9 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from minidist.comm.errors import CommunicationError, MismatchError, RankFailed
 
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 BITS = 21  # of a tag: users' and the package's own (communicator.TAGS); gloo's has 31
 SIZES = (1 << 31 - BITS) - 2  # what is left names the size, and two kinds of headers
 HEADER, ORDER = SIZES, SIZES + 1
+
+Verb = Callable[..., Any]  # `dist.isend` or `dist.irecv`
 
 
 def slot(tag: int, bytes: int) -> int:
@@ -50,36 +51,22 @@ def explaining(peer: str) -> Iterator[None]:
 
 
 class Header:
-    """Tag and size of one message, sent beside it.
+    """Tag and size of one message, sent beside it by `verb`, or received.
 
     A gloo message's header has the message's own tag. NCCL messages' headers share one, so that they match in the
     order of posting, as the messages do.
     """
 
-    def __init__(self, group: ProcessGroup, address: int, member: int, tag: int, bytes: int, ordered: bool):
-        self.group, self.address, self.member, self.ordered = group, address, member, ordered
-        self.expected = (tag, bytes)
-        self.slot = ORDER << BITS if ordered else tag + (HEADER << BITS)
-        self.numbers = torch.tensor(self.expected)
-        self.work: Work | None = None
-
-    def send(self) -> Header:
-        """Post it at the sender."""
-        return self._post(dist.isend)
-
-    def receive(self) -> Header:
-        """Post it at the receiver."""
-        self.numbers = torch.empty(2, dtype=torch.int64)
-        return self._post(dist.irecv)
-
-    def _post(self, verb: Callable[..., Work | None]) -> Header:
-        with explaining(f"rank {self.member}"):
-            self.work = verb(self.numbers, self.address, self.group, self.slot)
-        return self
+    def __init__(
+        self, verb: Verb, group: ProcessGroup, address: int, member: int, tag: int, bytes: int, ordered: bool
+    ) -> None:
+        self.member, self.expected = member, (tag, bytes)
+        self.numbers = torch.tensor(self.expected)  # which a receive overwrites
+        with explaining(f"rank {member}"):
+            self.work = verb(self.numbers, address, group, ORDER << BITS if ordered else tag + (HEADER << BITS))
 
     def wait(self) -> None:
         """Block until it is through; raise MismatchError if it announces another message than expected."""
-        assert self.work is not None, "a header is posted before it is waited for"
         with explaining(f"rank {self.member}"):
             self.work.wait()
         (tag, bytes), (expected_tag, expected_bytes) = self.numbers.tolist(), self.expected
@@ -98,8 +85,8 @@ class Header:
 class GlooRequest:
     """A message over gloo."""
 
-    def __init__(self, work: Work, member: int, header: Header | None):
-        self.work, self.member, self.header = work, member, header
+    def __init__(self, work: Work, member: int, headers: list[Header]):
+        self.work, self.member, self.headers = work, member, headers
         self.waiter: threading.Thread | None = None
         self.error: BaseException | None = None
 
@@ -121,8 +108,8 @@ class GlooRequest:
         return not self.waiter.is_alive()
 
     def _wait(self) -> None:
-        if self.header is not None:
-            self.header.wait()
+        for header in self.headers:
+            header.wait()
         with explaining(f"rank {self.member}"):
             self.work.wait()
 

@@ -36,7 +36,7 @@ from minidist.comm.torch_wire.torch_groups import (
     nccl_group,
     own_store,
 )
-from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, explaining, slot
+from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, Verb, explaining, slot
 from minidist.comm.wire import Request, Wire
 
 if TYPE_CHECKING:
@@ -84,22 +84,20 @@ class TorchWire(Wire):
     # ---------------------------------------------------------------- messages
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
-        header = self._header(array, to, tag).send() if self.debug else None
-        return self._post(dist.isend, array, to, tag, header)
+        return self._post(dist.isend, array, to, tag)
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
-        header = self._header(array, source, tag).receive() if self.debug else None
-        return self._post(dist.irecv, array, source, tag, header)
+        return self._post(dist.irecv, array, source, tag)
 
-    def _post(self, verb: Any, array: Array, peer: int, tag: int, header: Header | None) -> Request:
-        tensor, member = self.byte_tensor(array), self.members[peer]
+    def _post(self, verb: Verb, array: Array, peer: int, tag: int) -> Request:
+        tensor, member, headers = self.byte_tensor(array), self.members[peer], self._headers(verb, array, peer, tag)
         if device_name(array) == "cuda":
-            return self._post_together([(verb, tensor, peer)], [header] if header else [])
+            return self._post_together([(verb, tensor, peer)], headers)
         with explaining(f"rank {member}"):
             work = verb(tensor, self.addresses[peer], self.cpu, slot(tag, len(tensor)))
-        return GlooRequest(work, member, header)
+        return GlooRequest(work, member, headers)
 
-    def _post_together(self, messages: list[tuple[Any, torch.Tensor, int]], headers: list[Header]) -> StreamRequest:
+    def _post_together(self, messages: list[tuple[Verb, torch.Tensor, int]], headers: list[Header]) -> StreamRequest:
         """Post CUDA messages as one group: what is posted one by one, NCCL runs one after the other."""
         operations = [
             dist.P2POp(verb, tensor, self.addresses[peer], self.cuda) for verb, tensor, peer in messages if len(tensor)
@@ -113,15 +111,16 @@ class TorchWire(Wire):
         if device_name(leaving) != "cuda" or device_name(arriving) != "cuda":
             super().exchange(leaving, to, arriving, source, tag)
             return
-        headers = []
-        if self.debug:
-            headers = [self._header(arriving, source, tag).receive(), self._header(leaving, to, tag).send()]
         out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
+        headers = self._headers(dist.irecv, arriving, source, tag) + self._headers(dist.isend, leaving, to, tag)
         self._post_together([(dist.isend, out, to), (dist.irecv, into, source)], headers).wait()
 
-    def _header(self, array: Array, peer: int, tag: int) -> Header:
+    def _headers(self, verb: Verb, array: Array, peer: int, tag: int) -> list[Header]:
+        """Post what in debug mode goes beside a message."""
+        if not self.debug:
+            return []
         ordered = device_name(array) == "cuda"
-        return Header(self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered)
+        return [Header(verb, self.cpu, self.addresses[peer], self.members[peer], tag, array.nbytes, ordered)]
 
     def byte_tensor(self, array: Array) -> torch.Tensor:
         """Return the array as a tensor of bytes, on a device that a group of this wire serves."""
