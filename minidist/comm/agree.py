@@ -9,19 +9,9 @@ Every call that all ranks must make together is compared here first.
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
 
 from minidist.comm.errors import MismatchError
-from minidist.comm.ledger import Ledger
-
-
-class Ranks(Protocol):
-    """Ranks that can ask each other; a `Communicator`."""
-
-    name: str
-    ledger: Ledger
-
-    def roll_call(self, answer: Any) -> list[Any]: ...
+from minidist.comm.ledger import Ranks
 
 
 def debug_mode(wanted: bool | None) -> bool:

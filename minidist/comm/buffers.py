@@ -145,29 +145,18 @@ def copy(target: Array, source: Array) -> None:
         )
 
 
-def numpy_dtype(dtype: object) -> tuple[np.dtype[Any], Any]:
-    """Return (numpy dtype of the memory, torch dtype or None) for a dtype of either library or a name.
-
-    bfloat16, which numpy lacks, is held as int16 and viewed as bfloat16.
-    """
+def dtype_of(dtype: Any) -> Any:
+    """Return a dtype of torch as it is, and what else numpy takes for a dtype as numpy's."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(dtype, torch.dtype):
-        return np.dtype(dtype), None  # type: ignore[call-overload]
-    name = str(dtype).removeprefix("torch.")
-    return np.dtype("int16" if name == "bfloat16" else name), dtype
+    return dtype if torch is not None and isinstance(dtype, torch.dtype) else np.dtype(dtype)
 
 
-def shaped(memory: Any, shape: int | tuple[int, ...], dtype: object) -> Buffer:
+def shaped(memory: Any, shape: int | tuple[int, ...], dtype: Any) -> Buffer:
     """View bytes as a buffer of `shape` and `dtype`: a tensor for a torch dtype, else a numpy array."""
-    plain, tensor_dtype = numpy_dtype(dtype)
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    used = memory[: math.prod(dims) * plain.itemsize]
-    if is_tensor(used):  # on a GPU
-        return used.view(tensor_dtype).view(dims)
-    array = used.view(plain).reshape(dims)
-    if tensor_dtype is None:
-        return array  # type: ignore[no-any-return]
-    return sys.modules["torch"].from_numpy(array).view(tensor_dtype)  # type: ignore[no-any-return]
+    used: Any = memory[: math.prod([shape] if isinstance(shape, int) else shape) * dtype.itemsize]
+    if not isinstance(dtype, np.dtype) and not is_tensor(used):  # on a GPU it is
+        used = sys.modules["torch"].from_numpy(used)
+    return used.view(dtype).reshape(shape)  # type: ignore[no-any-return]
 
 
 def address(array: Buffer) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from minidist.comm.agree import agree
-from minidist.comm.buffers import flatten, numpy_dtype, shaped
+from minidist.comm.buffers import dtype_of, flatten, shaped
 from minidist.comm.ledger import Awaited, Ledger, Traffic
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
@@ -237,12 +237,12 @@ class Communicator:
         A tensor for a torch dtype, else a numpy array. All ranks allocate the same bytes, and give a collective
         registered buffers on every rank or on none.
         """
-        plain, tensor_dtype = numpy_dtype(dtype)
-        bytes = int(np.prod(shape, dtype=np.int64)) * plain.itemsize
+        known = dtype_of(dtype)
+        bytes = int(np.prod(shape, dtype=np.int64)) * known.itemsize
         agree(self, "allocate", f"{bytes} bytes")
         with self.meeting("allocate"):
-            memory, everyones = self.wire.allocate(max(bytes, 1), tensor_dtype is not None)
-        return shaped(self.registered.add(memory, everyones) if everyones else memory, shape, dtype)
+            memory, everyones = self.wire.allocate(max(bytes, 1), not isinstance(known, np.dtype))
+        return shaped(self.registered.add(memory, everyones) if everyones else memory, shape, known)
 
     @cached_property
     def nodes(self) -> list[tuple[int, ...]]:

@@ -18,14 +18,7 @@ from minidist.comm.report import describe
 
 if TYPE_CHECKING:
     from minidist.trace import Trace
-
-
-class Timed(Protocol):
-    """Ranks with a clock; a `Communicator`, or a wire."""
-
-    members: tuple[int, ...]
-
-    def clock(self) -> float: ...
+    from minidist.trace.events import EventKind
 
 
 class Traffic:
@@ -92,7 +85,7 @@ class Status:
         self.thread = threading.get_ident()
 
     @contextmanager
-    def meeting(self, what: str, comm: Timed) -> Iterator[None]:
+    def meeting(self, what: str, comm: Ranks) -> Iterator[None]:
         """Note during the body that this thread waits for all ranks of `comm`, unless it waits already."""
         before = self.waiting
         if before is None:
@@ -155,3 +148,30 @@ class Ledger:
         """Return a ledger for a communicator of another thread; its traffic counts here too."""
         traffic = Traffic(self.traffic, other_thread=True)
         return Ledger(self.trace, self.debug, track, traffic, Status(), self.statuses, mark=self.mark)
+
+
+class Ranks(Protocol):
+    """What its parts, such as a message or a stream, ask of a `Communicator`."""
+
+    rank: int
+    size: int
+    members: tuple[int, ...]
+    name: str
+    tag_offset: int
+    ledger: Ledger
+
+    def clock(self) -> float: ...
+
+    def advance(self, seconds: float) -> None: ...
+
+    def span(self, name: str, kind: EventKind) -> AbstractContextManager[None]: ...
+
+    def fork(self) -> Any: ...
+
+    def roll_call(self, answer: Any) -> list[Any]: ...
+
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None: ...
+
+    def wake(self, blocking: bool = True) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...

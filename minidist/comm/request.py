@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from minidist.comm.ledger import Awaited, Ledger
+from minidist.comm.ledger import Awaited, Ranks
 from minidist.trace.events import COLLECTIVE, COMPUTE, SEND, Event, EventKind, source_line
 
 if TYPE_CHECKING:
@@ -12,23 +12,10 @@ if TYPE_CHECKING:
     from minidist.comm.wire import Request
 
 
-class Accounts(Protocol):
-    """What messages and spans ask of a `Communicator` to enter themselves in its ledger."""
-
-    rank: int
-    size: int
-    members: tuple[int, ...]
-    name: str
-    tag_offset: int
-    ledger: Ledger
-
-    def clock(self) -> float: ...
-
-
 class Pending:
     """A message under way, as users hold it. It may be waited for more than once."""
 
-    def __init__(self, comm: Accounts, kind: EventKind, array: Array, peer: int, tag: int, request: Request):
+    def __init__(self, comm: Ranks, kind: EventKind, array: Array, peer: int, tag: int, request: Request):
         self.comm, self.kind, self.array, self.peer, self.tag = comm, kind, array, peer, tag
         self.request: Request | None = request
         self.posted = comm.clock()
@@ -62,7 +49,7 @@ class Pending:
             record_end(self.comm, self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
 
 
-def name_flow(comm: Accounts, kind: EventKind, peer: int, tag: int) -> str:
+def name_flow(comm: Ranks, kind: EventKind, peer: int, tag: int) -> str:
     """Name a message when it is posted. Both ends count alike, so both find the same name without asking."""
     ends = (comm.rank, peer) if kind == SEND else (peer, comm.rank)
     key = (*ends, tag + comm.tag_offset)
@@ -71,7 +58,7 @@ def name_flow(comm: Accounts, kind: EventKind, peer: int, tag: int) -> str:
 
 
 def record_end(
-    comm: Accounts, kind: EventKind, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
+    comm: Ranks, kind: EventKind, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
 ) -> None:
     """Record one end of a message."""
     assert comm.ledger.trace is not None
@@ -92,7 +79,7 @@ class Span:
     # One is made in every collective.
     __slots__ = ("bytes", "comm", "engine_bytes", "kind", "marked", "name", "started")
 
-    def __init__(self, comm: Accounts, name: str, kind: EventKind, bytes: int, engine_bytes: int | None = None):
+    def __init__(self, comm: Ranks, name: str, kind: EventKind, bytes: int, engine_bytes: int | None = None):
         self.comm, self.name, self.kind, self.bytes, self.engine_bytes = comm, name, kind, bytes, engine_bytes
 
     def __enter__(self) -> None:

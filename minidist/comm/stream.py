@@ -15,37 +15,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from minidist.comm.job.background import BackgroundThread
-from minidist.comm.ledger import Ledger
+from minidist.comm.ledger import Ranks
 from minidist.trace.events import EventKind
 
-
-class Forking(Protocol):
-    """What a stream needs of the communicator that launches on it, and of the fork that it runs on."""
-
-    rank: int
-    members: tuple[int, ...]
-    ledger: Ledger
-
-    def fork(self) -> Self: ...
-
-    def clock(self) -> float: ...
-
-    def advance(self, seconds: float) -> None: ...
-
-    def span(self, name: str, kind: EventKind) -> AbstractContextManager[None]: ...
-
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None: ...
-
-    def wake(self, blocking: bool = True) -> None: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-
-Comm = TypeVar("Comm", bound=Forking)
+Comm = TypeVar("Comm", bound=Ranks)
 
 
 class Handle(Protocol):

@@ -166,6 +166,7 @@ class WireAround(Wire):
         self.inner, self.kind = inner, inner.kind
         self.one_process, self.carries_cuda = inner.one_process, inner.carries_cuda
         self.clock, self.advance, self.reach = inner.clock, inner.advance, inner.reach  # type: ignore[method-assign]
+        self.wait_until, self.wake = inner.wait_until, inner.wake  # type: ignore[method-assign]
 
     def isend(self, array: Array, to: int, tag: int) -> Request:
         return self.inner.isend(array, to, tag)
@@ -191,12 +192,6 @@ class WireAround(Wire):
 
     def fence(self, status: Status) -> bool:
         return self.inner.fence(status)
-
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
-        self.inner.wait_until(ready, what, idle)
-
-    def wake(self, blocking: bool) -> None:
-        self.inner.wake(blocking)
 
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)

@@ -21,7 +21,6 @@ class EventKind(StrEnum):
     COMPUTE = "compute"
     SEND = "send"
     RECEIVE = "recv"
-    EXCHANGE = "exchange"  # both in one event; our communicators record two
     COLLECTIVE = "collective"
     WAIT = "wait"  # for another stream of the same rank
     HELD = "held"  # no work: how many bytes the rank holds from then on

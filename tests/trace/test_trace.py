@@ -173,7 +173,6 @@ def test_nested_events_count_once_and_the_rest_is_other() -> None:
     events = [
         Event(0, "compute", "forward", 10.0, 14.0),
         Event(0, "collective", "all_gather ring", 11.0, 13.0, bytes=100),  # inside the forward
-        Event(0, "exchange", "exchange", 11.0, 12.0),
         Event(0, "send", "send to 1", 11.0, 12.0, bytes=50),
         Event(0, "recv", "recv from 1", 11.0, 12.5),
         Event(0, "wait", "wait for reduce", 16.0, 17.0),

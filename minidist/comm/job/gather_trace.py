@@ -33,16 +33,12 @@ def gather_trace(comm: Communicator) -> Trace:
     answers = comm.roll_call(own)
     if all(events is None for events in answers):
         raise ValueError("no rank has recorded a trace: start with init(trace=Trace()) or run(..., trace=Trace())")
-    ahead = [0.0] * comm.size if comm.wire.one_process else _clocks_ahead(comm)
+    ahead = [0.0] * comm.size
+    if not comm.wire.one_process:
+        comm.barrier()  # opens connections, so that the next one lets everybody go at once
+        comm.barrier()
+        ahead = clocks_ahead([node[0] for node in comm.nodes], comm.roll_call(comm.clock()))
     return Trace(moved(event, -ahead[rank]) for rank, events in enumerate(answers) for event in events or ())
-
-
-def _clocks_ahead(comm: Communicator) -> list[float]:
-    node = comm.node[0]
-    comm.barrier()  # opens connections, so that the next one lets everybody go at once
-    comm.barrier()
-    answers = comm.roll_call((node, comm.clock()))
-    return clocks_ahead([node for node, _ in answers], [clock for _, clock in answers])
 
 
 def clocks_ahead(nodes: Sequence[int], clocks: Sequence[float]) -> list[float]:

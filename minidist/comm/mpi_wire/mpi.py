@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from minidist.comm.errors import LaunchError, MismatchError
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
-from minidist.comm.report import label
+from minidist.comm.report import label, marked_traceback
 from minidist.comm.wire import Wire
 
 if TYPE_CHECKING:
@@ -40,41 +40,31 @@ ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 
 
 class MpiRequest:
-    """A message under way; a receive checks that the message filled its buffer."""
+    """A message under way; a receive checks that the message filled its buffer, as MPI would accept a shorter one."""
 
-    def __init__(self, request: MPI.Request, array: Array, patient: bool):
-        self.request, self.array, self.patient = request, array, patient
+    def __init__(self, request: MPI.Request, array: Array, receives: bool, patient: bool):
+        self.request, self.array, self.receives, self.patient = request, array, receives, patient
         self.status = MPI.Status()
 
     def wait(self) -> None:
         """Block until it is through: inside MPI, which spins, or on a stream's thread in short naps."""
-        try:
-            while self.patient and not self.request.Test(self.status):
-                time.sleep(NAP)
-            if not self.patient:
-                self.request.Wait(self.status)
-        except MPI.Exception as error:
-            raise _explain(error, self.array) from None
-        self._check()
+        while self.patient and not self.test():
+            time.sleep(NAP)
+        if not self.patient:
+            self._ask(self.request.Wait)
 
     def test(self) -> bool:
         """Tell whether `wait` would return at once."""
+        return self._ask(self.request.Test)
+
+    def _ask(self, verb: Callable[[MPI.Status], bool]) -> bool:
         try:
-            done = bool(self.request.Test(self.status))
+            done = verb(self.status)
         except MPI.Exception as error:
             raise _explain(error, self.array) from None
-        if done:
-            self._check()
+        if done and self.receives:
+            _check_count(self.status, self.array)
         return done
-
-    def _check(self) -> None: ...
-
-
-class MpiReceive(MpiRequest):
-    """A receive: MPI would accept a message that is too short."""
-
-    def _check(self) -> None:
-        _check_count(self.status, self.array)
 
 
 class MpiWire(Wire):
@@ -96,10 +86,10 @@ class MpiWire(Wire):
         self._fence: Fence | None = None
 
     def isend(self, array: Array, to: int, tag: int) -> MpiRequest:
-        return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, self.patient)
+        return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, False, self.patient)
 
     def irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
-        return MpiReceive(self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, self.patient)
+        return MpiRequest(self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, True, self.patient)
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
         if self.patient:
@@ -198,8 +188,6 @@ def _explain(error: MPI.Exception, array: Array) -> Exception:
 
 def end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Print a traceback, each line marked with the rank, and end every rank of the job with status 1."""
-    from minidist.comm.report import marked_traceback
-
     if kind is not KeyboardInterrupt:
         sys.stderr.write(marked_traceback(MPI.COMM_WORLD.Get_rank(), error))
         sys.stderr.flush()
