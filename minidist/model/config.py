@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -52,8 +53,8 @@ class GPTConfig:
         # A frozen dataclass can be filled in only through `object`.
         object.__setattr__(self, "key_value_heads", self.key_value_heads or self.heads)
         object.__setattr__(self, "intermediate", self.intermediate or _round_up(8 * self.hidden / 3, multiple=16))
-        self._check_heads()
-        self._check_numbers()
+        if fault := next(self._faults(), None):
+            raise ValueError(fault)
 
     @property
     def head_dim(self) -> int:
@@ -93,33 +94,24 @@ class GPTConfig:
         if type(value) is not int or value < smallest:
             raise ValueError(f"{name}={value!r} is not a whole number of at least {smallest}: give one.")
 
-    def _check_heads(self) -> None:
-        """Refuse heads that do not divide."""
+    def _faults(self) -> Iterator[str]:
+        """Yield a sentence for heads that do not divide, and for a number that makes no sense."""
         hidden, heads, key_value_heads = self.hidden, self.heads, self.key_value_heads
         if hidden % heads:
-            raise ValueError(
-                f"hidden={hidden} does not divide by heads={heads}: each head takes hidden/heads channels; "
-                f"use hidden={_round_up(hidden, heads)}, or a number of heads that divides {hidden}."
-            )
+            use = f"use hidden={_round_up(hidden, heads)}, or a number of heads that divides {hidden}."
+            yield f"hidden={hidden} does not divide by heads={heads}: each head takes hidden/heads channels; {use}"
         if self.head_dim % 2:
-            raise ValueError(
-                f"hidden={hidden} and heads={heads} make heads of {self.head_dim} channels, an odd number, but the "
-                f"rotary embedding turns pairs: use hidden={_round_up(hidden, 2 * heads)}, or other heads."
-            )
+            use = f"the rotary embedding turns pairs; use hidden={_round_up(hidden, 2 * heads)}, or other heads."
+            yield f"{hidden=} and {heads=} make heads of {self.head_dim} channels, an odd number: {use}"
         if heads % key_value_heads:
-            raise ValueError(
-                f"heads={heads} does not divide by key_value_heads={key_value_heads}: as many heads must share each "
-                f"key-value head; use a divisor of {heads}, or 0 for one each."
-            )
-
-    def _check_numbers(self) -> None:
-        """Refuse a dropout, a base or an epsilon that makes no sense."""
+            use = f"as many heads must share each key-value head; use a divisor of {heads}, or 0 for one each."
+            yield f"heads={heads} does not divide by key_value_heads={key_value_heads}: {use}"
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} is not a probability in [0, 1): use 0 for none.")
+            yield f"dropout={self.dropout} is not a probability in [0, 1): use 0 for none."
         if not 0 < self.rope_theta < float("inf"):
-            raise ValueError(f"rope_theta={self.rope_theta} is not a positive number: 10000 is usual.")
+            yield f"rope_theta={self.rope_theta} is not a positive number: 10000 is usual."
         if not 0 < self.norm_epsilon < 1:
-            raise ValueError(f"norm_epsilon={self.norm_epsilon} is not a small positive number: 1e-5 is usual.")
+            yield f"norm_epsilon={self.norm_epsilon} is not a small positive number: 1e-5 is usual."
 
 
 def _round_up(value: float, multiple: int) -> int:

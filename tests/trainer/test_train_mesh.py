@@ -183,7 +183,11 @@ MISTAKES = [
     ),
     (2, "--pp 2 --plan {cycle}", "--plan .*: deadlock, a cycle of 2 ranks: rank 0 waits at 0B0 for 1B0, rank 1"),
     (2, "--pp 2 --plan {backward first}", "--plan .*: rank 1, word 1: 1B0 stands before 1F0, which it needs"),
-    (2, "--pp 2 --plan {no backward}", "--plan .*: stage 0, microbatch 1: the backward is missing: 0B1, or 0I1 and"),
+    (
+        2,
+        "--pp 2 --plan {no backward}",
+        "--plan .*: stage 0, microbatch 1: the plan has 0F1, but this needs 0F1, and either 0B1",
+    ),
     (2, "--pp 2 --plan {three ranks}", "--plan .*: the plan is for 3 ranks, but pp=2: use pp=3"),
     (2, "--pp 2 --plan {nonsense}", "--plan .*: rank 0, word 1: 'hello' is no action: write stage, kind and micro"),
     (2, "--pp 2 --plan {empty}", "--plan .*: the text holds no action: write one line for each rank"),

@@ -107,7 +107,7 @@ class LoRALinear(nn.Module):
     def __init__(self, base: Base, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
         self.base, self.scale = base, alpha / rank
-        self.join: Callable[[Tensor], Tensor] = _as_it_is  # of A x: a sum, where several ranks have parts of x
+        self.join: Callable[[Tensor], Tensor] = lambda x: x  # of A x: a sum, where several ranks have parts of x
         self.A = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
         self.B = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
 
@@ -165,10 +165,6 @@ class _QuantizedProduct(torch.autograd.Function):
 
 
 Base: TypeAlias = nn.Linear | QuantizedLinear
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
 
 
 def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:

@@ -35,10 +35,6 @@ class Bucket:
         self.taken: set[nn.Parameter] = set()  # whose gradients were taken since they were zeroed
         self.handle: Any = None
 
-    def has_gradient(self, parameter: nn.Parameter) -> bool:
-        """Tell whether the parameter has got a gradient since the gradients were zeroed."""
-        return parameter in self.taken or parameter.grad is not None
-
     def adopt(self, parameter: nn.Parameter) -> None:
         """Take over the parameter's gradient. Here it stays where autograd has put it."""
 

@@ -69,8 +69,10 @@ class Bucketed(DataParallel):
         for parameter in self.parameters_to_reduce:
             self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
         weakref.finalize(self, remove_all, self.hooks).atexit = False
-        for parameter in self.parameters_to_reduce:
+        for parameter, bucket in self.bucket_of.items():
             parameter.grad = None
+            bucket.adopt(parameter)
+        self.zeroed = {parameter: parameter.grad for parameter in self.parameters_to_reduce}  # the zeros put there
 
     def _bucket(self, parameters: list[nn.Parameter]) -> Bucket:
         return FlatBucket(parameters, self.comm)
@@ -87,6 +89,7 @@ class Bucketed(DataParallel):
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters, or make them zeros; see `DataParallel`."""
         super().forget_gradients(parameters, set_to_none)
+        self.zeroed |= {parameter: parameter.grad for parameter in parameters}
         self.unreduced -= parameters
         for bucket in self.buckets:
             bucket.taken -= parameters
@@ -112,6 +115,7 @@ class Bucketed(DataParallel):
         bucket = self.bucket_of[parameter]
         self._check_arrival(parameter, bucket.arrived)
         bucket.adopt(parameter)
+        self.zeroed.pop(parameter, None)
         if self.synchronising:
             bucket.arrived.add(parameter)
             self._launch_ready()
@@ -132,7 +136,8 @@ class Bucketed(DataParallel):
     def _backward_ended(self) -> None:
         """Launch the buckets that are left, which have unused parameters, and wait for all buckets."""
         self.unreduced.clear()
-        used = {parameter for parameter, bucket in self.bucket_of.items() if bucket.has_gradient(parameter)}
+        used = {p for p in self.parameters_to_reduce if p.grad is not None and p.grad is not self.zeroed.get(p)}
+        used.update(*(bucket.taken for bucket in self.buckets))
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 if parameter not in bucket.arrived:

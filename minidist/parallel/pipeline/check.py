@@ -66,18 +66,10 @@ def _check_coverage(plan: Plan, stage: int, microbatch: int, seen: dict[Action, 
     """Check that one microbatch goes through one stage once, forward and backward."""
     forward, whole, *halves = (Action(kind, stage, microbatch) for kind in (Kind.FORWARD, *BACKWARDS))
     there = [action for action in (forward, whole, *halves) if action in seen]
-    what = f"stage {stage}, microbatch {microbatch}"
-    if there in ([forward, whole], [forward, *halves]):
-        return
-    if forward not in there:
-        fault = f"{what}: the forward {forward} is missing"
-    elif whole in there:
-        fault = f"{what} has a whole backward {whole}, and halves of it too: write B, or I and W"
-    elif there == [forward]:
-        fault = f"{what}: the backward is missing: {whole}, or {halves[0]} and {halves[1]}"
-    else:
-        missing = next(half for half in halves if half not in there)
-        fault = f"{what} has {there[-1]}, but its other half {missing} is missing"
-    rank = plan.rank_of[stage]
-    cell = seen[there[-1]] if there else (rank, len(plan.actions[rank]))
-    raise ScheduleError(fault, plan.actions, [cell])
+    if there not in ([forward, whole], [forward, *halves]):
+        has = ", ".join(map(str, there)) or "nothing"
+        needed = f"{forward}, and either {whole} or both {halves[0]} and {halves[1]}"
+        rank = plan.rank_of[stage]
+        cell = seen[there[-1]] if there else (rank, len(plan.actions[rank]))
+        fault = f"stage {stage}, microbatch {microbatch}: the plan has {has}, but this needs {needed}"
+        raise ScheduleError(fault, plan.actions, [cell])
