@@ -9,7 +9,6 @@ from statistics import median
 import numpy as np
 
 from minidist.cli.together import on_all_ranks, stopping_together, together
-from minidist.cli.train import read_corpus
 from minidist.comm import Communicator
 from minidist.memory.account.account import CATEGORIES, Account, total
 from minidist.mesh import Layout, Mesh
@@ -18,7 +17,7 @@ from minidist.trainer.checked import CheckedRun, check_run
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Outcome, Sent, Trainer
-from minidist.trainer.text import Samples
+from minidist.trainer.text import Samples, read_corpus
 from minidist.trainer.verify import largest_difference, serial_run
 
 
@@ -53,7 +52,7 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config,
     config = together(comm, lambda: parse(argv).without_files())
     config = replace(config, run=replace(config.run, precision="float64", sample=0))
     chosen = together(comm, lambda: list(variants(config, comm.size)))
-    tokenizer, samples, _ = together(comm, lambda: read_corpus(config))
+    tokenizer, samples, _ = together(comm, lambda: read_corpus(config.data))
     asked = [(each.config, Mesh(comm.split(0), each.layout)) for each in chosen]  # registered memory of its own each
     runs = together(comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in asked])
     rows = [run_variant(variant.name, run, samples) for variant, run in zip(chosen, runs, strict=True)]

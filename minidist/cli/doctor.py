@@ -16,8 +16,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
@@ -63,44 +61,20 @@ os._exit(0)
 """
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one check found, and what to do if it is not as it should be."""
-
-    what: str
-    fix: str = ""  # empty if all is well
-
-    def __str__(self) -> str:
-        return f"!!  {self.what}\n    fix: {self.fix}" if self.fix else f"ok  {self.what}"
+Finding = tuple[str, str]
+"""What one check found, and what to do if it is not as it should be; "" if it is."""
 
 
 def main(argv: list[str]) -> int:
     """Print what works and what does not; return 0 only if nothing is broken."""
     Parser(prog="minidist doctor", description="What works here, and what to mend.").parse_args(argv)
     broken = 0
-    for finding in examine():
-        print(finding, flush=True)
-        broken += bool(finding.fix)
+    for check in (check_cores, check_shared_memory, check_mpi, check_torch):
+        for found, fix in check():
+            print(f"!!  {found}\n    fix: {fix}" if fix else f"ok  {found}", flush=True)
+            broken += bool(fix)
     print("all is well" if not broken else f"{broken} to fix")
     return int(broken > 0)
-
-
-def examine() -> Iterator[Finding]:
-    """Yield the findings, in the order in which a reader would ask."""
-    for check in (check_packages, check_cores, check_shared_memory, check_mpi, check_torch):
-        yield from check()
-
-
-def check_packages() -> Iterator[Finding]:
-    """Which versions are installed."""
-    found, missing = [f"Python {platform.python_version()}"], []
-    for name in ("numpy", "mpi4py", "torch"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            missing.append(name)
-    what = ", ".join(found) + (f"; no {', no '.join(missing)}" if missing else "")
-    yield Finding(what, f"pip install {' '.join(missing)}" if missing else "")
 
 
 def check_cores() -> Iterator[Finding]:
@@ -110,7 +84,7 @@ def check_cores() -> Iterator[Finding]:
     if quota.exists():
         allowed, period = quota.read_text().split()
         cores = cores if allowed == "max" else min(cores, max(1, int(allowed) // int(period)))
-    yield Finding(f"cores: {cores}, so up to {cores} ranks run side by side; more take turns")
+    yield f"Python {platform.python_version()} on {cores} cores: so many ranks run side by side; more take turns", ""
 
 
 def check_shared_memory() -> Iterator[Finding]:
@@ -119,7 +93,7 @@ def check_shared_memory() -> Iterator[Finding]:
     if folder.exists():  # some systems keep it elsewhere
         free = shutil.disk_usage(folder).free
         what = f"shared memory: {folder} has {free / 1e9:.1f} GB free"
-        yield Finding(what, "" if free >= ENOUGH_SHARED_MEMORY else "in a container, start it with --shm-size=2g")
+        yield what, "" if free >= ENOUGH_SHARED_MEMORY else "in a container, start it with --shm-size=2g"
 
 
 def check_mpi() -> Iterator[Finding]:
@@ -128,24 +102,24 @@ def check_mpi() -> Iterator[Finding]:
         mpirun = find_mpirun()
     except LaunchError as error:
         sentence, _, fix = str(error).rpartition(": ")
-        yield Finding(f"MPI: {sentence}", fix)
+        yield f"MPI: {sentence}", fix
         return
-    yield Finding(f"MPI: {mpirun.library}, whose mpirun is {mpirun.path}")
+    yield f"MPI: {mpirun.library}, whose mpirun is {mpirun.path}", ""
     typed = shutil.which("mpirun")
     if typed is None:
-        yield Finding("mpirun: not on PATH, but `python -m minidist launch` finds it")
+        yield "mpirun: not on PATH, but `python -m minidist launch` finds it", ""
     elif vendor(version_of(typed)) != mpirun.vendor:
         what = f"mpirun: {typed} comes first on PATH, but belongs to {vendor(version_of(typed))}: ranks do not meet"
-        yield Finding(what, f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`")
+        yield what, f"put {Path(mpirun.path).parent} first on PATH, or use `python -m minidist launch`"
     command = [mpirun.path, "-n", "2", sys.executable, "-c", TWO_RANKS]
     job = run_job(command, env=environment(mpirun), timeout=PATIENCE, capture=True)
     lines = job.stdout.splitlines()
     if job.returncode == 0 and sorted(lines) == ["2 2 0", "2 2 1"]:
-        yield Finding("two MPI ranks: met, exchanged a message and share memory")
+        yield "two MPI ranks: met, exchanged a message and share memory", ""
     else:
         said = "; ".join([*lines, *job.stderr.strip().splitlines()[-2:]]) or "nothing"
         fix = f"run {mpirun.path} -n 2 hostname, and reinstall its package if that fails"
-        yield Finding(f"two MPI ranks: status {job.returncode}, they said: {said}", fix)
+        yield f"two MPI ranks: status {job.returncode}, they said: {said}", fix
 
 
 def check_torch() -> Iterator[Finding]:
@@ -155,20 +129,17 @@ def check_torch() -> Iterator[Finding]:
         job = run_job(command, env=environment(), timeout=PATIENCE, capture=True)
     if job.returncode != 0 or not job.stdout:
         said = (job.stderr.strip().splitlines() or ["nothing"])[-1]
-        yield Finding(f"torch: it cannot be imported: {said}", "pip install torch, in a build with torch.distributed")
+        yield f"torch: it cannot be imported: {said}", "pip install torch, in a build with torch.distributed"
         return
     release, gloo, gpus, *nccl = json.loads(job.stdout.splitlines()[-1])
-    if gloo == "works":
-        yield Finding(f"two gloo ranks: added their numbers (torch {release})")
-    else:
-        fix = "export GLOO_SOCKET_IFNAME=lo (on one machine), or the name of the network interface"
-        yield Finding(f"two gloo ranks: {gloo}", fix)
+    fix = "export GLOO_SOCKET_IFNAME=lo (on one machine), or the name of the network interface"
+    yield f"two gloo ranks: adding their numbers {gloo} (torch {release})", "" if gloo == "works" else fix
     if not gpus:
-        yield Finding("GPUs: none, so everything runs on the CPU")
+        yield "GPUs: none, so everything runs on the CPU", ""
     elif not nccl:
-        yield Finding(f"GPUs: {len(gpus)} x {gpus[0]}, but this torch has no NCCL", "install a CUDA torch")
+        yield f"GPUs: {len(gpus)} x {gpus[0]}, but this torch has no NCCL", "install a CUDA torch"
     else:
         version, library, fault = nccl
-        yield Finding(f"GPUs: {len(gpus)} x {gpus[0]}; NCCL {version} is {library}")
         several = "several, as MINIDIST_RANKS_PER_GPU=4 or `launch --ranks-per-gpu 4` says"
-        yield Finding(f"ranks a GPU: {f'one; more {fault}' if fault else several}")
+        yield f"GPUs: {len(gpus)} x {gpus[0]}; NCCL {version} is {library}", ""
+        yield f"ranks a GPU: {f'one; more {fault}' if fault else several}", ""

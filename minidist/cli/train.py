@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,17 +26,7 @@ from minidist.trainer.config import Config
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
-from minidist.trainer.text import (
-    Samples,
-    Tokenizer,
-    Tokens,
-    documents,
-    load_text,
-    load_tokenizer,
-    paragraphs,
-    sequences,
-    split,
-)
+from minidist.trainer.text import Samples, Tokenizer, Tokens, read_corpus
 from minidist.trainer.verify import compare
 
 
@@ -61,7 +50,7 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     comm.trace = Trace() if config.run.trace else None
     comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
     mesh = Mesh(comm, together(comm, lambda: layout_of(config, comm.size)))
-    tokenizer, samples, prompt = together(comm, lambda: read_corpus(config))
+    tokenizer, samples, prompt = together(comm, lambda: read_corpus(config.data))
     together(comm, lambda: check_memory(config, sizes_of(config, tokenizer.vocabulary), len(comm.node)))
     run = together(comm, lambda: check_run(config, mesh, tokenizer.vocabulary))
     with together(comm, lambda: check_files(config, comm)):
@@ -91,28 +80,6 @@ def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prom
         verdict = compare(config, samples, tokenizer.vocabulary, outcome)
     print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
     return 0 if alike and (verdict is None or verdict.same) else 1
-
-
-def read_corpus(config: Config) -> tuple[Tokenizer, Samples, Tokens]:
-    """Return the tokenizer, the samples to train on, and an opening from the held-out text, or else from the text."""
-    options = config.data
-    text, tokenizer = load_text(options.text), load_tokenizer(options.tokenizer or None)
-    name = " ".join(options.text) or "the built-in text"
-    if options.by_length:
-        training, rest = split([tokenizer.encode(part) for part in paragraphs(text)], options.held_out)
-        samples = documents(training, options.sequence, name)
-        prompt = next(part for part in (*rest, *training) if len(part))
-    else:
-        tokens, held_out = split(tokenizer.encode(text), options.held_out)
-        samples = sequences(tokens, options.sequence, name)
-        prompt = held_out if len(held_out) else tokens
-    return tokenizer, samples, opening(prompt, tokenizer)
-
-
-def opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
-    """Return 32 tokens of a text from where a paragraph begins, if one does soon: half a table is no opening."""
-    found = re.search(r"\n\n([A-Z][^\n]{40}.{200})", tokenizer.decode(tokens[:8000]), re.DOTALL)
-    return (tokenizer.encode(found[1].encode()) if found else tokens)[:32]
 
 
 def headline(trainer: Trainer, samples: Samples) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidist.parallel.data.sampler import Indices
+from minidist.trainer.config import DataOptions
 from minidist.trainer.files import read_bytes, retold
 
 Tokens = npt.NDArray[np.integer[Any]]
@@ -34,6 +35,21 @@ Parts = TypeVar("Parts", Tokens, list[Tokens])
 
 class TextError(ValueError):
     """The text, or the tokenizer, cannot be used; the message says why and what to do."""
+
+
+def read_corpus(options: DataOptions) -> tuple[Tokenizer, Samples, Tokens]:
+    """Return the tokenizer, the samples to train on, and an opening from the held-out text, or else from the text."""
+    text, tokenizer = load_text(options.text), load_tokenizer(options.tokenizer or None)
+    name = " ".join(options.text) or "the built-in text"
+    if options.by_length:
+        training, rest = split([tokenizer.encode(part) for part in paragraphs(text)], options.held_out)
+        samples = documents(training, options.sequence, name)
+        prompt = next(part for part in (*rest, *training) if len(part))
+    else:
+        tokens, held_out = split(tokenizer.encode(text), options.held_out)
+        samples = sequences(tokens, options.sequence, name)
+        prompt = held_out if len(held_out) else tokens
+    return tokenizer, samples, _opening(prompt, tokenizer)
 
 
 def load_text(files: Sequence[str | Path] = ()) -> bytes:
@@ -74,14 +90,7 @@ def split(parts: Parts, held_out: float = 0.1) -> tuple[Parts, Parts]:
     parts : array of tokens, or list of such arrays
     held_out : float
         The fraction held out, from 0 to 1.
-
-    Raises
-    ------
-    TextError
-        If the fraction is out of its range.
     """
-    if not 0 <= held_out <= 1:
-        raise TextError(f"held_out = {held_out}: the part that is held out must be a fraction between 0 and 1")
     border = len(parts) - round(len(parts) * held_out)
     return parts[:border], parts[border:]
 
@@ -237,6 +246,12 @@ class FileTokenizer:
 
 Tokenizer: TypeAlias = ByteTokenizer | FileTokenizer
 """Turns text into tokens and back: `encode`, `decode`, and `vocabulary`, the number of tokens, which count from 0."""
+
+
+def _opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
+    """Return 32 tokens of a text from where a paragraph begins, if one does soon: half a table is no opening."""
+    found = re.search(r"\n\n([A-Z][^\n]{40}.{200})", tokenizer.decode(tokens[:8000]), re.DOTALL)
+    return (tokenizer.encode(found[1].encode()) if found else tokens)[:32]
 
 
 def _read(path: Path, option: str = "--text") -> bytes:

@@ -250,7 +250,7 @@ def test_doctor_finds_everything_well() -> None:
     assert job.returncode == 0, job.stdout
     lines = job.stdout.splitlines()
     assert all(line.startswith("ok  ") for line in lines[:-1])
-    for words in ("Python 3.", "cores: ", "shared memory", "MPI: ", "two MPI ranks: met", "two gloo ranks", "GPUs: "):
+    for words in ("Python 3.", " cores: ", "shared memory", "MPI: ", "two MPI ranks: met", "two gloo ranks", "GPUs: "):
         assert any(words in line for line in lines), words
     assert lines[-1] == "all is well"
 
@@ -285,7 +285,7 @@ def test_doctor_says_how_many_ranks_a_gpu_may_have(
 ) -> None:
     said = json.dumps(["2.13", "works", ["H100", "H100"], *nccl])
     monkeypatch.setattr(doctor, "run_job", lambda *_, **options: Outcome(0, stdout=said))
-    found = "\n".join(map(str, doctor.check_torch()))
+    found = "\n".join(f"{'!!' if fix else 'ok'}  {what}" for what, fix in doctor.check_torch())
     assert all(line in found for line in lines), found
 
 
