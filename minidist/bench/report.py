@@ -11,7 +11,7 @@ from minidist.bench.measure import Measurement
 from minidist.bench.subject import DTYPE, ON_ONE_GPU, RANKS, Bound, find_subject
 from minidist.bench.subjects.copy import state
 from minidist.collectives import COLLECTIVES
-from minidist.trace.table import aligned
+from minidist.trace.table import aligned, format_seconds
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,8 @@ class Results:
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return `12.3 µs` for 1.23e-5 seconds."""
-    if unit == "s":
-        for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-            if value >= size:
-                return f"{value / size:.3g} {name}" if value < 1000 * size else f"{value / size:.0f} {name}"
-        return f"{value * 1e9:.3g} ns"
-    return f"{value:.3g} {unit}".strip()
+    """Return `12.3 us` for 1.23e-5 seconds."""
+    return format_seconds(value) if unit == "s" else f"{value:.3g} {unit}".strip()
 
 
 def number(value: float | None) -> str:

@@ -112,36 +112,29 @@ def _cell(panel: Any, grid: Grid, x: int, y: int, contents: Contents) -> None:
 
 
 def _arrows(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
-    """Draw the messages in the margin: grey while under way, blue if just received, red if a rank waits for ever."""
-    waiting = {(step.rank, step.peer) for step in recording.steps[:count] if step.kind == Does.WAITS}
-    sends = [step for step in recording.under_way(count) if (step.rank, step.peer) not in waiting]
-    for step in sends:
-        _arrow(panel, grid, step.rank, step.peer, FAINT, under_way=True)
+    """Draw the messages in the margin: those under way, those just received, and what a rank waits for in vain."""
+    steps = recording.steps[:count]
+    waiting = {(step.rank, step.peer) for step in steps if step.kind == Does.WAITS}
+    for step in recording.under_way(count):
+        if (step.rank, step.peer) not in waiting:
+            _arrow(panel, grid, step.rank, step.peer, FAINT)
     for rank, peer in sorted(waiting):
-        _arrow(panel, grid, rank, peer, BAD, style="--")
-    for step in recording.steps[:count]:
-        now = recording.steps[count - 1]
-        if step.kind == Does.RECEIVES and (step.seconds, step.moment) == (now.seconds, now.moment):
+        _arrow(panel, grid, rank, peer, BAD)
+    for step in steps:
+        if step.kind == Does.RECEIVES and (step.seconds, step.moment) == (steps[-1].seconds, steps[-1].moment):
             _arrow(panel, grid, step.peer, step.rank, MARK)
 
 
-def _arrow(
-    panel: Any, grid: Grid, start: int | None, end: int | None, colour: str, style: str = "-", under_way: bool = False
-) -> None:
-    """Draw a curve between two rows, wider if they are farther apart: with a tip, or the first half if under way."""
+def _arrow(panel: Any, grid: Grid, start: int | None, end: int | None, colour: str) -> None:
+    """Draw a curve between two rows, wider if they are farther apart. A message that is under way is in its middle."""
     assert start is not None and end is not None
-    from matplotlib.patches import Circle, PathPatch, Polygon
-    from matplotlib.path import Path as Curve
-
     down, x = 1 if end > start else -1, LEFT - 10
-    begin, tip = grid.middle(start) + 6 * down, grid.middle(end) - 6 * down
+    begin, reached = grid.middle(start) + 6 * down, grid.middle(end) - 6 * down
     bulge = 20 + 40 * (abs(end - start) - 1) / max(1, grid.ranks - 2) + (8 if down < 0 else 0)
-    points: list[tuple[float, float]] = [(x, begin), (x - bulge, begin), (x - bulge, tip), (x - 6, tip)]
-    if under_way:  # the first half of the curve, and the message at its end
-        far, half = x - 0.75 * bulge, (begin + tip) / 2
-        points = [(x, begin), (x - bulge / 2, begin), (far, (begin + half) / 2), (far, half)]
-        panel.add_patch(Circle((far, half), 3.5, facecolor="white", edgecolor=colour, zorder=3))
-    else:
-        panel.add_patch(Polygon([(x - 7, tip - 4), (x, tip), (x - 7, tip + 4)], facecolor=colour, edgecolor="none"))
-    curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
-    panel.add_patch(PathPatch(curve, fill=False, edgecolor=colour, linestyle=style, linewidth=1.2))
+    bend = {"connectionstyle": f"arc3,rad={1.5 * bulge / (reached - begin)}", "shrinkA": 0, "shrinkB": 0}
+    look = {"arrowstyle": "-|>", "color": colour, "linestyle": "--" if colour == BAD else "-", "linewidth": 1.2}
+    panel.annotate("", (x, reached), (x, begin), arrowprops=bend | look)
+    if colour == FAINT:
+        panel.plot(
+            x - 0.75 * bulge, (begin + reached) / 2, "o", color=colour, markerfacecolor="white", markersize=5, zorder=4
+        )

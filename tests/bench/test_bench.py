@@ -23,7 +23,9 @@ from minidist.bench.measure import BUS_FACTORS, Measurement
 from minidist.bench.options import NAMES, parse, size_text
 from minidist.bench.report import Results, quantity
 from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject
+from minidist.bench.subjects import tensor
 from minidist.bench.subjects.copy import state
+from minidist.bench.subjects.training import expect_same
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 from minidist.memory.precision import fp8
@@ -117,43 +119,61 @@ def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
 
 
 def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
-    """Loss and gradients, the number of all-reduces, the bytes; and a weight that differs is noticed."""
+    """Loss and gradients, the number of all-reduces, the bytes."""
     job = mpirun(
         2,
         """
-        import pytest
         import torch
+        from torch.distributed.tensor import DTensor
         from torch.distributed.tensor.debug import CommDebugMode
 
-        from minidist.bench.subjects.tensor import TOLERANCE, check_same, competitors
+        from minidist.bench.subjects.tensor import by_torch, ours
+        from minidist.bench.subjects.training import forward_backward, gpt
         from minidist.bench.worker import start_gloo
         from minidist.comm import init
+        from minidist.parallel.placement import tensor_placement_of
+
+        def full(name, parameter):
+            if name == "tensor":
+                return tensor_placement_of(parameter).full(parameter.grad)
+            return parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
 
         comm = init(limit=60)
         gloo = start_gloo(comm)
         tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
-        found = competitors(16, tokens, comm, torch_too=True)
-        check_same(found)
+        models = {name: gpt(16, 8) for name in ("serial", "tensor", "DTensor")}
+        runs = {"serial": forward_backward(models["serial"], tokens), "tensor": ours(models["tensor"], tokens, comm)}
+        runs["DTensor"] = by_torch(models["DTensor"], tokens, comm.size)
 
         reductions = 2 * 2 * 4 + 2  # forward and backward, attention and MLP of 4 layers; embedding, head
         with CommDebugMode() as counted:
-            found["DTensor"].backward()
+            losses = {"DTensor": runs["DTensor"]()}
         assert counted.get_total_counts() == reductions + 3  # of the loss: maximum, normalizer, target
         before = comm.traffic.bytes_sent
-        found["tensor"].backward()
+        losses["tensor"] = runs["tensor"]()
         assert comm.traffic.bytes_sent - before == 4 * 2 * 8 * (reductions * 16 + 3)
 
+        losses["serial"] = runs["serial"]()
+        found = {name: {"loss": losses[name]} for name in models}
+        for name, model in models.items():
+            found[name] |= {which: full(name, each) for which, each in model.named_parameters()}
         for name in ("tensor", "DTensor"):
-            with torch.no_grad():
-                found[name].model.layers[1].mlp.up.weight.mul_(1 + 100 * TOLERANCE)
-            with pytest.raises(RuntimeError, match=f"serial and {name} differ by"):
-                check_same({"serial": found["serial"], name: found[name]})
+            assert found[name].keys() == found["serial"].keys()
+            for what, tensor in found["serial"].items():
+                assert (found[name][what] - tensor).abs().max() <= 1e-5 * tensor.abs().max(), (name, what)
         print("the same")
         gloo.destroy_process_group()
         """,
     )
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("the same") == 2
+
+
+def test_competitors_whose_losses_differ_are_not_compared() -> None:
+    expect_same({"serial": 2.0, "DTensor": torch.tensor(2.0 + 1e-5)}, tensor.SAME)
+    for wrong in (2.0 + 1e-4, float("nan")):
+        with pytest.raises(RuntimeError, match="these do not train the same model"):
+            expect_same({"serial": 2.0, "DTensor": torch.tensor(wrong)}, tensor.SAME)
 
 
 # ---------------------------------------------------------------- formulas, ratios, bounds
@@ -233,7 +253,7 @@ def test_states_sizes_and_quantities() -> None:
         "1 GiB",
     ]
     assert (
-        quantity(1.234e-5, "s") == "12.3 µs"
+        quantity(1.234e-5, "s") == "12.3 us"
         and quantity(0.0451, "s") == "45.1 ms"
         and quantity(45.0, "GB/s") == "45 GB/s"
     )

@@ -19,6 +19,7 @@ import torch
 from minidist.bench.gpu.competitors import Work, build
 from minidist.bench.measure import ROUND, Run, alternate
 from minidist.bench.subject import Counted, Setting
+from minidist.bench.subjects.training import expect_same
 from minidist.bench.subjects.zero import allocated, most_allocated
 from minidist.trainer.metrics import known_peak
 
@@ -54,17 +55,16 @@ def take_turns(names: Sequence[str], work: Work, setting: Setting, case: str) ->
     """
     on_gpu = work.device.type == "cuda"
     steps: dict[str, Run] = {}
-    losses: dict[str, float] = {}
+    losses: dict[str, object] = {}
     peaks: dict[str, list[float]] = {}
     for name in names:
         before = torch.cuda.memory_allocated() if on_gpu else allocated()
         steps[name] = build(name, work, setting.comm)[1]
-        losses[name] = float(steps[name]())  # type: ignore[arg-type]
+        losses[name] = steps[name]()
         steps[name]()
         most = most_on_gpu(steps[name]) if on_gpu else most_allocated(steps[name])
         peaks[name] = [(most - before) / GIB]
-    if max(losses.values()) > (1 + SAME) * min(losses.values()):
-        raise RuntimeError(f"these do not train the same model, as their first losses differ: {losses}")
+    expect_same(losses, SAME)
     freed = torch.cuda.memory_stats().get("num_alloc_retries")
     rounds, seconds = setting.options.rounds or ROUNDS, SECONDS if on_gpu else ROUND
     times = alternate(steps, setting.comm, rounds, seconds)

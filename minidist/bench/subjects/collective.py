@@ -95,41 +95,35 @@ def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
         in_place = operation == "all_reduce" and "registered" in options.algorithms
         registered: Any = comm.allocate(max(counts), options.dtype) if in_place else None
         on_gpus = setting.launch == "nccl"
-
-        def buffers(count: int, mine: Any = None) -> Buffers:
-            made = _buffers(comm, count, options.dtype, mine)
-            return _tensors(made, options.device) if on_gpus else made
-
+        device = options.device if on_gpus else ""
         for count in counts:
             runs: dict[str, Run] = {}
             for how in (*["native"] * on_gpus, *options.algorithms):
                 if how == "registered" and in_place:
-                    runs[how] = ours(buffers(count, registered), comm, "auto")[operation]
+                    runs[how] = ours(buffers(comm, count, options.dtype, device, registered), comm, "auto")[operation]
                 elif how in collectives.algorithms(operation):
-                    runs[how] = ours(buffers(count), comm, how)[operation]
+                    runs[how] = ours(buffers(comm, count, options.dtype, device), comm, how)[operation]
             if ("native" in options.peers and not on_gpus) or setting.launch == "tuned":
-                runs["native"] = native(_buffers(comm, count, options.dtype), comm.wire.mpi)[operation]  # type: ignore[attr-defined]
+                runs["native"] = native(buffers(comm, count, options.dtype), comm.wire.mpi)[operation]  # type: ignore[attr-defined]
             if setting.gloo is not None:
-                runs["gloo"] = by_gloo(_tensors(_buffers(comm, count, options.dtype)), setting.gloo)[operation]
+                runs["gloo"] = by_gloo(buffers(comm, count, options.dtype, "cpu"), setting.gloo)[operation]
             yield Case(size_text(count * itemsize), runs, count * itemsize)
 
     return Subject(operation, cases, ("native", "native tuned", "gloo"), bounds, rounds=15, gloo=True)
 
 
-def _buffers(comm: Communicator, count: int, dtype: str, registered: Any = None) -> Buffers:
-    def zeros(length: int) -> Any:
-        return np.full(length, 0, dtype)  # written, unlike numpy.zeros: every page is there
-
-    full = zeros(count) if registered is None else registered[:count]
+def buffers(comm: Communicator, count: int, dtype: str, device: str = "", registered: Any = None) -> Buffers:
+    """Return what a collective of `count` elements needs: arrays, one of them perhaps registered, or tensors."""
     share = count // comm.size
-    return Buffers(full, zeros(share), zeros(count), [share] * comm.size)
+    arrays: list[Any] = [np.full(length, 0, dtype) for length in (count, share, count)]  # written: every page is there
+    if registered is not None:
+        arrays[0] = registered[:count]
+    if device:
+        import torch
 
-
-def _tensors(b: Buffers, device: str = "cpu") -> Buffers:
-    import torch
-
-    full, shard, out = (torch.from_numpy(array).to(device) for array in (b.full, b.shard, b.out))
-    return Buffers(full, shard, out, b.counts)
+        arrays = [torch.from_numpy(array).to(device) for array in arrays]
+    full, shard, out = arrays
+    return Buffers(full, shard, out, [share] * comm.size)
 
 
 all_reduce = collective(

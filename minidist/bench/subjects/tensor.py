@@ -10,48 +10,38 @@ each attention and MLP, one after the embedding, one before the head, and a few 
     forward     embedding ─▶ Σ ─┬▶ attention ─▶ Σ ─┬▶ mlp ─▶ Σ ─▶ ... ─┬▶ head ─▶ loss
     backward                    Σ                  Σ                   Σ
 
-Before anything is timed, all of them run one backward from the same weights, and must agree on loss and gradients.
+Before anything is timed, all of them take two steps from the same weights, and must agree on their losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, at_most, subject
-from minidist.bench.subjects.training import BATCH, TIME, VOCABULARY, WIDTHS, adamw_step, forward_backward, gpt, text
+from minidist.bench.subjects.training import (
+    BATCH,
+    TIME,
+    VOCABULARY,
+    WIDTHS,
+    adamw_step,
+    expect_same,
+    forward_backward,
+    gpt,
+    text,
+)
 from minidist.comm import Communicator
 from minidist.model import GPT
-from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.replica import Alone
 from minidist.parallel.tensor.plan import parallelize_tensor
 from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
 
-TOLERANCE = 1e-5  # of the largest element; float32 sums in another order differ by some 1e-6
-
-
-@dataclass(frozen=True)
-class Competitor:
-    """One way to train the model.
-
-    Attributes
-    ----------
-    model : GPT
-        Whole, or what this rank holds of it.
-    backward : callable
-        Does forward and backward of the batch; returns the mean loss of its tokens.
-    full : callable
-        From a parameter of the model, and its gradient, to the whole gradient. Collective.
-    """
-
-    model: GPT
-    backward: Callable[[], Tensor]
-    full: Callable[[nn.Parameter, Any], Tensor]
+SAME = 1e-5  # float32 sums in another order differ by some 1e-6
+Backward = Callable[[], Tensor]  # does forward and backward of the batch; returns the mean loss of its tokens
 
 
 @subject(peers=("serial", "DTensor"), bounds=at_most("tensor", "DTensor", dict(zip(WIDTHS, (0.78, 0.9), strict=True))))
@@ -60,55 +50,42 @@ def tensor(setting: Setting) -> Iterator[Case]:
 
     The bounds: both multiply the same matrices; what differs is how a layer is called, and the wire.
     """
+    builds: dict[str, Callable[[GPT, Tensor], Backward]] = {"serial": forward_backward}
+    builds["tensor"] = partial(ours, comm=setting.comm)
+    if setting.gloo is not None:
+        builds["DTensor"] = partial(by_torch, ranks=setting.comm.size)
     for hidden in setting.options.hidden:
-        found = competitors(hidden, text(), setting.comm, torch_too=setting.gloo is not None)
-        check_same(found)
-        runs = {name: adamw_step(Alone(competitor.model), competitor.backward) for name, competitor in found.items()}
+        runs: dict[str, Run] = {}
+        for name, build in builds.items():
+            model = gpt(hidden)
+            backward = build(model, text())
+            runs[name] = adamw_step(Alone(model), backward)
+        for _ in range(2):
+            expect_same({name: run() for name, run in runs.items()}, SAME)
         yield Case(f"D={hidden}, {BATCH} x {TIME}", runs)
 
 
-def competitors(hidden: int, tokens: Tensor, comm: Communicator, torch_too: bool) -> dict[str, Competitor]:
-    """Return everyone, starting from the same weights; each is given all of `tokens` [B, T + 1] on every rank."""
-    time = tokens.shape[1] - 1
-    found = {"serial": serial(gpt(hidden, time), tokens), "tensor": ours(gpt(hidden, time), tokens, comm)}
-    return found | ({"DTensor": by_torch(gpt(hidden, time), tokens, comm)} if torch_too else {})
-
-
-def serial(model: GPT, tokens: Tensor) -> Competitor:
-    """Return the model as it is."""
-    return Competitor(model, forward_backward(model, tokens), lambda _, gradient: gradient)
-
-
-def ours(model: GPT, tokens: Tensor, comm: Communicator) -> Competitor:
-    """Split the model by minidist."""
+def ours(model: GPT, tokens: Tensor, comm: Communicator) -> Backward:
+    """Split the model by minidist; all of `tokens` [B, T + 1] are there on every rank."""
     parallelize_tensor(model, comm)
     loss = partial(vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=VOCABULARY)
-
-    def full(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-        placement = tensor_placement_of(parameter)
-        assert placement is not None, "parallelize_tensor records every parameter"
-        return placement.full(gradient)
-
-    return Competitor(model, forward_backward(model, tokens, loss=loss), full)
+    return forward_backward(model, tokens, loss=loss)
 
 
-def by_torch(model: GPT, tokens: Tensor, comm: Communicator) -> Competitor:
+def by_torch(model: GPT, tokens: Tensor, ranks: int) -> Backward:
     """Split the model by torch, as its tutorial on tensor parallelism does."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
-    parallelize_module(model, init_device_mesh("cpu", (comm.size,)), torch_plan())
+    parallelize_module(model, init_device_mesh("cpu", (ranks,)), torch_plan())
     run = forward_backward(model, tokens)  # its logits are a DTensor [B, T, V], split along V
 
     def backward() -> Tensor:
         with loss_parallel():
-            return whole(run())
+            loss: Any = run()
+            return cast(Tensor, loss.full_tensor())
 
-    def whole(tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # norms are no DTensors
-
-    return Competitor(model, backward, lambda _, gradient: whole(gradient))
+    return backward
 
 
 def torch_plan() -> dict[str, Any]:
@@ -132,28 +109,3 @@ def torch_plan() -> dict[str, Any]:
     plan |= {f"layers.*.mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     plan |= {f"layers.*.{name}": RowwiseParallel() for name in ("attention.output", "mlp.down")}
     return plan
-
-
-def check_same(found: Mapping[str, Competitor]) -> None:
-    """Raise RuntimeError unless every two give the same loss and gradients, to `TOLERANCE`: else times mean nothing."""
-    results = {name: loss_and_gradients(competitor) for name, competitor in found.items()}
-    for (one, mine), (other, theirs) in combinations(results.items(), 2):
-        if mine.keys() != theirs.keys():
-            raise RuntimeError(f"{one} and {other} have gradients of different parameters: no comparison of speed")
-        for what, tensor in mine.items():
-            difference = float((tensor - theirs[what]).abs().max() / theirs[what].abs().max())
-            if not difference <= TOLERANCE:
-                raise RuntimeError(
-                    f"{one} and {other} differ by {difference:.1e} in {what}, more than {TOLERANCE:g}: they do not "
-                    "compute the same, so their speed cannot be compared"
-                )
-
-
-def loss_and_gradients(competitor: Competitor) -> dict[str, Tensor]:
-    """Return the loss of one backward, and the whole gradient of every parameter, by name. Collective."""
-    competitor.model.zero_grad()
-    found = {"loss": competitor.backward()}
-    for name, parameter in competitor.model.named_parameters():
-        if parameter.grad is not None:
-            found[f"the gradient of {name}"] = competitor.full(parameter, parameter.grad)
-    return found

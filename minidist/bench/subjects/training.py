@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -69,3 +69,13 @@ def adamw_step(replica: Replica, backward: Callable[[], object], **options: Any)
         return loss
 
     return step
+
+
+def expect_same(losses: Mapping[str, Any], tolerance: float) -> None:
+    """Raise RuntimeError if losses that competitors start with differ by more than this part of them.
+
+    They then train different models, and to compare their speed would mean nothing.
+    """
+    found = {name: float(loss) for name, loss in losses.items()}
+    if not all(loss <= (1 + tolerance) * min(found.values()) for loss in found.values()):  # also if one is no number
+        raise RuntimeError(f"these do not train the same model, as their first losses differ: {found}")
