@@ -22,13 +22,14 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from minidist.bench.machine import machine
 from minidist.bench.measure import Measurement
 from minidist.bench.options import Options, parse
 from minidist.bench.report import Results
-from minidist.bench.subject import Setting, find_subject, measured
+from minidist.bench.subject import Setting
 from minidist.comm import LaunchError, init
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import environment, find_mpirun
@@ -53,19 +54,14 @@ def main(argv: list[str]) -> int:
     described = machine()
     for launch in options.launches:
         try:
-            status, seen, found = run_workers(launch, options, argv)
+            seen, found = run_workers(launch, options, argv)
         except LaunchError as error:
             sys.stderr.write(f"minidist bench: {error}\n")
             return 2
         described |= {key: value for key, value in seen.items() if value}
         measurements += found
-        if status:
-            sys.stderr.write(f"minidist bench: the {launch} launch ended with status {status}; nothing is reported\n")
-            return status
-    if "threads" in options.names:
-        measurements += measured(find_subject("threads"), Setting(options, "here", init()))
-    other_model = options.names == ("gpu",) and (options.layers or options.hidden)
-    judged = not other_model and "H100" in str(described.get("gpu", "H100"))
+    other_model = options.layers or options.hidden or "H100" not in str(described.get("gpu"))
+    judged = options.names != ("gpu",) or not other_model
     results = Results(measurements, options.dtype, described, judged)
     text = json.dumps(results.as_json(), indent=1)
     if options.json == "-":
@@ -82,12 +78,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[int, dict[str, object], list[Measurement]]:
-    """Run one launch, or measure `here`; return the exit status, the machine as described there, and measurements."""
-    if launch == "here":
-        from minidist.bench.gpu import measure  # which imports torch
+def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[dict[str, object], list[Measurement]]:
+    """Run one launch, or measure `here`; return the machine as described there, and the measurements.
 
-        return 0, *measure(options)
+    Raises
+    ------
+    LaunchError
+        If it cannot be started, or fails.
+    """
+    if launch == "here":
+        from minidist.bench.gpu import one_rank  # which imports torch
+        from minidist.bench.worker import collected
+
+        with one_rank(options.device) if options.names == ("gpu",) else nullcontext(init()) as comm:
+            return machine(), collected(Setting(options, launch, comm))
     if launch == "nccl":
         from minidist.bench.nccl import torchrun
 
@@ -98,10 +102,8 @@ def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[int, di
         env |= {"OMP_NUM_THREADS": "1"} | (KEEP_MEMORY if launch == "tuned" else {})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measurements.json")
-        worker = ["-m", "minidist.bench.worker", launch, str(file), *argv]
-        outcome = run_job([*start, *worker], env=env)
+        outcome = run_job([*start, "-m", "minidist.bench.worker", launch, str(file), *argv], env=env)
         if outcome.returncode or not file.exists():
-            return outcome.returncode or 1, {}, []
+            raise LaunchError(f"the {launch} launch ended with status {outcome.returncode}; nothing is reported")
         found = json.loads(file.read_text())
-        rows = [Measurement(**{**row, "values": tuple(row["values"])}) for row in found["measurements"]]
-        return 0, found["machine"], rows
+    return found["machine"], [Measurement(**{**row, "values": tuple(row["values"])}) for row in found["measurements"]]

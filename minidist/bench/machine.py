@@ -21,6 +21,7 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "numpy": numpy.__version__,
         "torch": torch.__version__ if torch is not None else "",
+        "gpu": torch.cuda.get_device_name() if torch is not None and torch.cuda.is_initialized() else "",
     }
 
 

@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from minidist.comm import Communicator
+from minidist.comm import Communicator
 
 Run: TypeAlias = Callable[[], object]
 

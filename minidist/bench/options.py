@@ -49,11 +49,13 @@ class Options:
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """The launches of `mpirun`, by what MPI is told, see `minidist.bench`; or `nccl` by torchrun, or `here`."""
-        if self.names[0] in ON_GPUS:
-            return ("nccl" if self.names == ("nccl",) else "here",)
-        shipped = ("shipped",) if self.names != ("threads",) else ()
-        return (*shipped, "tuned") if "tuned" in self.peers and self.collectives else shipped
+        """The launches of `mpirun`, by what MPI is told, see `minidist.bench`; `nccl` by torchrun; `here`."""
+        if self.names == ("nccl",):
+            return ("nccl",)
+        here = ("here",) if {"gpu", "threads"} & set(self.names) else ()
+        tuned = ("tuned",) if "tuned" in self.peers and self.collectives else ()
+        shipped = ("shipped",) if set(self.names) - {"gpu", "threads"} else ()
+        return (*shipped, *tuned, *here)
 
 
 def parse(argv: list[str]) -> Options:

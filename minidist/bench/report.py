@@ -73,7 +73,7 @@ class Results:
         return {
             "machine": self.machine,
             "dtype": self.dtype,
-            "states": {f"{m.launch} {m.case}": state(m.median) for m in self._probes()},
+            "states": {m.case: state(m.median) for m in self._probes()},
             "results": [m.as_row() | {"ratios": self._ratios(m)} for m in self.measurements],
             "bounds": [
                 {"bench": v.bench, **vars(v.bound), "measured": v.measured, "met": v.met} for v in self.verdicts
@@ -106,20 +106,13 @@ class Results:
         lower, upper = m.quartiles
         rate = m.flops / m.median / 1e12 if m.flops else (m.bus_bandwidth or 0) / 1e9
         return [
-            f"{m.launch} {m.case}" if m.bench == "copy" else m.case,
+            m.case,
             f"{m.competitor} tuned" if m.launch == "tuned" and m.bench != "copy" else m.competitor,
-            self._marked(quantity(m.median, m.unit), m, ""),
+            quantity(m.median, m.unit),
             f"{quantity(lower, m.unit)} - {quantity(upper, m.unit)}",
             f"{rate:.3g}" if rate else "",
-            *("" if m.launch == "tuned" else self._marked(number(self.ratio(m, peer)), m, peer) for peer in peers),
+            *("" if m.launch == "tuned" else number(self.ratio(m, peer)) for peer in peers),
         ]
-
-    def _marked(self, text: str, m: Measurement, peer: str) -> str:
-        """Add the bound to a number, if there is one."""
-        for v in self.verdicts:
-            if (v.bench, v.bound.case, v.bound.competitor, v.bound.peer) == (m.bench, m.case, m.competitor, peer):
-                return f"{text} {v.sign} {v.bound.limit:g} {'met' if v.met else 'MISSED'}"
-        return text
 
     def _summary(self) -> str:
         states = sorted({state(m.median) for m in self._probes()})
@@ -127,8 +120,7 @@ class Results:
         lines = [f"bounds: {met} of {len(self.verdicts)} met"]
         if states:
             lines[0] += f"; they are for the near state of the cores, and this run saw: {', '.join(states)}"
-        told = [verdict for verdict in self.verdicts if not verdict.met or verdict.bench in ON_ONE_GPU]
-        return "\n".join(lines + [f"  {'met' if verdict.met else 'missed'}: {verdict}" for verdict in told])
+        return "\n".join(lines + [f"  {'met' if verdict.met else 'MISSED'}: {verdict}" for verdict in self.verdicts])
 
     def _probes(self) -> list[Measurement]:
         return [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]

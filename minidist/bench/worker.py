@@ -17,20 +17,16 @@ from typing import Any
 from minidist.bench.machine import machine
 from minidist.bench.measure import Measurement
 from minidist.bench.options import parse
-from minidist.bench.subject import Setting, find_subject, measured
+from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject, measured
 from minidist.comm import Communicator, init
 
 
 def main(launch: str, file: str, argv: list[str]) -> None:
-    """Measure, with a line of progress on standard error for each case."""
+    """Measure, and write the file."""
     options, comm = parse(argv), init()
     wanted = "gloo" in options.peers and launch == "shipped" and any(find_subject(name).gloo for name in options.names)
     gloo = start_gloo(comm) if wanted else None
-    measurements: list[Measurement] = []
-    for (bench, case), found in groupby(measure(Setting(options, launch, comm, gloo)), lambda m: (m.bench, m.case)):
-        if comm.rank == 0:
-            print(f"{launch}: {bench} {case}", file=sys.stderr, flush=True)
-        measurements += found
+    measurements = collected(Setting(options, launch, comm, gloo))
     if comm.rank == 0:
         rows = [asdict(measurement) for measurement in measurements]
         Path(file).write_text(json.dumps({"machine": machine(), "measurements": rows}))
@@ -38,21 +34,32 @@ def main(launch: str, file: str, argv: list[str]) -> None:
         gloo.destroy_process_group()
 
 
+def collected(setting: Setting) -> list[Measurement]:
+    """Return what a launch measures, with a line of progress on standard error for each case."""
+    measurements: list[Measurement] = []
+    for (bench, case), found in groupby(measure(setting), lambda m: (m.bench, m.case)):
+        if setting.comm.rank == 0:
+            print(f"{setting.launch}: {bench} {case}", file=sys.stderr, flush=True)
+        measurements += found
+    return measurements
+
+
 def measure(setting: Setting) -> Iterator[Measurement]:
-    """Yield what this launch measures, between two probes of the machine. Only the shipped launch runs more than
-    collectives, and that on GPUs probes nothing.
+    """Yield what a launch measures; those by mpirun stand between two probes of the machine.
+
+    Only the shipped launch runs more than collectives.
     """
-    if setting.launch == "nccl":
-        for name in setting.options.collectives:
-            yield from measured(find_subject(name), setting)
-        return
-    names = setting.options.names if setting.launch == "shipped" else setting.options.collectives
-    copy = find_subject("copy")
-    yield from measured(copy, setting)
+    options, launch, copy = setting.options, setting.launch, find_subject("copy")
+    names = options.names if launch == "shipped" else options.collectives
+    if launch == "here":
+        names = ON_ONE_GPU if options.names == ("gpu",) else ("threads",)
+    by_mpirun = launch in ("shipped", "tuned")
+    if by_mpirun:
+        yield from measured(copy, setting)
     for name in names:
-        if name not in ("copy", "threads"):
+        if not (by_mpirun and name in ("copy", "threads")):
             yield from measured(find_subject(name), setting)
-    if setting.options.names != ("copy",):
+    if by_mpirun and options.names != ("copy",):
         yield from measured(copy, replace(setting, when="after"))
 
 

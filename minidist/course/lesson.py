@@ -14,12 +14,11 @@ What a check is made of stands in `grader/contract.py`.
 
 from __future__ import annotations
 
-import functools
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from minidist.course.grader.contract import Check
 
@@ -108,11 +107,5 @@ def load_module(name: str, path: Path) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
-    exec(compiled(path.read_bytes(), str(path)), module.__dict__)
+    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     return module
-
-
-@functools.cache
-def compiled(source: bytes, path: str) -> CodeType:
-    """Return the code of a source: every simulated rank runs that of the same file."""
-    return compile(source, path, "exec")

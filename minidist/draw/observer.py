@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 import sysconfig
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidist.collectives.fast import chunks_of, cut
 from minidist.comm import Communicator
-from minidist.comm.buffers import address
+from minidist.comm.buffers import Array, address
 from minidist.draw.player import COUNTERS, Buffers, Cell, Contents, Does, Line, Step, words
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
 
 NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")

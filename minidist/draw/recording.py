@@ -14,21 +14,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidist.comm import Cluster, Communicator, DeadlockError, run
-from minidist.comm.buffers import dtype_name, flatten
+from minidist.comm.buffers import Array, dtype_name, flatten
 from minidist.comm.ledger import Ledger
 from minidist.comm.request import Span
 from minidist.comm.wire import Request, Wire, WireAround
 from minidist.draw.observer import Observer
 from minidist.draw.player import COUNTERS, Does, Recording
 from minidist.trace.events import EventKind
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
 
 MOST_RANKS = 16  # a float64 then has 3 bits for each
 

@@ -36,16 +36,16 @@ def state(gigabytes: float) -> str:
 @subject(gloo=False)
 def copy(setting: Setting) -> Iterator[Counted]:
     """Billions of bytes copied in a second, in the three ways; `setting.when` names the probe. No peer, no bound."""
-    comm = setting.comm
+    comm, case = setting.comm, f"{setting.launch} {setting.when}"
     for name, bytes, iterations in (("own core", IN_CACHE, 500), ("memory", BEYOND_CACHES, 1)):
         source, target = np.full(bytes, 1, np.uint8), np.full(bytes, 0, np.uint8)
         seconds = [timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)]
-        yield Counted(setting.when, {name: [bytes / s / 1e9 for s in seconds]}, "GB/s", bytes)
+        yield Counted(case, {name: [bytes / s / 1e9 for s in seconds]}, "GB/s", bytes)
     mine = comm.allocate(BLOCK, np.uint8)
     windows = comm.peers(mine)
     if windows is not None:
         values = [BLOCK / _copy_from_neighbour(windows, comm) / 1e9 for _ in range(2 * ROUNDS)]
-        yield Counted(setting.when, {"other core": values}, "GB/s", BLOCK)
+        yield Counted(case, {"other core": values}, "GB/s", BLOCK)
 
 
 def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:

@@ -16,11 +16,11 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, TextIO, TypeAlias
 
 import minidist
@@ -32,8 +32,7 @@ from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
 from minidist.launch.imports import quick_imports
 
-Parts: TypeAlias = dict[str, tuple[object, object]]  # by name, a function or class and its code
-Seal: TypeAlias = dict[str, tuple[object, Parts]]  # by name, a module or class and its parts
+Seal: TypeAlias = dict[str, tuple[object, object]]  # by its full name, a part of the package and its code
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
 MEMORY = 4 << 30  # bytes that one process may hold
 
@@ -103,7 +102,7 @@ def run_shares(
             importlib.import_module(name)
     sys.path[:0] = job["beside"]
     as_prepared = len(sys.modules) == prepared.modules  # to look at each would be to copy it from that process
-    sealed = prepared.sealed if as_prepared else prepared.sealed | seal(prepared.sealed)
+    sealed = prepared.sealed if as_prepared else seal()
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
     watch = Watch(check.task, job["exercise"], job["lesson"], shares[min(shares)].notes.append)
     watch.begin()
@@ -156,44 +155,26 @@ def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]
     return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
 
 
-def seal(known: Container[str] = ()) -> Seal:
-    """Return what the package's modules, and the classes in them, consist of by now: each function with its code.
-
-    Those whose names are `known` are left out.
-    """
-    there = list(sys.modules.items())
-    modules = {name: one for name, one in there if name.partition(".")[0] == "minidist" and name not in known}
-    classes = {  # that are in many modules, but each once
-        f"{one.__module__}.{one.__qualname__}": one
-        for module in modules.values()
-        for one in vars(module).values()
-        if isinstance(one, type)
-    }
-    spaces: dict[str, object] = {**modules, **classes}
+def seal() -> Seal:
+    """Return what the package's modules, and the classes in them, consist of by now: each function with its code."""
+    modules = {name: one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"}
+    named = (value for module in modules.values() for value in vars(module).values())
+    classes = {f"{one.__module__}.{one.__qualname__}": one for one in named if isinstance(one, type)}
     return {
-        name: (
-            one,
-            {
-                key: (value, getattr(value, "__code__", None))
-                for key, value in vars(one).items()
-                if callable(value) or isinstance(value, (property, staticmethod, classmethod))
-            },
-        )
-        for name, one in spaces.items()
-        if name not in known
+        f"{space}.{name}": (value, getattr(value, "__code__", None))
+        for space, one in [*modules.items(), *classes.items()]
+        for name, value in vars(one).items()
+        if callable(value) or isinstance(value, (property, staticmethod, classmethod))
     }
 
 
 def check_untouched(sealed: Seal) -> None:
     """Raise if the student's code replaced a part of the package."""
-    for name, (one, parts) in sealed.items():
-        gone = isinstance(one, ModuleType) and sys.modules.get(name) is not one
-        now = {} if gone else vars(one)
-        for key, (value, code) in parts.items():
-            found = now.get(key)
-            touched = found is not value or (code is not None and getattr(found, "__code__", None) is not code)
-            if touched and not hooked_by_torch(found, value):
-                raise Wrong(f"the answer replaces {name}.{key}, which belongs to minidist")
+    now = seal()
+    for name, (value, code) in sealed.items():
+        found, its_code = now.get(name, (None, None))
+        if (found is not value or its_code is not code) and not hooked_by_torch(found, value):
+            raise Wrong(f"the answer replaces {name}, which belongs to minidist")
 
 
 def hooked_by_torch(found: Any, value: Any) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +49,6 @@ def grade(
     limit: float = LIMIT,
     only: Callable[[Check], bool] = lambda check: True,
     warm: Warm | None = None,
-    enough: Callable[[Graded], bool] = lambda test: False,
 ) -> list[Graded]:
     """Grade one file; return every case of every check, in order.
 
@@ -67,32 +64,25 @@ def grade(
     warm : optional
         The processes that run the cases, and as which user. Several gradings may share them. Default: they are started
         and ended here.
-    enough
-        Says of a graded case that no further case needs to begin; those are left out of the result.
     """
     plan: list[tuple[int, Case, float]] = []
     for index, check in enumerate(lesson.checks):
         if only(check):
             cases = check.draw(np.random.default_rng([seed, index]))
             plan += [(index, case, check.points / len(cases)) for case in cases]
-    untouched, known = is_handout(lesson, answer), threading.Event()
+    untouched = is_handout(lesson, answer)
 
-    def one(entry: tuple[int, Case, float]) -> Graded | None:
-        if known.is_set():
-            return None
+    def one(entry: tuple[int, Case, float]) -> Graded:
         index, case, points = entry
         check = lesson.checks[index]
         seconds = limit * (MORE_FOR_MPI if check.wire == "mpi" else 1)
         ran = Ran(not_started=NOT_STARTED) if untouched else run_case(lesson, index, case, answer, seconds, ready)
         status, output, figures = verdict(check, case, ran, answer)
         score = points if status == PASSED else 0.0
-        test = Graded(lesson.name, check, "", case.label, score, points, status, printable(output), figures)
-        if enough(test):
-            known.set()
-        return test
+        return Graded(lesson.name, check, "", case.label, score, points, status, printable(output), figures)
 
     with nullcontext(warm) if warm else warm_processes([lesson], AT_ONCE) as ready, ThreadPoolExecutor(AT_ONCE) as pool:
-        return numbered([test for test in pool.map(one, plan) if test is not None])
+        return numbered(list(pool.map(one, plan)))
 
 
 def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, str, Mapping[str, float]]:
@@ -121,17 +111,13 @@ def numbered(tests: list[Graded]) -> list[Graded]:
     """
     found = {test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS}
     result: list[Graded] = []
-    for task, own in itertools.groupby(sorted(tests, key=task_of), key=task_of):
+    for task in sorted({test.check.task.number for test in tests}):
+        own = (test for test in tests if test.check.task.number == task)
         for number, test in enumerate(own, start=1):
             if task in found:
                 test = replace(test, score=0.0, status=FAILED, output=found[task])
             result.append(replace(test, number=f"{task}.{number}"))
     return result
-
-
-def task_of(test: Graded) -> int:
-    """Return the number of a test's task."""
-    return test.check.task.number
 
 
 def printable(text: str) -> str:

@@ -29,6 +29,7 @@ from minidist.launch.mpirun import Mpirun, environment, find_mpirun
 KEPT = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "OMP_NUM_THREADS"}
 KEPT_OF_MPI = ("MPICH_", "OMPI_", "PRTE_", "FI_")
 UNREADABLE = "the check fails at {} ({}: {}): its own fault, unless the answer returns other than its docstring says"
+found_mpirun = functools.cache(find_mpirun)
 SECONDARY = ("RankFailed", "CommunicationError")  # raised because another rank failed
 
 
@@ -79,7 +80,7 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         if check.wire == "threads" and SUPPORTED:
             warm.run(folder, stand, limit)
         else:
-            mpirun = _mpirun() if check.wire == "mpi" else None
+            mpirun = found_mpirun() if check.wire == "mpi" else None
             forked = SUPPORTED and mpirun is not None and mpirun.vendor == "MPICH"
             start = warm.rank(folder) if forked else isolated("child", folder)
             if mpirun is not None:
@@ -141,8 +142,3 @@ def clean_environment(mpirun: Mpirun | None) -> dict[str, str]:
         for name, value in environment(mpirun).items()
         if name in KEPT or (mpirun is not None and name.startswith(KEPT_OF_MPI))
     }
-
-
-@functools.cache
-def _mpirun() -> Mpirun:
-    return find_mpirun()

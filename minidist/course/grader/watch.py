@@ -54,7 +54,7 @@ class Watch:
         self.calls = self.profile  # one and the same object, to be recognized
         self.barred = functools.cache(functools.partial(barred, task))
         self.dull: dict[str, bool] = {}  # whether a file holds nothing that is barred, so that its calls need no look
-        self.shortcuts: dict[int, str] = {}  # by code: what of the witness carries data past the messages
+        self.shortcuts: dict[int, str] = {}  # by the id of its code: what of the witness carries data
         self.below: dict[int, str] = {}  # the same, of the wire
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
@@ -73,10 +73,6 @@ class Watch:
         """Have `calls`, or nobody, look at this thread's calls from now on. Python lets one thread switch at a time."""
         with self.switching:
             sys.setprofile(calls)
-
-    def look_at(self, code: CodeType, kind: str, among: dict[int, str]) -> None:
-        """Note from now on who calls this code, which is one of the communicator's shortcuts."""
-        among[id(code)] = kind
 
     def profile(self, frame: FrameType, event: str, what: Any) -> None:
         """Look at a call: the function for `sys.setprofile`, and quick with most calls, which are of no interest."""

@@ -31,11 +31,10 @@ class Witness(WireAround):
         super().__init__(inner)
         self._note, self._watch = note, watch
         for kind in SHORTCUTS:
-            watch.look_at(getattr(Witness, kind).__code__, kind, watch.shortcuts)
-        watch.look_at(vars(WireAround)["native"].fget.__code__, "native", watch.shortcuts)
+            watch.shortcuts[id(getattr(Witness, kind).__code__)] = kind
+        watch.shortcuts[id(vars(WireAround)["native"].fget.__code__)] = "native"
         for name in (*SHORTCUTS, *MESSAGES):
-            kind = name if name in SHORTCUTS else "hides"
-            watch.look_at(getattr(type(inner), name).__code__, kind, watch.below)
+            watch.below[id(getattr(type(inner), name).__code__)] = name if name in SHORTCUTS else "hides"
 
     def _see(self, to: int, bytes: int) -> None:
         through, line, barrier = self._watch.stack(sys._getframe(2))
