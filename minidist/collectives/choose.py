@@ -3,7 +3,7 @@
 The rule (`explain`) considers the operation, the bytes, the number of ranks and the wire, but no measured time. So two
 runs of a program make the same choices and give the same bits.
 
-The functions of one operation are all called alike, with flat arrays: `NATIVE` shows with which arguments.
+The functions of one operation are all called alike, with flat arrays; so are the engines' own (`comm.native`).
 """
 
 from __future__ import annotations
@@ -49,24 +49,6 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
     "gather": {"central": central.gather, "tree": tree.gather},
     "scatter": {"central": central.scatter, "tree": tree.scatter},
     "all_to_all": {"pairwise": pairwise.all_to_all},
-}
-NATIVE: dict[str, Callable[..., None]] = {  # the engine's own, called as all others are
-    "all_reduce": lambda array, comm, combine: comm.native.all_reduce(array, combine.op),
-    "reduce_scatter": lambda chunks, out, comm, combine: comm.native.reduce_scatter(
-        chunks.whole, out, chunks.lengths, combine.op
-    ),
-    "all_gather": lambda chunks, comm: comm.native.all_gather(chunks.brought, chunks.whole, chunks.lengths),
-    "broadcast": lambda array, comm, root: comm.native.broadcast(array, root),
-    "reduce": lambda array, comm, root, combine: comm.native.reduce(array, root, combine.op),
-    "gather": lambda shard, chunks, comm, root, lengths: comm.native.gather(
-        shard, None if chunks is None else chunks.whole, lengths, root
-    ),
-    "scatter": lambda chunks, shard, comm, root, lengths: comm.native.scatter(
-        None if chunks is None else chunks.whole, shard, lengths, root
-    ),
-    "all_to_all": lambda leaving, arriving, comm: comm.native.all_to_all(
-        leaving.whole, leaving.lengths, arriving.whole, arriving.lengths
-    ),
 }
 LEAST: dict[str, Callable[[int, int, int, int], int]] = {
     # What a rank has to send of `whole` at least, if the work is shared out evenly. `own` is its shard, and `behind` by
@@ -122,7 +104,7 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
         algorithm = explain(operation, bytes, comm)[0]
     else:
         _check(operation, algorithm, comm)
-    return algorithm, NATIVE[operation] if algorithm == "native" else TABLE[operation][algorithm]
+    return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[operation][algorithm]
 
 
 def _check(operation: str, algorithm: str, comm: Communicator) -> None:

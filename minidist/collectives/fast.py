@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.comm.buffers import device_name, dtype_name, empty
+from minidist.comm.buffers import Chunks, device_name, dtype_name, empty
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -45,28 +45,6 @@ def cut(length: int, parts: int) -> list[int]:
     """Return the lengths of `numpy.array_split`'s parts: as equal as possible, the longer ones first."""
     whole, rest = divmod(length, parts)
     return [whole + 1] * rest + [whole] * (parts - rest)
-
-
-class Chunks(list[Any]):
-    """Consecutive views of a flat array.
-
-    Attributes
-    ----------
-    whole : Array
-        The array.
-    lengths : list[int]
-        The number of elements of each.
-    brought : Array or None
-        For an all-gather: this rank's shard, of which its chunk is a copy.
-    """
-
-    def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:
-        super().__init__()
-        start = 0
-        for length in lengths:
-            self.append(whole[start : start + length])
-            start += length
-        self.whole, self.lengths, self.brought = whole, lengths, brought
 
 
 def chunks_of(array: Array, lengths: list[int]) -> Chunks:

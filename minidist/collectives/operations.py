@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.collectives.choose import LEAST, find
-from minidist.collectives.fast import Chunks, chunks_of, cut
+from minidist.collectives.fast import chunks_of, cut
 from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
-from minidist.comm.buffers import copy, device_name, dtype_name, flatten, is_tensor
+from minidist.comm.buffers import Chunks, copy, device_name, dtype_name, flatten, is_tensor
 from minidist.trace.events import COLLECTIVE
 
 if TYPE_CHECKING:

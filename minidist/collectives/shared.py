@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.fast import Chunks, blocks, chunks_of, cut, segments, view_as
+from minidist.collectives.fast import blocks, chunks_of, cut, segments, view_as
 from minidist.comm.agree import agree
-from minidist.comm.buffers import as_bytes, copy, device_name
+from minidist.comm.buffers import Chunks, as_bytes, copy, device_name
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine

@@ -129,6 +129,28 @@ def as_bytes(array: Array) -> Any:
     return array.view(sys.modules["torch"].uint8).numpy()
 
 
+class Chunks(list[Any]):
+    """Consecutive views of a flat array.
+
+    Attributes
+    ----------
+    whole : Array
+        The array.
+    lengths : list[int]
+        The number of elements of each.
+    brought : Array or None
+        For an all-gather: this rank's shard, of which its chunk is a copy.
+    """
+
+    def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:
+        super().__init__()
+        start = 0
+        for length in lengths:
+            self.append(whole[start : start + length])
+            start += length
+        self.whole, self.lengths, self.brought = whole, lengths, brought
+
+
 def copy(target: Array, source: Array) -> None:
     """Copy bytes between flat arrays of equal size, whatever their dtypes. Meta arrays hold nothing to copy."""
     if isinstance(target, np.ndarray) and isinstance(source, np.ndarray) and target.dtype == source.dtype:

@@ -343,7 +343,11 @@ def test_lean_in_one_case_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "native", ("comm.native.all_reduce(buffer, 'sum')", "all_reduce(buffer, comm, algorithm='native')")
+    "native",
+    (
+        "comm.native.all_reduce(buffer, comm, type('Sum', (), {'op': 'sum'}))",
+        "all_reduce(buffer, comm, algorithm='native')",
+    ),
 )
 def test_call_the_native_collective(native: str, tmp_path: Path) -> None:
     source = REFERENCE + f"def ring_all_reduce(buffer, comm):\n    {native}\n"

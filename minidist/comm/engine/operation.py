@@ -6,34 +6,24 @@ for a mean: the collectives ask for a sum, and divide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from minidist.comm.buffers import dtype_name
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
 
-Operation = TypeVar("Operation")
+
+class Operation(Protocol):
+    """A reduction of the collectives, of which an engine takes the name: sum, max, min or prod."""
+
+    op: str
 
 
-def known_operation(
-    engine: str, op: str, array: Array, operations: Mapping[str, Operation], unknown: tuple[str, ...]
-) -> Operation:
-    """Return the engine's own name for `op`.
-
-    Raises
-    ------
-    ValueError
-        If the engine has no such operation.
-    TypeError
-        If it does not reduce the array's dtype.
-    """
-    if op not in operations:
-        raise ValueError(f"{engine} cannot reduce by op={op!r}: choose one of {', '.join(operations)}")
+def check_reducible(engine: str, array: Array, unknown: tuple[str, ...]) -> None:
+    """Raise TypeError if the array is of a dtype that is `unknown` to the engine's reductions."""
     if dtype_name(array) in unknown:
         raise TypeError(
             f"{engine} cannot reduce {dtype_name(array)}: choose another algorithm than 'native' (which 'auto' takes "
             "on GPUs), or convert to float32 or int32"
         )
-    return operations[op]

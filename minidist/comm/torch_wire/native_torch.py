@@ -1,4 +1,4 @@
-"""The collectives of gloo and NCCL, behind the same methods as MPI's in `native.py`.
+"""The collectives of gloo and NCCL, behind the same methods as MPI's in `mpi_wire/native.py`.
 
 These two want equal shards. Where shards are unequal (7 elements on 2 ranks) there is one broadcast, or one reduction,
 per shard; gather and scatter are an all-to-all in which one rank alone receives, or sends. So does NCCL itself.
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from minidist.comm.buffers import dtype_name
-from minidist.comm.engine.operation import known_operation
+from minidist.comm.buffers import Chunks, dtype_name
+from minidist.comm.engine.operation import Operation, check_reducible
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
+    from minidist.comm.ledger import Ranks
 
 OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -32,75 +33,69 @@ scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 
 class NativeTorch:
-    """torch.distributed's collectives on flat arrays. `counts` are the elements of each rank's shard."""
+    """torch.distributed's collectives on flat arrays, called as all algorithms of the collectives are."""
 
     def __init__(
         self,
-        rank: int,
         addresses: Sequence[int],
         cpu: dist.ProcessGroup,
         cuda: dist.ProcessGroup | None,
         byte_tensor: Callable[[Any], torch.Tensor],
     ):
-        self.rank, self.addresses, self.cpu, self.cuda, self.byte_tensor = rank, addresses, cpu, cuda, byte_tensor
+        self.addresses, self.cpu, self.cuda, self.byte_tensor = addresses, cpu, cuda, byte_tensor
 
-    def all_reduce(self, array: Array, op: str) -> None:
+    def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> None:
         """dist.all_reduce."""
-        tensor, operation = self._tensor(array), _operation(op, array)
+        tensor, operation = self._reducible(array), OPERATIONS[combine.op]
         dist.all_reduce(tensor, operation, self._group(tensor))
 
-    def reduce(self, array: Array, root: int, op: str) -> None:
+    def reduce(self, array: Array, comm: Ranks, root: int, combine: Operation) -> None:
         """dist.reduce, in place at the root. The engine uses the other ranks' buffers as its own: they give a copy."""
-        tensor, operation = self._tensor(array), _operation(op, array)
-        if self.rank != root:
+        tensor, operation = self._reducible(array), OPERATIONS[combine.op]
+        if comm.rank != root:
             tensor = tensor.clone()
         dist.reduce(tensor, self.addresses[root], operation, self._group(tensor))
 
-    def broadcast(self, array: Array, root: int) -> None:
+    def broadcast(self, array: Array, comm: Ranks, root: int) -> None:
         """dist.broadcast."""
         tensor = self.byte_tensor(array)
         dist.broadcast(tensor, self.addresses[root], self._group(tensor))
 
-    def reduce_scatter(self, array: Array, shard: Array, counts: list[int], op: str) -> None:
-        """dist.reduce_scatter_single; with unequal counts one dist.reduce per shard."""
-        full, out, operation = self._tensor(array), self._tensor(shard), _operation(op, array)
+    def reduce_scatter(self, chunks: Chunks, out: Array, comm: Ranks, combine: Operation) -> None:
+        """dist.reduce_scatter_single; with unequal chunks one dist.reduce each."""
+        full, shard, operation = self._reducible(chunks.whole), self._reducible(out), OPERATIONS[combine.op]
         group = self._group(full)
-        if self._in_order(group) and len(set(counts)) == 1:
-            scatter_whole(out, full, operation, group)
+        if self._in_order(group) and len(set(chunks.lengths)) == 1:
+            scatter_whole(shard, full, operation, group)
             return
-        for rank, piece in enumerate(full.split_with_sizes(counts)):
+        for rank, piece in enumerate(full.split_with_sizes(chunks.lengths)):
             copy = piece.clone()
             dist.reduce(copy, self.addresses[rank], operation, group)
-            if rank == self.rank:
-                out.copy_(copy)
+            if rank == comm.rank:
+                shard.copy_(copy)
 
-    def all_gather(self, shard: Array, out: Array, counts: list[int]) -> None:
-        """dist.all_gather_single; with unequal counts one dist.broadcast per shard."""
-        full, mine = self.byte_tensor(out), self.byte_tensor(shard)
-        group = self._group(mine)
-        if self._in_order(group) and len(set(counts)) == 1:
-            gather_whole(full, mine, group)
+    def all_gather(self, chunks: Chunks, comm: Ranks) -> None:
+        """dist.all_gather_single, in place; with unequal chunks one dist.broadcast each."""
+        full = self.byte_tensor(chunks.whole)
+        pieces, group = full.split_with_sizes(_in_bytes(chunks)), self._group(full)
+        if self._in_order(group) and len(set(chunks.lengths)) == 1:
+            gather_whole(full, pieces[comm.rank], group)
             return
-        pieces = full.split_with_sizes(_in_bytes(counts, out))
-        pieces[self.rank].copy_(mine)
         for rank, piece in enumerate(pieces):
             dist.broadcast(piece, self.addresses[rank], group)
 
-    def gather(self, shard: Array, out: Array | None, counts: list[int], root: int) -> None:
+    def gather(self, shard: Array, chunks: Chunks | None, comm: Ranks, root: int, lengths: list[int]) -> None:
         """dist.all_to_all_single, in which the root alone receives."""
-        to_root, nothing = [len(shard) if rank == root else 0 for rank in range(len(counts))], [0] * len(counts)
-        self.all_to_all(shard, to_root, *((shard[:0], nothing) if out is None else (out, counts)))
+        self.all_to_all(_only(root, shard, comm), chunks or _only(root, shard[:0], comm), comm)
 
-    def scatter(self, full: Array | None, shard: Array, counts: list[int], root: int) -> None:
+    def scatter(self, chunks: Chunks | None, shard: Array, comm: Ranks, root: int, lengths: list[int]) -> None:
         """dist.all_to_all_single, in which the root alone sends."""
-        from_root, nothing = [len(shard) if rank == root else 0 for rank in range(len(counts))], [0] * len(counts)
-        self.all_to_all(*((shard[:0], nothing) if full is None else (full, counts)), shard, from_root)
+        self.all_to_all(chunks or _only(root, shard[:0], comm), _only(root, shard, comm), comm)
 
-    def all_to_all(self, leaving: Array, send_counts: list[int], arriving: Array, receive_counts: list[int]) -> None:
+    def all_to_all(self, leaving: Chunks, arriving: Chunks, comm: Ranks) -> None:
         """dist.all_to_all_single."""
-        out, into = self.byte_tensor(leaving), self.byte_tensor(arriving)
-        sent, received = _in_bytes(send_counts, leaving), _in_bytes(receive_counts, arriving)
-        group = self._group(out)
+        out, into = self.byte_tensor(leaving.whole), self.byte_tensor(arriving.whole)
+        sent, received, group = _in_bytes(leaving), _in_bytes(arriving), self._group(out)
         if self._in_order(group):
             dist.all_to_all_single(into, out, received, sent, group)
             return
@@ -108,9 +103,10 @@ class NativeTorch:
         ordered = [received[rank] for rank in order]
         dist.all_to_all_single(arrived, torch.cat([pieces[r] for r in order]), ordered, [sent[r] for r in order], group)
         pieces = arrived.split_with_sizes(ordered)
-        torch.cat([pieces[order.index(rank)] for rank in range(len(order))], out=into)
+        torch.cat([pieces[order.index(rank)] for rank in range(comm.size)], out=into)
 
-    def _tensor(self, array: Array) -> torch.Tensor:
+    def _reducible(self, array: Array) -> torch.Tensor:
+        check_reducible("torch's gloo and NCCL", array, UNKNOWN)
         if isinstance(array, torch.Tensor):
             return array
         return self.byte_tensor(array).view(getattr(torch, dtype_name(array)))
@@ -128,9 +124,10 @@ class NativeTorch:
         return self._order(group) == list(range(len(self.addresses)))
 
 
-def _operation(op: str, array: Array) -> dist.ReduceOp.RedOpType:
-    return known_operation("torch's gloo and NCCL", op, array, OPERATIONS, UNKNOWN)
+def _in_bytes(chunks: Chunks) -> list[int]:
+    return [length * chunks.whole.itemsize for length in chunks.lengths]
 
 
-def _in_bytes(counts: list[int], array: Array) -> list[int]:
-    return [count * array.itemsize for count in counts]
+def _only(root: int, shard: Array, comm: Ranks) -> Chunks:
+    """Return a shard as what is the root's, and nothing for the other ranks."""
+    return Chunks(shard, [len(shard) if rank == root else 0 for rank in range(comm.size)])

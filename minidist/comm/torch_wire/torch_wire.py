@@ -169,7 +169,7 @@ class TorchWire(Wire):
     def native(self) -> Any:
         from minidist.comm.torch_wire.native_torch import NativeTorch
 
-        return NativeTorch(self.rank, self.addresses, self.cpu, self.cuda, self.byte_tensor)
+        return NativeTorch(self.addresses, self.cpu, self.cuda, self.byte_tensor)
 
     def roll_call(self, answer: Any) -> list[Any]:
         return gather_answers(self.cpu, self.rank, answer)
