@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -11,23 +11,17 @@ import numpy as np
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.comm import Communicator
 from minidist.memory.account.account import CATEGORIES, Account, total
-from minidist.mesh import Layout, Mesh
+from minidist.mesh import Mesh
 from minidist.trace.table import aligned, format_bytes, format_sent
-from minidist.trainer.checked import CheckedRun, check_run
+from minidist.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Outcome, Sent, Trainer
 from minidist.trainer.text import Samples, read_corpus
 from minidist.trainer.verify import largest_difference, serial_run
 
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to do the run: its name, its options, and the layout of the ranks."""
-
-    name: str
-    config: Config
-    layout: Layout
+Variants = Callable[[Config, int], dict[str, Config]]
+"""Returns the ways to do a run on so many ranks: the options of each, by its name."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +36,21 @@ class Row:
     outcome: Outcome
 
 
-def main(command: str, argv: Sequence[str], variants: Callable[[Config, int], Iterable[Variant]]) -> int:
+def main(command: str, argv: Sequence[str], variants: Variants) -> int:
     """Run all variants; return the exit status: 0, 1 if one differs from the serial run, 2 for unusable input."""
     return on_all_ranks(command, lambda comm: stopping_together(command, comm, lambda: compare(argv, comm, variants)))
 
 
-def compare(argv: Sequence[str], comm: Communicator, variants: Callable[[Config, int], Iterable[Variant]]) -> int:
+def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
     """Run every variant on the ranks of `comm`; rank 0 prints the table."""
     config = together(comm, lambda: parse(argv).without_files())
     config = replace(config, run=replace(config.run, precision="float64", sample=0))
-    chosen = together(comm, lambda: list(variants(config, comm.size)))
+    chosen = together(comm, lambda: variants(config, comm.size))
     tokenizer, samples, _ = together(comm, lambda: read_corpus(config.data))
-    asked = [(each.config, Mesh(comm.split(0), each.layout)) for each in chosen]  # registered memory of its own each
+    layouts = together(comm, lambda: [layout_of(asked, comm.size) for asked in chosen.values()])
+    asked = [*zip(chosen.values(), [Mesh(comm.split(0), layout) for layout in layouts], strict=True)]  # own memory each
     runs = together(comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in asked])
-    rows = [run_variant(variant.name, run, samples) for variant, run in zip(chosen, runs, strict=True)]
+    rows = [run_variant(name, run, samples) for name, run in zip(chosen, runs, strict=True)]
     if comm.rank > 0:
         return 0
     serial = serial_run(config, samples, tokenizer.vocabulary)

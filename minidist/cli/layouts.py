@@ -11,11 +11,9 @@ dp=2 pp=2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from minidist.cli import compare
-from minidist.cli.compare import Variant
-from minidist.mesh import Layout
 from minidist.trainer.config import Config, ConfigError
 
 
@@ -25,32 +23,26 @@ def main(argv: Sequence[str]) -> int:
     Parameters
     ----------
     argv : sequence of str
-        Options of `train`. What they say of `--dp`, `--tp`, `--pp` and `--sp` is overruled.
+        Options of `train`. What they say of `--dp`, `--tp`, `--pp`, `--cp` and `--sp` is overruled.
     """
-    return compare.main("layouts", argv, variants)
+    return compare.main("layouts", argv, layouts)
 
 
-def variants(config: Config, ranks: int) -> list[Variant]:
+def layouts(config: Config, ranks: int) -> dict[str, Config]:
     """Return the layouts by name: data parallelism alone, each pair of axes, and with eight ranks all three axes."""
     if ranks < 2 or ranks % 2:
         raise ConfigError(f"{ranks} ranks cannot be laid out in two ways: use mpirun -n 4, or another even number")
     half = ranks // 2
-    shapes = [Layout(dp=ranks), Layout(dp=half, tp=2), Layout(pp=2, tp=half), Layout(dp=half, pp=2)]
+    shapes = [(ranks, 1, 1), (half, 1, 2), (1, 2, half), (half, 2, 1)]
     if ranks % 4 == 0 and ranks > 4:
-        shapes.append(Layout(dp=ranks // 4, pp=2, tp=2))
-    found = []
-    for layout in dict.fromkeys(shapes):
-        found.append(_variant(config, layout, sequence=False))
-        if layout.tp > 1 and layout.pp > 1:
-            found.append(_variant(config, layout, sequence=True))
+        shapes.append((ranks // 4, 2, 2))
+    found = {}
+    for dp, pp, tp in shapes:
+        name = " ".join(f"{axis}={size}" for axis, size in (("dp", dp), ("pp", pp), ("tp", tp)) if size > 1)
+        asked = replace(config.parallel, dp=dp, pp=pp, cp=1, tp=tp, sp=False)
+        if pp == 1:
+            asked = replace(asked, schedule="1f1b", microbatches=0, chunks=0, plan="")
+        found[name] = replace(config, parallel=asked)
+        if tp > 1 and pp > 1:
+            found[f"{name}, sequence parallel"] = replace(config, parallel=replace(asked, sp=True))
     return found
-
-
-def _variant(config: Config, layout: Layout, sequence: bool) -> Variant:
-    sizes = {axis: size for axis, size in asdict(layout).items() if axis in ("dp", "pp", "tp")}
-    asked = config.parallel
-    if layout.pp == 1:
-        asked = replace(asked, schedule="1f1b", microbatches=0, chunks=0, plan="")
-    name = " ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
-    parallel = replace(asked, dp=layout.dp, pp=layout.pp, tp=layout.tp, sp=sequence)
-    return Variant(f"{name}, sequence parallel" if sequence else name, replace(config, parallel=parallel), layout)

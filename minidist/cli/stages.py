@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minidist.cli import compare
-from minidist.cli.compare import Variant
 from minidist.trainer.checked import layout_of
 from minidist.trainer.config import Config
 
@@ -28,16 +27,15 @@ def main(argv: Sequence[str]) -> int:
     return compare.main("stages", argv, stages)
 
 
-def stages(config: Config, ranks: int) -> list[Variant]:
+def stages(config: Config, ranks: int) -> dict[str, Config]:
     """Return the variants: the same run under each strategy."""
-    layout = layout_of(config, ranks)
 
-    def stage(name: str, zero: int, hsdp: int = 0, recompute: str = "none") -> Variant:
+    def stage(zero: int, hsdp: int = 0, recompute: str = "none") -> Config:
         parallel = replace(config.parallel, strategy="ddp", zero=zero, hsdp=hsdp, zeropp=False)
-        memory = replace(config.memory, recompute=recompute)
-        return Variant(name, replace(config, parallel=parallel, memory=memory), layout)
+        return replace(config, parallel=parallel, memory=replace(config.memory, recompute=recompute))
 
-    found = [stage("DDP", 0), stage("ZeRO-1", 1), stage("ZeRO-2", 2), stage("ZeRO-3", 3)]
-    if layout.dp > 2 and layout.dp % 2 == 0:
-        found.append(stage("ZeRO-3 in groups of 2", 3, hsdp=2))
-    return [*found, stage("ZeRO-3, recompute full", 3, recompute="full")]
+    found = {"DDP": stage(0), "ZeRO-1": stage(1), "ZeRO-2": stage(2), "ZeRO-3": stage(3)}
+    data_ranks = layout_of(config, ranks).dp
+    if data_ranks > 2 and data_ranks % 2 == 0:
+        found["ZeRO-3 in groups of 2"] = stage(3, hsdp=2)
+    return found | {"ZeRO-3, recompute full": stage(3, recompute="full")}

@@ -19,10 +19,7 @@ INTERRUPTED, NOBODY_READS = 130, 141  # exit statuses, as of a shell
 
 
 class StopAll(Exception):
-    """Every rank stops, and rank 0 says why."""
-
-    def __init__(self, text: str, status: int) -> None:
-        self.text, self.status = text, status
+    """Every rank stops, and rank 0 says why: the text, and the exit status."""
 
 
 def on_all_ranks(command: str, program: Callable[[Communicator], int]) -> int:
@@ -50,10 +47,10 @@ def stopping_together(command: str, comm: Communicator, program: Callable[[], in
     try:
         return program()
     except StopAll as stop:
+        text, status = stop.args
         if comm.rank == 0:
-            text = stop.text if stop.status == 0 else f"minidist {command}: {stop.text}"
-            print(text, file=sys.stdout if stop.status == 0 else sys.stderr, flush=True)
-        return stop.status
+            print(f"minidist {command}: {text}" if status else text, file=sys.stderr if status else None, flush=True)
+        return int(status)
 
 
 def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:

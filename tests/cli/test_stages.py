@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,17 +12,16 @@ from ranks import mpirun
 from training import PROGRAM, TINY
 
 import minidist
-from minidist.cli.compare import Variant, compare
-from minidist.cli.layouts import variants as layouts
+from minidist.cli.compare import Variants, compare
+from minidist.cli.layouts import layouts
 from minidist.cli.stages import stages
 from minidist.cli.together import stopping_together
-from minidist.trainer.config import Config
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "communication", "at once", "sent")
 
 
-def compared(variants: Callable[[Config, int], list[Variant]], ranks: int, *words: str) -> int:
+def compared(variants: Variants, ranks: int, *words: str) -> int:
     """Run on threads; return the status that the job would have."""
     argv = [*TINY, *shlex.split(" ".join(words))]
     return max(

@@ -84,24 +84,19 @@ class Writer:
     def _write(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> str:
         """Write together with the other ranks; return what went wrong, on every rank alike. Runs on the stream."""
         started, comm = time.perf_counter(), self.stream.comm
-        unfinished = self.folder / f"{store.UNFINISHED}-{step:08d}"
-
-        def begin() -> None:
-            if comm.rank == 0:
-                store.begin(self.folder, step)
+        first, unfinished = comm.rank == 0, self.folder / f"{store.UNFINISHED}-{step:08d}"
 
         def commit() -> None:
-            if comm.rank == 0:
-                store.commit(self.folder, step, shards, state)
-                store.forget(self.folder, self.keep, self.every)
+            store.commit(self.folder, step, shards, state)
+            store.forget(self.folder, self.keep, self.every)
 
         try:
-            all_or_none(comm, begin, CheckpointError)
+            all_or_none(comm, lambda: first and store.begin(self.folder, step), CheckpointError)
             shard = all_or_none(comm, lambda: store.write_shard(unfinished, comm.rank, pieces), CheckpointError)
             shards = comm.roll_call(shard)
-            all_or_none(comm, commit, CheckpointError)
+            all_or_none(comm, lambda: commit() if first else None, CheckpointError)
         except CheckpointError as error:
-            if comm.rank == 0:
+            if first:
                 store.abandon(unfinished)
             return str(error)
         finally:
