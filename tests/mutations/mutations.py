@@ -1352,6 +1352,45 @@ CONTEXT = [
     ),
 ]
 
+ACROSS = "tests/parallel/context/test_context_parallel.py"
+CONTEXT += [
+    Mutation(
+        "partial results merge with the weights of each other",
+        "minidist/parallel/context/blocks.py",
+        old="torch.sigmoid(its - lse)",
+        new="torch.sigmoid(lse - its)",
+        tests=(f"{ACROSS}::test_parity",),
+    ),
+    Mutation(
+        "a striped rank's token sees the one after it",
+        "minidist/parallel/context/order.py",
+        old="Meeting(slice(1, None), slice(-1), causal=True)",
+        new="Meeting(slice(1, None), slice(1, None), causal=True)",
+        tests=(f"{ACROSS}::test_parity",),
+    ),
+    Mutation(
+        "the next block travels only before this one is met",
+        "minidist/parallel/context/ring.py",
+        old="            yield (rank - hop) % ranks, block\n",
+        new="            arriving.wait()\n            yield (rank - hop) % ranks, block\n",
+        tests=(f"{ACROSS}::test_the_next_block_travels_beside_computing",),
+    ),
+    Mutation(
+        "gradients of keys are summed in 16 bits",
+        "minidist/parallel/context/blocks.py",
+        old="to_block = torch.zeros_like(block, dtype=wide(key))",
+        new="to_block = torch.zeros_like(block)",
+        tests=(f"{ACROSS}::test_bytes_and_messages_are_those_of_the_formulas",),
+    ),
+    Mutation(
+        "ranks of the context axis keep gradients for themselves",
+        "minidist/parallel/parallelize.py",
+        old="reduce=mesh.data.size > 1",
+        new="reduce=mesh.dp.size > 1",
+        tests=("tests/parallel/test_random_layouts.py::test_every_layout",),
+    ),
+]
+
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
     *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *CONTEXT, *MEMORY, *COMPILED, *FEW_BITS, *UNITS),

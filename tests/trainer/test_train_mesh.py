@@ -46,6 +46,8 @@ REPEATED = [  # in soak: each option stands in another mesh as well
     (4, "--tp 2 --offload disk --zero 3 --offload-folder {folder}"),
     (4, "--tp 2 --sp --by-length --sequence 40 --batch 7 --accumulate 2 --text {uneven}"),
     (2, "--tp 2 --pp 1 --debug"),
+    (4, "--cp 4 --cp-comm ulysses --zero 2 --recompute full --dropout 0.1"),
+    (6, "--cp 3 --pp 2 --sequence 24 --cp-order contiguous --zero 3 --hsdp 3"),
 ]
 
 
@@ -68,6 +70,9 @@ REPEATED = [  # in soak: each option stands in another mesh as well
         (4, "--pp 2 --tp 2 --sp --by-length --sequence 40 --batch 7 --dropout 0.1 --text {uneven}"),
         (3, "--tp 3 --hidden 12 --heads 3 --key-value-heads 1 --intermediate 7"),  # channels 3, 2, 2
         (4, "--tp 2 --pp 2 --debug"),
+        (4, "--cp 2 --zero 3 --dropout 0.1"),
+        (4, "--cp 2 --tp 2 --sp --cp-order striped --cp-comm all_gather --by-length --sequence 40 --text {uneven}"),
+        (4, "--cp 2 --pp 2 --schedule zb-h1 --recompute selective --zero 1 --dropout 0.1 --tied --debug"),
         *(pytest.param(*case, marks=pytest.mark.soak) for case in REPEATED),
     ],
 )
@@ -215,7 +220,17 @@ MISTAKES = [
     (5, "--tp 2 --pp 2", "pp[*]tp = 4, but 5 ranks were started: use mpirun -n 4"),
     (2, "--tp 0", "--tp 0 cannot be: it must be at least 1"),
     (2, "--tp 1000000000000", "tp = 1000000000000, but 2 ranks were started"),
-    (2, "--tp 2 --sp --sequence 15", "--sp shares the 15 tokens of a sequence out evenly among 2 ranks: use a --seq"),
+    (
+        2,
+        "--cp 2 --sequence 10",
+        "--cp: the 10 tokens of a sequence are not shared out evenly: use .* 4 divides, such as 8",
+    ),
+    (2, "--cp 2 --cp-comm ulysses --heads 1 --key-value-heads 1", "cp=2: Ulysses shares 1 heads, and 1 of keys and"),
+    (
+        2,
+        "--tp 2 --sp --sequence 15",
+        "--sp: the 15 tokens of a sequence are not shared out evenly: use a --sequence that 2 divides, such as 14",
+    ),
     (4, "--tp 2 --hsdp 2", "--hsdp 2 says in which groups --zero 3 shares parameters out, but --zero is 0: add"),
     (4, "--tp 2 --zero 3 --hsdp 4", "--hsdp 4 must divide the 2 ranks of the data axis into groups of one size"),
     (

@@ -57,8 +57,8 @@ def positions(order: str, ranks: int, rank: int, time: int) -> Tensor:
     if order == "striped":
         return everything[rank::ranks]
     if order == "contiguous":
-        return everything.chunk(ranks)[rank]
-    chunks = everything.chunk(2 * ranks)
+        return everything.tensor_split(ranks)[rank]
+    chunks = everything.tensor_split(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
