@@ -78,7 +78,7 @@ class DelayedScale:
     """The scale of one tensor, by the amaxes of its last steps."""
 
     def __init__(self, comm: Communicator, history: int) -> None:
-        self.comm, self.scale = comm, fp8.DelayedScale(fp8.E4M3, history, 0, torch.device("cpu"))
+        self.comm, self.scale = comm, fp8.DelayedScale(fp8.E4M3, history, torch.device("cpu"))
 
     def cast(self, x: Array) -> tuple[Array, float]:
         """Return `x` in float8, as float32, and its scale."""

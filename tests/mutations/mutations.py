@@ -856,13 +856,6 @@ MEMORY = [
         tests=("tests/memory/account/test_equation.py::test_the_equations_of_the_recomputation_paper",),
     ),
     Mutation(
-        "the masks of dropout are forgotten in the bytes of a layer",
-        "minidist/memory/account/equation.py",
-        old="masks = 2 * channels if config.dropout else 0",
-        new="masks = 0",
-        tests=("tests/memory/account/test_equation.py::test_our_gpt_saves_what_the_count_says",),
-    ),
-    Mutation(
         "a second forward draws other random numbers than the first",
         "minidist/memory/recompute/segments.py",
         old="            torch.set_rng_state(self.random_state)\n",

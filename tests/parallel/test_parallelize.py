@@ -282,7 +282,7 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
         (DP2, Recipe(strategy="ring"), "there is no strategy 'ring': choose one of ddp, naive, server"),  # type: ignore[arg-type]
         (DP2, Recipe(zero=1, shard_ranks=2), "shard_ranks=2 is for ZeRO 3, not for ZeRO 1: leave it out"),
         (DP2, Recipe(zero=3, shard_ranks=3), "shard_ranks=3 does not divide dp*cp = 2: choose a divisor of 2"),
-        (PP2, Recipe(schedule=read_plan("0F0 0B0\n1F0")), "backward"),
+        (PP2, Recipe(schedule=read_plan("0F0 0B0\n1F0")), "either 1B0 or both 1I0 and 1W0"),
         (PP2, Recipe(schedule=read_plan("0F0 0B0\n1B0 1F0")), "1B0"),
         (PP2, Recipe(schedule="1F1B"), "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b"),
         (DP2, Recipe(schedule="1F1B"), "there is no schedule '1F1B': choose one of naive, gpipe, 1f1b"),

@@ -4,7 +4,7 @@ Read `account.py`, then `equation.py`, then `estimate.py`.
 """
 
 from minidist.memory.account.account import Account
-from minidist.memory.account.equation import ModelStates, activations_of, layer_activations, model_states
+from minidist.memory.account.equation import ModelStates, layer_activations, model_states
 from minidist.memory.account.estimate import Estimate, estimate
 
-__all__ = ["Account", "Estimate", "ModelStates", "activations_of", "estimate", "layer_activations", "model_states"]
+__all__ = ["Account", "Estimate", "ModelStates", "estimate", "layer_activations", "model_states"]

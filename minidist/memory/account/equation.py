@@ -1,4 +1,4 @@
-"""What the account should show: the formulas of two papers, and the exact count for our own GPT.
+"""What the account should show: the formulas of two papers.
 
     model states   2 + 2 + 12 bytes a parameter         parameters, gradients, Adam        (Rajbhandari et al. 2020)
     activations    sbh (34 + 5as/h) bytes a layer       s tokens, b sequences, h channels, a heads
@@ -9,8 +9,8 @@ parallelism divide the activations by t ranks. Flash attention, or selective rec
 weights, 5as/h.
 
 The 34 bytes are those of a GPT with GELU, dropout and 16 bits. A Llama with fused kernels needs about as many: SwiGLU
-saves three times 8/3 h instead of two times 4h, and there are no dropout masks. Our GPT is not fused, because it is
-meant to be read: `activations_of` counts it exactly.
+saves three times 8/3 h instead of two times 4h, and there are no dropout masks. Our GPT saves more, because it is not
+fused: it is meant to be read.
 """
 
 from __future__ import annotations
@@ -145,61 +145,3 @@ def embedding_and_loss(
     """
     tokens = sequence * batch / tp
     return tokens * hidden * in_flight + (4 * tokens * (hidden + vocabulary) if pp == 1 else 0)
-
-
-# ---------------------------------------------------------------- our own GPT, to the byte
-
-
-def layer_activations_of(
-    config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True, fp8: bool = False
-) -> int:
-    """Return the bytes that autograd saves in one layer of `minidist.model.GPT`.
-
-    Each line stands for what `gpt.py` computes, in the same order. In 16 bits the norms square a float32 copy of their
-    input. The count holds for a CPU: a GPU kernel that writes its heads side by side needs no copy to merge them.
-
-    Parameters
-    ----------
-    config : GPTConfig
-        The model.
-    batch, time : int
-        Sequences, and tokens in each.
-    dtype_bytes : int
-        Bytes of one element of parameters and activations: 2, 4 or 8.
-    flash : bool
-        Whether torch's fused attention runs. The plain one, the only one on the device `meta`, saves the T x T weights,
-        and copies of shared keys and values (counted in float32 and float64).
-    fp8 : bool
-        Whether products are in 8 bits: each saves its input and its weight in these, and two scales.
-    """
-    channels, key_channels = config.hidden, config.key_value_heads * config.head_dim
-    tokens, wide_bytes = batch * time, max(4, dtype_bytes)
-    # Bytes of each token.
-    norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels  # input and 1/root; normalised and scaled
-    if flash:
-        attention = dtype_bytes * (3 * channels + 2 * key_channels)  # q, k, v, found; found with its heads merged
-        attention += wide_bytes * config.heads  # log-sum-exp
-    else:
-        attention = dtype_bytes * (4 * channels + config.heads * time)  # q, k, v, found, merged; the weights
-    mlp = dtype_bytes * 4 * config.intermediate  # gate, silu(gate), up, and their product
-    masks = 2 * channels if config.dropout else 0
-    kept = tokens * (2 * norm + attention + mlp + masks)
-    if fp8:
-        products = layer_matrices(config).values()
-        kept -= tokens * dtype_bytes * (3 * channels + config.intermediate)  # what only products read
-        kept += sum(inputs * (tokens + outputs) + 2 * 4 for inputs, outputs in products)
-    return kept
-
-
-def activations_of(
-    config: GPTConfig, batch: int, time: int, dtype_bytes: int, flash: bool = True, fp8: bool = False
-) -> int:
-    """Return the bytes that autograd saves in a forward pass of the model and `cross_entropy_sum`.
-
-    Besides the layers: the rotary table, the final norm, the probabilities, the tokens and the targets. Parameters as
-    for `layer_activations_of`.
-    """
-    channels, wide_bytes = config.hidden, max(4, dtype_bytes)
-    norm = wide_bytes * (channels + 1) + dtype_bytes * 2 * channels
-    ends = batch * time * (norm + wide_bytes * config.vocabulary + 2 * 8) + time * config.head_dim * dtype_bytes
-    return config.layers * layer_activations_of(config, batch, time, dtype_bytes, flash, fp8) + ends

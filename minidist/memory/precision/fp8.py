@@ -45,7 +45,7 @@ class HasProduct(Protocol):
         ...
 
 
-def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str, ...] = ("head",)) -> list[str]:
+def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",)) -> list[str]:
     """Replace the linear layers of a model by `Float8Linear` with the same parameters; return their names.
 
     Layers that tensor parallelism has cut stay, and get another product.
@@ -56,30 +56,28 @@ def to_fp8(model: nn.Module, history: int = 16, margin: int = 0, skip: tuple[str
         Already on its device. Parameters keep their names and dtype; the optimizer updates them as before.
     history : int
         Number of steps whose amaxes decide the scale.
-    margin : int
-        Powers of two left free above the amax, for tensors that grow: gradients double when a loss scale does.
     skip : tuple of str
         Parts of names to leave alone: `head`, whose errors go straight into the loss, or `layers.0` and all inside.
 
     Raises
     ------
     ValueError
-        If `history` is below 1, `margin` is below 0, or there is no linear layer to replace.
+        If `history` is below 1, or there is no linear layer to replace.
     """
-    if history < 1 or margin < 0:
-        raise ValueError(f"{history=}, {margin=}: scales go by at least 1 step, and leave 0 or more powers of two free")
+    if history < 1:
+        raise ValueError(f"{history=}: scales go by the amaxes of at least 1 step")
     replaced: dict[nn.Module, Float8Linear] = {}
     names = []
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not name or any(f".{part}." in f".{name}." for part in skip):
             continue
         if isinstance(module, nn.Linear) and isinstance(module, HasProduct):
-            module.add_module("in_fp8", Float8Multiply(history, margin, module.weight.device))
+            module.add_module("in_fp8", Float8Multiply(history, module.weight.device))
             module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[method-assign]
             names.append(name)
         elif type(module) is nn.Linear:
             if module not in replaced:
-                replaced[module] = Float8Linear(module, history, margin)
+                replaced[module] = Float8Linear(module, history)
             model.set_submodule(name, replaced[module])
             names.append(name)
     if not names:
@@ -122,9 +120,9 @@ def scales_of(model: nn.Module) -> list[DelayedScale]:
 class Float8Multiply(nn.Module):
     """A product in float8, without parameters: it has the scales of its three operands."""
 
-    def __init__(self, history: int, margin: int, device: torch.device) -> None:
+    def __init__(self, history: int, device: torch.device) -> None:
         super().__init__()
-        self.scales = tuple(DelayedScale(dtype, history, margin, device) for dtype in (E4M3, E4M3, E5M2))
+        self.scales = tuple(DelayedScale(dtype, history, device) for dtype in (E4M3, E4M3, E5M2))
 
     @property
     def histories(self) -> Tensor:
@@ -145,16 +143,11 @@ class Float8Multiply(nn.Module):
 class Float8Linear(nn.Linear):
     """A linear layer that multiplies in float8. It shares the parameters of `linear`, in their own dtype."""
 
-    def __init__(self, linear: nn.Linear, history: int = 16, margin: int = 0) -> None:
+    def __init__(self, linear: nn.Linear, history: int = 16) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
-        self.in_fp8 = Float8Multiply(history, margin, linear.weight.device)
+        self.in_fp8 = Float8Multiply(history, linear.weight.device)
         self.train(linear.training)
-
-    @property
-    def scales(self) -> tuple[DelayedScale, ...]:
-        """Of input, weight, and the gradient of the output."""
-        return self.in_fp8.scales
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x weightᵀ + bias in the dtype of `x` [..., D]."""
@@ -173,8 +166,8 @@ class DelayedScale:
         The amaxes of the last steps over all ranks [history], newest first; 0 where nothing is known.
     """
 
-    def __init__(self, dtype: torch.dtype, history: int, margin: int, device: torch.device) -> None:
-        self.dtype, self.margin = dtype, margin
+    def __init__(self, dtype: torch.dtype, history: int, device: torch.device) -> None:
+        self.dtype = dtype
         self.amax = torch.zeros((), device=device)
         self.history = torch.zeros(history, device=device)
 
@@ -187,7 +180,7 @@ class DelayedScale:
         if learn:
             self.amax = torch.maximum(self.amax, amax)
         past = self.history.max()
-        scale = scale_for(torch.where(past > 0, past, amax), self.dtype, self.margin)  # the first step has no past
+        scale = scale_for(torch.where(past > 0, past, amax), self.dtype)  # the first step has no past
         scale = torch.where(amax.isfinite(), scale, torch.nan)
         return quantize(x, self.dtype, scale), scale
 
@@ -244,9 +237,9 @@ def multiply_on_tensor_cores(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Ten
     return product
 
 
-def scale_for(amax: Tensor, dtype: torch.dtype, margin: int = 0) -> Tensor:
-    """Return the largest power of two that keeps `amax * 2^margin` within the format; a scalar, float32."""
-    ratio = (torch.finfo(dtype).max / 2.0**margin / amax).clamp(max=2.0**126)  # 1 / 2^126 is float32's smallest normal
+def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the largest power of two that keeps `amax` within the format; a scalar, float32."""
+    ratio = (torch.finfo(dtype).max / amax).clamp(max=2.0**126)  # 1 / 2^126 is float32's smallest normal
     return (ratio.view(torch.int32) & 0x7F800000).view(torch.float32)  # the exponent alone, its mantissa cleared
 
 

@@ -3,7 +3,7 @@
 Read `plain.py`, one page, then `segments.py`; `chain.py` finds the best plan under a budget of bytes.
 """
 
-from minidist.memory.recompute.chain import Chain, Stage, best_plan, operations, tradeoff
+from minidist.memory.recompute.chain import Chain, Stage, best_plan, tradeoff
 from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute, segment
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "best_plan",
     "checkpoint",
     "measure_block",
-    "operations",
     "recompute",
     "segment",
     "tradeoff",

@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 Plan: TypeAlias = "tuple[int | Plan, ...]"
 """Stages in order: a number is stored; a tuple is recomputed from its input, by the plan inside it."""
@@ -57,17 +57,6 @@ class Chain:
 
     stages: tuple[Stage, ...]
     input: int
-
-
-class Operation(NamedTuple):
-    """One step of a plan, at a stage.
-
-    `forward` computes x_{l+1} and drops x_l; `keep` computes x_{l+1} and keeps x_l; `store` also keeps what backward
-    needs.
-    """
-
-    verb: Literal["forward", "keep", "store", "backward"]
-    stage: int
 
 
 @dataclass(frozen=True)
@@ -140,18 +129,6 @@ def tradeoff(chain: Chain, points: int = 500) -> list[Solution]:
             frontiers[start, end] = _thinned(_undominated(candidates), points)
     always = size[0] + size[count]
     return [Solution(point.plan(), point.time, point.room + always) for point in frontiers[0, count]]
-
-
-def operations(plan: Plan) -> list[Operation]:
-    """Return the steps of `plan`, forward and backward, in order."""
-    if not plan:
-        return []
-    first, rest = plan[0], plan[1:]
-    if isinstance(first, int):
-        return [Operation("store", first), *operations(rest), Operation("backward", first)]
-    start, *others = stages_of(first)
-    passing = [Operation("keep", start), *(Operation("forward", stage) for stage in others)]
-    return passing + operations(rest) + operations(first)
 
 
 def stages_of(plan: Plan) -> list[int]:

@@ -10,6 +10,7 @@ hardly counts, and so small that there are several: one travels while the next i
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -122,6 +123,19 @@ def take_gradients(parameters: list[nn.Parameter]) -> Tensor:
             view.copy_(parameter.grad)
             parameter.grad = None
     return flat
+
+
+def make_room(whole: Tensor) -> Tensor:
+    """Give memory back to a tensor whose storage was resized to 0 bytes; return a flat tensor through which to write.
+
+    On a CPU that is another tensor on the same memory: torch no longer resizes a storage that numpy has seen.
+    """
+    if not whole.untyped_storage().nbytes():
+        whole.untyped_storage().resize_(whole.nbytes)
+    if whole.device.type != "cpu" or not whole.nbytes:
+        return whole
+    memory = (ctypes.c_byte * whole.nbytes).from_address(whole.data_ptr())
+    return torch.frombuffer(memory, dtype=whole.dtype)
 
 
 def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ with all of them. Integers, such as a mask, have no gradient, and none is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -120,16 +120,14 @@ class Pipeline:
         actions = self.plan.actions[self.comm.rank]
         last = max((at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces), default=-1)
         for at, action in enumerate(actions):
-            with self._synchronising(at == last):
+            # The last backward reduces gradients over the data axis; or each backward, if they are not kept whole.
+            reducing = at == last or not self.replica.whole_gradients
+            with nullcontext() if reducing else self.replica.no_sync():
                 run.do(action)
         run.finish()
         for parameter in self.tied:
             sum_tied(self.replica.slice_of(parameter))
         return run.total
-
-    def _synchronising(self, last: bool) -> AbstractContextManager[None]:
-        """Let the last backward reduce gradients over the data axis; each backward, if they are not kept whole."""
-        return nullcontext() if last or not self.replica.whole_gradients else self.replica.no_sync()
 
 
 def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:

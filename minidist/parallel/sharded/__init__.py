@@ -6,8 +6,8 @@ Read `plain.py` first: all three stages as loops. Then read `shard.py` (a rank's
 `fsdp.py` says which unit is next, and when. `zero_plus_plus.py` sends fewer bytes, `sharded_optimizer.py` shards the
 optimizer's state alone.
 
-Helpers: `policy.py` chooses the units, `same_steps.py` compares what the ranks do, `storage.py` frees memory into which
-there are still views, and `whole.py` makes the state whole, to save or load it.
+Helpers: `policy.py` chooses the units, `same_steps.py` compares what the ranks do, and `whole.py` makes the state
+whole, to save or load it.
 
 A `Shard` is this rank's part of parameters laid end to end. A `BucketShard` is one whose parameters stay whole (ZeRO 1
 and 2); a `Flat` is one whose parameters are freed between uses, and a `Unit` has a `Flat` for each dtype (ZeRO 3).

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Communicator
-from minidist.parallel.data.buckets import take_gradients, views_into
+from minidist.parallel.data.buckets import make_room, take_gradients, views_into
 from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.sharded.policy import check_layers
-from minidist.parallel.sharded.storage import make_room
 
 
 class PlainUnit:

@@ -18,10 +18,9 @@ from torch.utils._pytree import tree_map_only
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
-from minidist.parallel.data.buckets import kind_of, views_into
+from minidist.parallel.data.buckets import kind_of, make_room, views_into
 from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.shard import Shard
-from minidist.parallel.sharded.storage import make_room
 
 Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpt_activations import layer_activations_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +19,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Cluster, Communicator
 from minidist.draw.memory import draw_memory
 from minidist.memory.account.account import CATEGORIES, Account, Holder, Timeline, total
-from minidist.memory.account.equation import layer_activations_of, model_states
+from minidist.memory.account.equation import model_states
 from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.recompute.segments import measure_block, recompute
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum

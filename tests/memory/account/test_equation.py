@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpt_activations import activations_of, layer_activations_of
 
 import minidist
 from minidist.comm import Communicator
@@ -12,11 +13,9 @@ from minidist.memory.account.equation import (
     MIXED_PRECISION_ADAM,
     SINGLE_PRECISION_ADAM,
     ModelStates,
-    activations_of,
     adapted_states,
     embedding_and_loss,
     layer_activations,
-    layer_activations_of,
     layer_input,
     layers_in_flight,
     model_states,

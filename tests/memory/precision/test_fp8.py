@@ -83,7 +83,6 @@ def test_a_scale_is_the_largest_power_of_two_that_fits(dtype: torch.dtype) -> No
         scale = float(scale_for(torch.tensor(amax), dtype))
         assert math.frexp(scale)[0] == 0.5
         assert amax * scale <= largest * (1 + 1e-6) and amax * scale * 2 > largest * (1 - 1e-6)
-        assert float(scale_for(torch.tensor(amax), dtype, margin=3)) == scale / 8
     for tiny in (0.0, 1e-45):
         assert float(scale_for(torch.tensor(tiny), dtype)) == 2.0**126
 
@@ -186,7 +185,7 @@ def test_small_gradients_vanish_in_float8_without_scales_and_do_not_with_them() 
 
 def test_a_scale_goes_by_the_largest_of_its_history_and_what_outgrows_it_saturates() -> None:
     layer = Float8Linear(nn.Linear(16, 16, bias=False), history=2)
-    scale, ones = layer.scales[0], torch.ones(16, 16)
+    scale, ones = layer.in_fp8.scales[0], torch.ones(16, 16)
 
     def cast_of(size: float) -> float:
         """Return what an input of equal elements looks like in this step."""
@@ -209,7 +208,7 @@ def test_a_scale_goes_by_the_largest_of_its_history_and_what_outgrows_it_saturat
 def test_evaluation_teaches_the_scales_nothing() -> None:
     layer = Float8Linear(nn.Linear(16, 16)).eval()
     layer(torch.ones(3, 16)).sum().backward()
-    assert not any(float(scale.amax) for scale in layer.scales)
+    assert not any(float(scale.amax) for scale in layer.in_fp8.scales)
 
 
 def gpt(seed: int = 0, device: str = "cpu") -> GPT:
@@ -274,7 +273,7 @@ def test_two_axes_see_the_largest_of_both() -> None:
         layer = Float8Linear(nn.Linear(16, 16))
         layer(torch.full((2, 16), float(comm.rank + 1)))
         update_scales(layer, row, column)
-        return float(layer.scales[0].history[0])
+        return float(layer.in_fp8.scales[0].history[0])
 
     assert minidist.run(program, 4) == [4.0] * 4
 

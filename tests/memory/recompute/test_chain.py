@@ -5,20 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from functools import cache
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
 
-from minidist.memory.recompute.chain import (
-    Chain,
-    Operation,
-    Plan,
-    Stage,
-    best_plan,
-    in_segments,
-    operations,
-    tradeoff,
-)
+from minidist.memory.recompute.chain import Chain, Plan, Stage, best_plan, in_segments, stages_of, tradeoff
 from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig
 
@@ -34,6 +26,29 @@ def random_chain(length: int, seed: int) -> Chain:
         for _ in range(length)
     ]
     return Chain(tuple(stages), input=draws.randint(1, 9))
+
+
+class Operation(NamedTuple):
+    """One step of a plan, at a stage.
+
+    `forward` computes x_{l+1} and drops x_l; `keep` computes x_{l+1} and keeps x_l; `store` also keeps what backward
+    needs.
+    """
+
+    verb: Literal["forward", "keep", "store", "backward"]
+    stage: int
+
+
+def operations(plan: Plan) -> list[Operation]:
+    """Return the steps of `plan`, forward and backward, in order."""
+    if not plan:
+        return []
+    first, rest = plan[0], plan[1:]
+    if isinstance(first, int):
+        return [Operation("store", first), *operations(rest), Operation("backward", first)]
+    start, *others = stages_of(first)
+    passing = [Operation("keep", start), *(Operation("forward", stage) for stage in others)]
+    return passing + operations(rest) + operations(first)
 
 
 def replay(steps: Iterable[Operation], chain: Chain) -> tuple[float, int]:
