@@ -2,20 +2,30 @@
 
 python -m minidist course build --student OUT     every lesson's text, exercise and visible checks
 python -m minidist course notebooks 02 04         notebooks/src/*.py ──▶ notebooks/*.ipynb, with outputs
+
+What is handed out has no solution, no mistake and no hidden check:
+
+    OUT/lessons/    what lies beside the lessons, and of each lesson its text, exercise, twin and visible checks
+    OUT/notebooks/  the executed notebooks
+
+A lesson's `checks.py` has its hidden checks at its end, below the line `HIDDEN`; the handout's copy ends at that line.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from minidist.course.grade import default_lessons
-from minidist.course.handout import build
-from minidist.course.lesson import GradeError
+from minidist.course.lesson import GradeError, lessons_in, load_checks
 from minidist.course.notebooks import build_notebooks
+
+HIDDEN = "# ---- hidden: the handout ends here"
+HANDED_OUT = ("README.md", "exercise.py", "judges*.py", "cluster.py")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,9 +37,6 @@ def main(argv: Sequence[str]) -> int:
     handout.add_argument("--lessons", type=Path, metavar="DIR", help="where the lessons are (lessons)")
     notebooks = commands.add_parser("notebooks", help="the notebooks, executed")
     notebooks.add_argument("names", nargs="*", metavar="NN", help="which ones: 02 (all)")
-    notebooks.add_argument(
-        "--folder", type=Path, metavar="DIR", help="where the notebooks are (notebooks, beside the lessons)"
-    )
     options = parser.parse_args(argv)
     lessons = default_lessons()
     try:
@@ -38,9 +45,44 @@ def main(argv: Sequence[str]) -> int:
             print(f"{len(written)} lessons in {options.student / 'lessons'}. Edit an exercise.py, and grade it:")
             print(f"    python -m minidist grade 02 --student {shlex.quote(str(options.student))}")
         else:
-            for path in build_notebooks(options.folder or lessons.parent / "notebooks", options.names):
+            for path in build_notebooks(lessons.parent / "notebooks", options.names):
                 print(f"{path}: {path.stat().st_size:,} bytes")
     except (GradeError, OSError) as error:
         print(f"minidist course: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def build(lessons: Path, out: Path) -> list[Path]:
+    """Write every lesson's handout into `out/lessons`, which must not exist yet; return the lessons' folders.
+
+    Raises
+    ------
+    GradeError
+        If there are no lessons, or something is there already.
+    """
+    found, target = lessons_in(lessons), out / "lessons"
+    if not found:
+        raise GradeError(f"there are no lessons in {lessons}: name their folder with --lessons")
+    if target.exists():
+        raise GradeError(f"{target} exists already: name another folder, or remove it first")
+    target.mkdir(parents=True)
+    copy([*lessons.glob("*.md"), *lessons.glob("*.sbatch")], target)
+    copy((lessons.parent / "notebooks").glob("*.ipynb"), out / "notebooks")
+    written = []
+    for lesson in found:
+        folder = target / lesson.name
+        copy([path for name in HANDED_OUT for path in lesson.glob(name)], folder)
+        visible = (lesson / "checks.py").read_text(encoding="utf-8").partition(HIDDEN)[0]
+        (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
+        if any(check.hidden for check in load_checks(folder / "checks.py")):
+            raise GradeError(f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it below")
+        written.append(folder)
+    return written
+
+
+def copy(files: Iterable[Path], folder: Path) -> None:
+    """Copy files into a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(files):
+        shutil.copyfile(file, folder / file.name)

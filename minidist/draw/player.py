@@ -124,12 +124,6 @@ class Recording:
                 reached[step.rank] = max(reached[step.rank], sent.get(step.message, 0))
         return [*ends, len(self.steps)]
 
-    def __repr__(self) -> str:
-        return f"<Recording of {len(self.start)} ranks, {len(self.steps)} steps{', a deadlock' * bool(self.deadlock)}>"
-
-    def _repr_html_(self) -> str:
-        return player(self)
-
 
 # ---------------------------------------------------------------- what a cell holds, in words
 

@@ -13,7 +13,7 @@ from ranks import mpirun
 from test_grade import HONEST, LESSON
 
 from minidist.__main__ import main
-from minidist.course.handout import HIDDEN, build
+from minidist.course.course import HIDDEN, build
 from minidist.course.lesson import GradeError, load_checks, students_answer
 
 ROOT = Path(__file__).parents[2]

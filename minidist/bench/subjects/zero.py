@@ -28,6 +28,7 @@ from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
 from minidist.parallel.replica import Alone
 
 Build = Callable[[Communicator], Run]
+MALL_INFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # malloc.h
 STRATEGIES = {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
 BOUNDS = (
     *at_most("ZeRO-3", "fully_shard", dict(zip(WIDTHS, (0.82, 0.88), strict=True))),
@@ -106,9 +107,7 @@ def most_allocated(work: Run) -> int:
 class MallInfo(ctypes.Structure):
     """glibc's `struct mallinfo2`."""
 
-    _fields_ = [(f"other_{at}", ctypes.c_size_t) for at in range(4)]
-    _fields_ += [("mapped", ctypes.c_size_t), ("other_5", ctypes.c_size_t), ("other_6", ctypes.c_size_t)]
-    _fields_ += [("in_use", ctypes.c_size_t), ("free", ctypes.c_size_t), ("top", ctypes.c_size_t)]
+    _fields_ = [(name, ctypes.c_size_t) for name in MALL_INFO.split()]
 
 
 def allocated() -> int:
@@ -116,4 +115,4 @@ def allocated() -> int:
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = MallInfo
     info = mallinfo2()
-    return int(info.in_use + info.mapped)
+    return int(info.uordblks + info.hblkhd)  # in use, and mapped by itself

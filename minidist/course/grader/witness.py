@@ -57,9 +57,6 @@ class Witness(WireAround):
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         return super().allocate(bytes, for_torch)
 
-    def nodes(self) -> list[tuple[int, ...]]:
-        return super().nodes()
-
     def fence(self, status: Status) -> bool:
         return super().fence(status)
 
