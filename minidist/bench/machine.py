@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 
@@ -27,9 +28,6 @@ def machine() -> dict[str, object]:
 
 def processor() -> str:
     """Return the name of the processor, or of its architecture where the system tells no more."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    known = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", known.read_text()) if known.exists() else [platform.processor()]
+    return "".join(names[:1]) or platform.machine()

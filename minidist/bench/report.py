@@ -30,12 +30,8 @@ class Verdict:
     def __str__(self) -> str:
         what = " ".join(filter(None, (self.bench, self.bound.case, self.bound.competitor)))
         over = f" / {self.bound.peer}" if self.bound.peer else ""
-        return f"{what}{over}: {number(self.measured)} {self.sign} {self.bound.limit:g}"
-
-    @property
-    def sign(self) -> str:
-        """How what was measured compares with the limit."""
-        return ("≥" if self.met else "<") if self.bound.least else "≤" if self.met else ">"
+        promised = f"{'at least' if self.bound.least else 'at most'} {self.bound.limit:g}"
+        return f"{what}{over}: {number(self.measured)}, {promised}"
 
 
 class Results:

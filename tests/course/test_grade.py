@@ -439,12 +439,12 @@ def test_a_record_is_data_and_nothing_else(tmp_path: Path) -> None:
     assert facts == {"nonce": "x"} and all(np.array_equal(arrays[name], back[name]) for name in arrays)
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("/dev/zero")
-    head = b'{"nonce": "x", "arrays": '
+    bad = '{{"nonce": "x", "arrays": {{"a": ["{}", [{}], "AAAAAAAAAAA="]}}}}'  # eight bytes
     for name, text in {
         "cut": (tmp_path / "r").read_bytes().partition(b"\n")[2][:-1],
-        "object": head + b'[["a", "|O", [1]]]}\n' + bytes(8),
-        "huge": head + b'[["a", "<f8", [99999999999]]]}\n',
-        "negative": head + b'[["a", "<f8", [-2]]]}\n' + bytes(8),
+        "object": bad.format("|O", 1).encode(),
+        "huge": bad.format("<f8", 99999999999).encode(),
+        "negative": bad.format("<f8", -1).encode(),
         "list": b"[1, 2]\n",
         "text": b"PASS",
         "deep": b"[" * 100_000,

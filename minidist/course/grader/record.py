@@ -1,8 +1,7 @@
-"""What goes to a student's process and comes back from it: a signature, one line of JSON, the bytes of the arrays.
+"""What goes to a student's process and comes back from it: a signature, and a line of JSON that has the arrays.
 
     5be1...
-    {"done": true, "arrays": [["shard", "<f8", [3]]], ...}
-    <24 bytes>
+    {"done": true, "arrays": {"shard": ["<f8", [3], "AAAAAAAA8D8AAA..."]}, ...}         their bytes in base 64
 
 The signature is made with the rank's nonce, which is not in the file: reading a record does not help to make another. A
 record is no pickle and no archive: to read one runs nothing and unpacks nothing, whoever wrote it.
@@ -11,8 +10,8 @@ record is no pickle and no archive: to read one runs nothing and unpacks nothing
 from __future__ import annotations
 
 import json
-import math
 import stat
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from hmac import compare_digest, digest
 from pathlib import Path
@@ -32,9 +31,8 @@ class BadRecord(ValueError):
 
 def write(path: Path, facts: Mapping[str, Any], arrays: Arrays, nonce: str = "") -> None:
     """Write facts (JSON) and arrays of numbers, signed with the nonce."""
-    table = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
-    text = json.dumps({**facts, "arrays": table}).encode() + b"\n"
-    text += b"".join(array.tobytes() for array in arrays.values())
+    table = {name: [each.dtype.str, each.shape, b64encode(each.tobytes()).decode()] for name, each in arrays.items()}
+    text = json.dumps({**facts, "arrays": table}).encode()
     path.write_bytes(digest(nonce.encode(), text, "sha256").hex().encode() + b"\n" + text)
 
 
@@ -47,15 +45,11 @@ def read(path: Path, nonce: str = "") -> tuple[dict[str, Any], dict[str, Array]]
         signature, _, text = path.read_bytes().partition(b"\n")
         if not compare_digest(signature, digest(nonce.encode(), text, "sha256").hex().encode()):
             raise BadRecord(f"{path.name} bears no signature of this run")
-        head, _, body = text.partition(b"\n")
-        facts = json.loads(head)
-        arrays, start = {}, 0
-        for name, dtype, shape in facts.pop("arrays"):
-            kind, count = np.dtype(dtype), math.prod(shape)
-            if kind.kind not in NUMBERS or min(shape, default=0) < 0:
+        facts, arrays = json.loads(text), {}
+        for name, (dtype, shape, content) in facts.pop("arrays").items():
+            if np.dtype(dtype).kind not in NUMBERS or min(shape, default=0) < 0:
                 raise BadRecord(f"{name} has dtype {dtype} and shape {shape}: that is no array of numbers")
-            arrays[str(name)] = np.frombuffer(body, kind, count, start).reshape(shape)
-            start += count * kind.itemsize
+            arrays[name] = np.frombuffer(b64decode(content), dtype).reshape(shape)
         return facts, arrays
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadRecord(f"{path.name} is no record: {error}") from error
