@@ -1,7 +1,7 @@
 """Floor 2: collectives, each built from sends and receives.
 
     family          all_reduce  reduce_scatter  all_gather  broadcast  reduce  gather  scatter  all_to_all
-    central             x             x             x           x         x       x       x
+    central             x                           x           x         x       x       x
     ring                x             x             x
     recursive           x             x             x                                             (doubling, halving)
     tree                x                                       x         x       x       x

@@ -66,19 +66,6 @@ def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: 
         request.wait()
 
 
-def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
-    """Leave in `out` the reduction of chunk `comm.rank`: each rank is the server of its own chunk."""
-    sends = [comm.isend(chunks[rank], rank) for rank in range(comm.size) if rank != comm.rank]
-    arriving = temporary(comm, out, len(out))
-    copy(out, chunks[comm.rank])
-    for rank in range(comm.size):
-        if rank != comm.rank:
-            comm.recv(arriving, rank)
-            combine(out, arriving, out)
-    for request in sends:
-        request.wait()
-
-
 def all_gather(chunks: list[Array], comm: Communicator) -> None:
     """Fill in every chunk: rank 0 gathers all chunks and sends each rank those that it lacks."""
     gather(chunks[comm.rank], chunks if comm.rank == 0 else None, comm, 0, [len(chunk) for chunk in chunks])

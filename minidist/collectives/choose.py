@@ -26,7 +26,6 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
         "shared": shared.all_reduce,
     },
     "reduce_scatter": {
-        "central": central.reduce_scatter,
         "ring": fast_ring.reduce_scatter,
         "recursive": recursive.reduce_scatter,
         "pairwise": pairwise.reduce_scatter,

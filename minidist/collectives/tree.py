@@ -10,7 +10,6 @@ broadcast and reduce send P - 1 messages of n bytes in total; gather and scatter
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from minidist.collectives.fast import blocks, chunks_of, temporary
@@ -18,7 +17,7 @@ from minidist.comm.buffers import copy, empty
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
+    from minidist.comm.buffers import Array, Chunks
     from minidist.comm.communicator import Communicator
 
 
@@ -71,47 +70,41 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
 def gather(shard: Array, chunks: list[Array] | None, comm: Communicator, root: int, counts: list[int]) -> None:
     """Collect every rank's shard in the root's `chunks`; a rank sends the shards of its subtree as one message."""
     parent, children = family(comm, root)
-    held, lengths, spans = _subtree(comm, root, children, counts)
-    inside = shard if parent is not None and not children else empty(shard, sum(lengths))
-    if inside is not shard:
-        copy(inside[: counts[comm.rank]], shard)
-    for child, (start, end) in zip(children, spans, strict=True):
-        comm.recv(inside[start:end], child)
+    held, inside = _subtree(shard, comm, root, counts)
+    copy(inside[0], shard)
+    for child in children:
+        comm.recv(_part(inside, held.index(child)), child)
     if parent is not None:
-        comm.send(inside, parent)
+        comm.send(inside.whole, parent)
     elif chunks is not None:
-        for rank, piece in zip(held, chunks_of(inside, lengths), strict=True):
+        for rank, piece in zip(held, inside, strict=True):
             copy(chunks[rank], piece)
 
 
 def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: int, counts: list[int]) -> None:
     """Copy chunk r of the root into rank r's `shard`; the chunks of a subtree travel as one message."""
     parent, children = family(comm, root)
-    held, lengths, spans = _subtree(comm, root, children, counts)
-    inside = shard if parent is not None and not children else empty(shard, sum(lengths))
+    held, inside = _subtree(shard, comm, root, counts)
     if parent is not None:
-        comm.recv(inside, parent)
+        comm.recv(inside.whole, parent)
     elif chunks is not None:
-        for rank, piece in zip(held, chunks_of(inside, lengths), strict=True):
+        for rank, piece in zip(held, inside, strict=True):
             copy(piece, chunks[rank])
-    for child, (start, end) in zip(children, spans, strict=True):
-        comm.send(inside[start:end], child)
-    if inside is not shard:
-        copy(shard, inside[: counts[comm.rank]])
+    for child in children:
+        comm.send(_part(inside, held.index(child)), child)
+    copy(shard, inside[0])
 
 
-def _subtree(
-    comm: Communicator, root: int, children: list[int], counts: list[int]
-) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Return the ranks of this rank's subtree, the lengths of their shards, and where each child's subtree lies.
-
-    The subtree has consecutive numbers, so its shards lie in one buffer, in the order of the numbers.
-    """
+def _subtree(shard: Array, comm: Communicator, root: int, counts: list[int]) -> tuple[list[int], Chunks]:
+    """Return the ranks of this rank's subtree, which have consecutive numbers, and memory for their shards."""
     number = (comm.rank - root) % comm.size
     span = comm.size if number == 0 else number & -number
     held = [(n + root) % comm.size for n in range(number, min(number + span, comm.size))]
     lengths = [counts[rank] for rank in held]
-    ends = list(accumulate(lengths, initial=0))
-    first = [held.index(child) for child in children]
-    after = [len(held), *first]  # children come largest number first: each subtree ends where the last one began
-    return held, lengths, [(ends[begin], ends[end]) for begin, end in zip(first, after, strict=False)]
+    return held, chunks_of(empty(shard, sum(lengths)), lengths)
+
+
+def _part(inside: Chunks, first: int) -> Array:
+    """Return the shards of a child's subtree: a child whose number is greater by `first` has so many ranks at most."""
+    start = sum(inside.lengths[:first])
+    return inside.whole[start : start + sum(inside.lengths[first : 2 * first])]

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from minidist.comm.report import describe
@@ -141,13 +141,12 @@ class Ledger:
 
     def of_group(self) -> Ledger:
         """Return a ledger for another communicator of the same thread; its traffic counts here too."""
-        traffic = Traffic(self.traffic)
-        return Ledger(self.trace, self.debug, self.track, traffic, self.status, self.statuses, mark=self.mark)
+        return replace(self, traffic=Traffic(self.traffic), flows=Counter())
 
     def of_fork(self, track: str) -> Ledger:
         """Return a ledger for a communicator of another thread; its traffic counts here too."""
         traffic = Traffic(self.traffic, other_thread=True)
-        return Ledger(self.trace, self.debug, track, traffic, Status(), self.statuses, mark=self.mark)
+        return replace(self, track=track, traffic=traffic, status=Status(), flows=Counter())
 
 
 class Ranks(Protocol):

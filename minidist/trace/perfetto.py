@@ -24,7 +24,6 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,35 +78,26 @@ def _rows(events: list[Event]) -> dict[tuple[int, str, int], list[Event]]:
     return rows
 
 
-@dataclass
-class _Lane:
-    """Slices of a row that do not cross, in order, and the ends of those that are still open, the outermost first."""
-
-    members: list[Event] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)
-
-    def takes(self, event: Event, may_nest: bool) -> bool:
-        """Tell whether a slice that starts no earlier than the last one fits in."""
-        while self.ends and self.ends[-1] <= event.start:
-            self.ends.pop()
-        return not self.ends or (may_nest and event.end <= self.ends[-1])
-
-
 def _lanes(events: list[Event], may_nest: bool) -> list[list[Event]]:
     """Divide a row, first fit, into few lanes. In a lane no two slices cross, and none overlap unless they may nest."""
     outer_first = -1 if may_nest else 1  # the longer one, and of two alike the one that was recorded last
     ordered = sorted(
         enumerate(events), key=lambda item: (item[1].start, outer_first * item[1].end, outer_first * item[0])
     )
-    lanes: list[_Lane] = []
+    lanes: list[tuple[list[Event], list[float]]] = []  # slices, and the ends of the open ones, the outermost first
     for _, event in ordered:
-        lane = next((lane for lane in lanes if lane.takes(event, may_nest)), None)
-        if lane is None:
-            lane = _Lane()
+        for lane in lanes:
+            ends = lane[1]
+            while ends and ends[-1] <= event.start:
+                ends.pop()
+            if not ends or (may_nest and event.end <= ends[-1]):
+                break
+        else:
+            lane = ([], [])
             lanes.append(lane)
-        lane.members.append(event)
-        lane.ends.append(event.end)
-    return [lane.members for lane in lanes]
+        lane[0].append(event)
+        lane[1].append(event.end)
+    return [members for members, _ in lanes]
 
 
 def _arrows(events: list[Event]) -> dict[int, Arrow]:

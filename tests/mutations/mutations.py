@@ -53,8 +53,8 @@ TRACE = [
     Mutation(
         "slices of one row may cross",
         "minidist/trace/perfetto.py",
-        old="return not self.ends or (may_nest and event.end <= self.ends[-1])",
-        new="return not self.ends or may_nest",
+        old="if not ends or (may_nest and event.end <= ends[-1]):",
+        new="if not ends or may_nest:",
         tests=("tests/trace/test_trace.py::test_spans_that_cross_lie_in_two_rows",),
     ),
     Mutation(
@@ -79,8 +79,8 @@ COMM = [
     Mutation(
         "an outgoing port is free while it sends",
         "minidist/comm/threads_wire/world.py",
-        old="send.lane.outgoing_free = send.departs + seconds",
-        new="send.lane.outgoing_free = send.departs",
+        old="lane.outgoing_free = operation.departs + seconds",
+        new="lane.outgoing_free = operation.departs",
         tests=(
             "tests/comm/test_clock.py::"
             "test_an_outgoing_port_sends_one_message_after_the_other_and_both_directions_go_at_once",
@@ -218,8 +218,8 @@ COMM = [
     Mutation(
         "what a stream does is not marked for profilers",
         "minidist/comm/ledger.py",
-        old="traffic, Status(), self.statuses, mark=self.mark)",
-        new="traffic, Status(), self.statuses)",
+        old="status=Status(), flows=Counter())",
+        new="status=Status(), flows=Counter(), mark=None)",
         tests=("tests/trainer/test_profile.py::test_every_span_of_every_thread_is_an_nvtx_range",),
     ),
     Mutation(
@@ -328,8 +328,8 @@ COLLECTIVES = [
     Mutation(
         "a tree hands a child the shards of all that come behind it",
         "minidist/collectives/tree.py",
-        old="after = [len(held), *first]",
-        new="after = [len(held)] * (len(first) + 1)",
+        old="sum(inside.lengths[first : 2 * first])",
+        new="sum(inside.lengths[first:])",
         tests=(f"{EVERY_ALGORITHM}[scatter-8]",),
     ),
     Mutation(

@@ -62,7 +62,10 @@ class World:
         """Post one end of a message; if the other is there, copy and complete both."""
         operation = Operation(self, lane, kind, array, key, lane.time)
         if kind is SEND:
-            self._depart(operation)
+            operation.departs = max(lane.time, lane.outgoing_free)
+            if self.cluster is not None:  # the outgoing port is charged in the order of posting
+                seconds = self.cluster.link(key[1], key[2]).seconds(array.nbytes)
+                lane.outgoing_free = operation.departs + seconds
         with self.lock:
             self.raise_failure()
             self.progress += 1
@@ -87,13 +90,6 @@ class World:
                 partner.lane.polls, partner.lane.released = 0, True  # it may be polling this message among others
             partner.lane.wakeup.notify_all()
         return operation
-
-    def _depart(self, send: Operation) -> None:
-        """Charge the outgoing port, in the order of posting."""
-        send.departs = max(send.lane.time, send.lane.outgoing_free)
-        if self.cluster is not None:
-            seconds = self.cluster.link(send.key[1], send.key[2]).seconds(send.array.nbytes)
-            send.lane.outgoing_free = send.departs + seconds
 
     def _check(self, send: Operation, receive: Operation) -> None:
         if send.array.nbytes != receive.array.nbytes:
