@@ -39,11 +39,13 @@ def translate(
     for row in rows:
         if row.name not in given:
             continue
-        value = given[row.name]
-        try:
-            ours = row.convert(value)
-        except ValueError as error:
-            raise ConfigError(f"{row.name} {value} cannot be: {error}") from None
+        ours = value = given[row.name]
+        if row.choices is not None:
+            word = value.lower() if isinstance(value, str) else value
+            if word not in row.choices:
+                choices = ", ".join(map(str, row.choices))
+                raise ConfigError(f"{row.name} {value} cannot be: it must be one of {choices}")
+            ours = row.choices[word]
         if row.note:
             notes.append(f"{row.name}: {'' if row.to else 'no effect here, '}{row.note}")
         if not row.to or ours is None:
@@ -71,6 +73,9 @@ def _batch_sections(names: tuple[str, str, str], given: dict[str, Any], parallel
     """Solve batch = microbatch * microbatches * dp for what is missing; `dp` is 0 if it takes all ranks there are."""
     batch, micro, count = (given.get(name) for name in names)
     dp = parallel["dp"]
+    for name in names:
+        if given.get(name, 1) < 1:
+            raise ConfigError(f"{name} {given[name]} cannot be: it must be at least 1")
     if micro is not None:
         count = count or (1 if batch is None else None)  # who states no batch does not accumulate either
         if not dp and (batch is None or count is None):

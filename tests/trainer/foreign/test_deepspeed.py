@@ -73,8 +73,8 @@ def test_what_has_a_counterpart_is_translated(write: Write) -> None:
 
 def test_every_key_without_effect_has_a_note_that_says_why(write: Write) -> None:
     _, notes = read_deepspeed(write(ALL), {}, {})
-    assert "zero_optimization.overlap_comm: no effect here, gradients are always reduced during backward" in notes
-    assert len(notes) == 25 and "optimizer.params.eps: no effect here, epsilon is always 1e-8" in notes
+    assert "optimizer.params.eps: no effect here, epsilon is always 1e-8" in notes
+    assert len(notes) == 25
 
 
 SAMPLES = {int: 1, float: 0.5, str: "x", bool: True, dict: {"any": ["thing"]}, object: {"any": ["thing"]}}
@@ -194,9 +194,9 @@ def test_the_ranks_may_be_in_the_toml(tmp_path: Path, write: Write) -> None:
          "it has optimizer.params.betas = [0.9], which must be a list of two numbers"),
         ({"optimizer": {"params": {"betas": [0.9, "a"]}}}, "",
          'it has optimizer.params.betas = [0.9, \'a\'], which must be a list of two numbers'),
-        ({"optimizer": {"type": "Lamb"}}, "", "optimizer.type Lamb cannot be: the optimizer is AdamW, use that"),
+        ({"optimizer": {"type": "Lamb"}}, "", "optimizer.type Lamb cannot be: it must be one of adam, adamw"),
         ({"scheduler": {"type": "OneCycle"}}, "",
-         "scheduler.type OneCycle cannot be: the rate warms up and falls along a cosine, use WarmupCosineLR"),
+         "scheduler.type OneCycle cannot be: it must be one of warmuplr, warmupdecaylr, warmupcosinelr"),
         ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, "",
          "zero_optimization.offload_optimizer.device gpu cannot be: it must be one of none, cpu, nvme"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "",
