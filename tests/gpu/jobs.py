@@ -16,6 +16,8 @@ from minidist.comm.torch_wire.gpus import sharing_fault
 from minidist.launch.jobs import Outcome, run_job
 
 CPU = os.environ.get("MINIDIST_TEST_DEVICE") == "cpu"
+if CPU:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 DEVICE = torch.device("cpu" if CPU else "cuda")
 ENGINE = "gloo" if CPU else "NCCL"
 HERE = Path(__file__).parent
@@ -23,7 +25,8 @@ RANKS = [1, 2, 4]
 PARTS = {
     "1/3": ("test_gpu_training.py",),
     "2/3": tuple(
-        f"test_gpu_{name}.py" for name in ("attention", "collectives", "faults", "memory", "single", "checkpoints")
+        f"test_gpu_{name}.py"
+        for name in ("attention", "flash", "collectives", "faults", "memory", "single", "checkpoints")
     ),
     "3/3": ("test_gpu_twins.py", "test_gpu_compiled.py", "test_gpu_adapters.py"),
 }

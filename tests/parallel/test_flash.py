@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -211,6 +212,22 @@ def test_it_compiles_without_a_break_and_works_without_numbers() -> None:
     for keys in (50, 0):
         nowhere = step(flash_attention, [x.to("meta") for x in draw(4, 2, 40, keys, 16)], True)
         assert [x.shape for x in nowhere] == [x.shape for x in step(flash_attention, draw(4, 2, 40, keys, 16), True)]
+
+
+def test_a_gpu_takes_the_kernels_where_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash, "HAS_TRITON", True)
+
+    def chosen(dtype: torch.dtype, size: int, capability: tuple[int, int] = (9, 0), keys: int = 3) -> bool:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        with FakeTensorMode():
+            query, key = (torch.empty(1, 2, length, size, dtype=dtype, device="cuda") for length in (4, keys))
+            return flash.by_triton(query, key)
+
+    assert chosen(torch.bfloat16, 128) and chosen(torch.float16, 256) and chosen(torch.float32, 128)
+    assert not chosen(torch.float64, 64) and not chosen(torch.float32, 256) and not chosen(torch.bfloat16, 264)
+    assert not chosen(torch.bfloat16, 128, capability=(7, 5)) and not chosen(torch.bfloat16, 128, keys=0)
+    monkeypatch.setattr(flash, "HAS_TRITON", False)
+    assert not chosen(torch.bfloat16, 128)
 
 
 def test_what_does_not_fit_is_refused_with_its_shapes() -> None:

@@ -18,19 +18,21 @@ Cost: 4 B H Tq Tk d floating point operations forward and 10 backward (8 and the
 From forward to backward it holds Q, K, V, O, and 4 bytes a query for lse. (Dao et al. 2022, "FlashAttention"; Dao 2023,
 "FlashAttention-2", whose algorithms 1 and 2 these are; the online softmax is by Milakov & Gimelshein 2018.)
 
-`page_forward` and `page_backward` are the page to read. On a CPU torch's kernel in C++ does the same, several times
-faster; `attend` and `attend_backward` choose.
+`page_forward` and `page_backward` are the page to read. On a CPU torch's kernel in C++ does the same several times
+faster, on a GPU `flash_triton.py` does; `attend` and `attend_backward` choose, by a rule.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+HAS_TRITON = find_spec("triton") is not None
 TILE = 128  # queries, and keys, of a tile of the page
 
 
@@ -153,7 +155,12 @@ def attend(
         raise ValueError(
             f"{told}: attention takes [B, H, Tq, d], and twice [B, H_kv, Tk, d], of one dtype; H_kv divides H"
         )
-    q, k, v = (widened(x) for x in (query, key, value))
+    if by_triton(query, key):
+        from minidist.parallel.context.flash_triton import triton_forward
+
+        output, lse = triton_forward(*map(whole_rows, (query, key, value)), causal, dtype or torch.float32)
+        return output, lse
+    q, k, v = map(widened, (query, key, value))
     if by_torch(query, key):
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
     else:
@@ -176,14 +183,26 @@ def attend_backward(
 
     `output` and `lse` may be those of more blocks of keys, merged: then these are the gradients through this block.
     """
-    do, q, k, v, o = (widened(x) for x in (gradient, query, key, value, output))
+    if by_triton(query, key):
+        from minidist.parallel.context.flash_triton import triton_backward
+
+        rows = map(whole_rows, (gradient, query, key, value, output))
+        dlse = torch.zeros_like(lse) if dlse is None else dlse
+        return tuple(triton_backward(*rows, lse.contiguous(), dlse.contiguous(), causal))
+    do, q, k, v, o = map(widened, (gradient, query, key, value, output))
     if by_torch(query, key) and dlse is None:
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        found: tuple[Tensor, ...] = backward(do, q, k, v, o, lse, 0.0, causal)
-        return found
+        return tuple(backward(do, q, k, v, o, lse, 0.0, causal))
     delta = (do * o).sum(-1) if dlse is None else (do * o).sum(-1) - dlse
     with torch.autocast(query.device.type, enabled=False):
         return page_backward(do, q, k, v, delta, lse, causal)
+
+
+def by_triton(query: Tensor, key: Tensor) -> bool:
+    """Tell whether the kernels of `flash_triton.py` compute: on GPUs since Ampere, for rows of up to 512 bytes."""
+    row = query.shape[3] * query.element_size()
+    fits = query.dtype != torch.float64 and row <= 512 and query.numel() > 0 and key.numel() > 0
+    return HAS_TRITON and query.is_cuda and fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def by_torch(query: Tensor, key: Tensor) -> bool:
@@ -192,6 +211,10 @@ def by_torch(query: Tensor, key: Tensor) -> bool:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return a tensor as torch's kernel needs it: of 32 bits or more, so that it rounds nothing, and of whole rows."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    """Return a tensor in 32 bits or more, so that nothing is rounded to 16."""
+    return whole_rows(x.to(torch.promote_types(x.dtype, torch.float32)))
+
+
+def whole_rows(x: Tensor) -> Tensor:
+    """Return a tensor whose rows of d numbers are contiguous: kernels take that for granted."""
     return x if x.stride(-1) == 1 else x.contiguous()
