@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.draw.player import COLOURS, INKS, LEFT, PLACE, PLACES, Contents, Does, Grid, Recording, words
+from minidist.draw.player import COLOURS, INKS, LEFT, MET, PLACE, PLACES, SIDE, Contents, Does, Grid, Recording, words
 
 INK, FAINT, MARK, BAD = "#1f2328", "#59636e", "#0550ae", "#b42318"
 INCH = 100  # pixels of the grid
@@ -53,8 +53,10 @@ def in_words(recording: Recording, frames: int = 6) -> str:
     told = [f"after {count}: {recording.steps[count - 1].text}" for count in counts if count]
     ends = []
     for step in recording.at(len(recording.steps)):
-        every = [(name, number) for name, cells in step.buffers.items() for number in range(len(cells))]
+        every = [(name, number) for name, cells in step.buffers.items() if name != MET for number in range(len(cells))]
         ends.append(f"rank {step.rank} holds {words(every, step.buffers, len(recording.start)) or 'nothing shown'}")
+        if recording.meetings.tokens:
+            ends.append(recording.meetings.words(step.rank, step.buffers[MET], recording.start[step.rank].buffers[MET]))
     what = f"Key frames of a run of {len(recording.start)} ranks in {len(recording.steps)} events"
     return f"{what}: {'; '.join(told)}. At the end: {'; '.join(ends)}."
 
@@ -85,10 +87,39 @@ def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
         panel.text(0, middle - 8, f"rank {step.rank}", color=INK, fontsize=8, fontweight="bold", va="center")
         said = f"{step.kind} {towards} {step.peer}" if towards else step.kind
         panel.text(0, middle + 9, said, color=BAD if step.kind == Does.WAITS else FAINT, fontsize=7.5, va="center")
-        for name, cells in step.buffers.items():
-            for number, contents in enumerate(cells):
+        for name in grid.columns:
+            for number, contents in enumerate(step.buffers.get(name, ())):
                 _cell(panel, grid, *grid.cell(step.rank, name, number), contents)
+    if recording.meetings.tokens:
+        _square(panel, recording, grid, count)
     _arrows(panel, recording, grid, count)
+
+
+def _square(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
+    """Draw which queries, in rows, have met which keys, in columns, each in the colour of its rank."""
+    from matplotlib.patches import Rectangle
+
+    panel.text(grid.square, 14, "queries ↓ that met keys →", color=FAINT, fontsize=8, va="center")
+    for token, owner in enumerate(recording.meetings.owners):
+        _place(panel, *grid.pair(token, -1), SIDE, owner, f"{token}")
+        _place(panel, *grid.pair(-1, token), SIDE, owner, f"{token}")
+    for step in recording.at(count):
+        for query, met in zip(recording.meetings.tokens[step.rank], step.buffers[MET], strict=True):
+            for key, owner in enumerate(recording.meetings.owners):
+                corner = grid.pair(query, key)
+                if met[key]:
+                    _place(panel, *corner, SIDE, owner, f"{owner}")
+                ground = FAINT if key > query else "none"
+                panel.add_patch(Rectangle(corner, SIDE, SIDE, facecolor=ground, edgecolor=FAINT, lw=0.5, alpha=0.3))
+
+
+def _place(panel: Any, x: float, y: float, width: int, rank: int, shown: str) -> None:
+    """Draw that something is from a rank: its colour, and what is to be read on it."""
+    from matplotlib.patches import Rectangle
+
+    colour, ink = COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]
+    panel.add_patch(Rectangle((x, y), width, SIDE, facecolor=colour, edgecolor="none"))
+    panel.text(x + width / 2, y + SIDE / 2, shown, color=ink, fontsize=7, ha="center", va="center")
 
 
 def _cell(panel: Any, grid: Grid, x: int, y: int, contents: Contents) -> None:
@@ -102,12 +133,7 @@ def _cell(panel: Any, grid: Grid, x: int, y: int, contents: Contents) -> None:
         for rank, times in enumerate(contents):
             if times:
                 left, top = x + rank % PLACES * PLACE, y + rank // PLACES * (PLACE + 2)
-                colour, ink = COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]
-                panel.add_patch(Rectangle((left, top), PLACE, PLACE + 2, facecolor=colour, edgecolor="none"))
-                shown = f"{rank}" if times == 1 else f"{rank}$^{times}$"
-                panel.text(
-                    left + PLACE / 2, top + PLACE / 2 + 1, shown, color=ink, fontsize=7, ha="center", va="center"
-                )
+                _place(panel, left, top, PLACE, rank, f"{rank}" if times == 1 else f"{rank}$^{times}$")
     panel.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=FAINT, linewidth=0.8, linestyle=style))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 
 from minidist.collectives.fast import chunks_of, cut
 from minidist.comm import Communicator
-from minidist.comm.buffers import Array, address
-from minidist.draw.player import COUNTERS, Buffers, Cell, Contents, Does, Line, Step, words
+from minidist.comm.buffers import Array, address, flatten, is_tensor
+from minidist.draw.player import COUNTERS, MET, Buffers, Cell, Contents, Does, Line, Meetings, Step, words
 
 NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
@@ -25,8 +26,10 @@ class Observer:
     `moments`, which all ranks share, says when each message was sent, on Lamport's clock.
     """
 
-    def __init__(self, rank: int, ranks: int, timed: bool, moments: dict[str, int]) -> None:
+    def __init__(self, rank: int, ranks: int, timed: bool, moments: dict[str, int], meetings: Meetings) -> None:
         self.rank, self.ranks, self.timed, self.bits = rank, ranks, timed, min(8, 52 // ranks)
+        self.meetings = meetings
+        self.contents = meetings.contents if meetings.tokens else partial(contents, ranks=ranks, bits=self.bits)
         self.comm: Communicator | None = None
         self.start = Step(rank, Does.STARTS, f"rank {rank} starts", ("", 0), {}, (0,) * len(COUNTERS))
         self.waiting: Step | None = None
@@ -34,6 +37,7 @@ class Observer:
         self.steps: list[Step] = []
         self.moments, self.moment = moments, 0
         self.cells: dict[str, list[np.ndarray[Any, Any]]] = {}
+        self.variables: dict[str, str] = {}  # what each buffer shows, if it is not the buffer itself
         self.shown: Buffers = {}
         self.temporaries: dict[int, str] = {}
         self.expected: list[Array] = []
@@ -72,21 +76,37 @@ class Observer:
         """Note what the last line changed, before the next one runs: a trace function, such as a debugger sets."""
         if not followed(frame):
             return None
+        for name, variable in self.variables.items():
+            self._bind(name, variable, frame)
         now = self._read()
         kind, cells = changes(now, self.shown)
         if cells:
-            self.note(kind, f"{kind}: {words(cells, now, self.ranks)}", line=self.here, cells=cells)
+            text = words(cells, now, self.ranks)
+            if cells[0][0] == MET:
+                kind, text = Does.MEETS, self.meetings.words(self.rank, now[MET], self.shown[MET])
+            self.note(kind, f"{kind}: {text}", line=self.here, cells=cells)
         self.here = line_of(frame.f_back if event == "return" else frame)
         return self.follow
 
-    def watch(self, name: str, array: Array, cells: int) -> None:
-        """Show an array from now on."""
+    def watch(self, name: str, array: Array, cells: int, variable: str) -> None:
+        """Show an array from now on, and then what the variable holds, if one is named."""
         self.cells[name] = chunks_of(array, cut(len(array), cells))
+        self.variables[name] = variable
         if self.steps:
             self.note(Does.WATCHES, f"shows {name}")
         else:
             self.start = self.step(Does.STARTS, "starts")
             self.shown = self.start.buffers
+
+    def _bind(self, name: str, variable: str, frame: FrameType) -> None:
+        """Let a buffer show the tensor that a variable of this function holds, if it does; it is no temporary then."""
+        first, _, attribute = variable.partition(".")
+        value = frame.f_locals.get(first)
+        value = getattr(value, attribute, None) if attribute else value
+        if is_tensor(value):
+            array = flatten(value)
+            self.cells[name] = chunks_of(array, cut(len(array), len(self.cells[name])))
+            self.cells.pop(self.temporaries.pop(address(array), ""), None)
 
     def expect(self, array: Array) -> None:
         """Note that a receive into `array` is posted. An array that lies in no shown buffer is shown as a temporary."""
@@ -109,7 +129,7 @@ class Observer:
         waiting = {cell for array in self.expected for cell in self._overlapping(array)}
         return {
             name: tuple(
-                self.shown[name][number] if (name, number) in waiting else contents(cell, self.ranks, self.bits)
+                self.shown[name][number] if (name, number) in waiting else self.contents(cell)
                 for number, cell in enumerate(cells)
             )
             for name, cells in self.cells.items()

@@ -22,6 +22,8 @@ from linecache import getlines
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from minidist.trace.events import file_name
 
 Contents: TypeAlias = tuple[int, ...] | str  # how often each rank's contribution is in it; or words
@@ -29,12 +31,14 @@ Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the 
 Buffers: TypeAlias = dict[str, tuple[Contents, ...]]  # what the cells of each buffer hold
 Line: TypeAlias = tuple[str, int]  # a file and a line number
 
+MET = "queries"  # the buffer whose cells tell which keys each query of a rank has met
 COUNTERS = ("messages sent", "bytes sent", "bytes held", "bubble")
 # Okabe & Ito 2008, told apart by the colour-blind. From the ninth rank on they repeat: the number in the place counts.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00", "#999999")
 INKS = ("#000000",) * 5 + ("#ffffff",) + ("#000000",) * 2
 PLACES = 4  # side by side in a cell
 PLACE, GAP, ROW_GAP, LEFT, TOP, LETTER = 16, 5, 8, 165, 26, 7  # pixels: a place, gaps, margins, a letter
+SIDE = PLACE + 2  # a query and a key
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -51,6 +55,7 @@ class Does(StrEnum):
     SENDS = "sends"
     RECEIVES = "receives"
     ADDS = "adds"
+    MEETS = "meets"  # queries and keys
     WRITES = "writes"
     WAITS = "waits"  # for ever: a deadlock
 
@@ -77,6 +82,41 @@ class Step:
     moment: int = 0
 
 
+@dataclass(frozen=True)
+class Meetings:
+    """Which queries and keys there are, where attention is recorded.
+
+    Attributes
+    ----------
+    tokens : tuple[tuple[int, ...], ...]
+        The places in the sequence that each rank has.
+    owners : tuple[int, ...]
+        The rank that has each place.
+    """
+
+    tokens: tuple[tuple[int, ...], ...] = ()
+    owners: tuple[int, ...] = ()
+
+    def contents(self, cell: np.ndarray[Any, Any]) -> Contents:
+        """Return which keys a query has met, if the cell is its output, or whose keys and values are in the cell.
+
+        Those of a token are its unit vector, so that what is made of them tells which tokens it is made of.
+        """
+        found = (cell.reshape(-1, len(self.owners)) != 0).any(0)
+        if len(cell) == len(found):
+            return tuple(map(int, found))
+        return tuple(int(found[list(mine)].any()) for mine in self.tokens)
+
+    def words(self, rank: int, met: Sequence[Contents], before: Sequence[Contents]) -> str:
+        """Say which keys a rank's queries have met since `before`: `query 1 sees key 0, query 6 sees keys 0 + 1`."""
+        told = []
+        for query, keys, old in zip(self.tokens[rank], met, before, strict=True):
+            new = [str(key) for key in range(len(keys)) if keys[key] != old[key]]
+            if new:
+                told.append(f"query {query} sees key{'s' * (len(new) > 1)} {' + '.join(new)}")
+        return ", ".join(told)
+
+
 @dataclass(frozen=True, repr=False)
 class Recording:
     """A run: how the ranks started, what happened, and the deadlock that ended it, if one did."""
@@ -86,6 +126,7 @@ class Recording:
     formulas: dict[str, str] = field(default_factory=dict)
     deadlock: str = ""
     computes: bool = False  # on a virtual clock; the rest of a rank's time is its bubble
+    meetings: Meetings = Meetings()
     sources: dict[str, tuple[str, ...]] = field(init=False)  # the lines of each file that a step points at
 
     def __post_init__(self) -> None:
@@ -162,6 +203,7 @@ class Grid:
         for step in (*recording.start, *recording.steps):
             for name, contents in step.buffers.items():
                 self.columns[name] = max(self.columns.get(name, 0), len(contents))
+        self.columns.pop(MET, None)
         self.cell_width = PLACE * min(self.ranks, PLACES)
         self.cell_height = (PLACE + 2) * -(-self.ranks // PLACES)
         self.row = max(row, self.cell_height + 2 * ROW_GAP)
@@ -170,11 +212,17 @@ class Grid:
         for name, cells in self.columns.items():
             self.left[name] = self.width
             self.width += max(cells * (self.cell_width + GAP), LETTER * len(name)) + 3 * GAP
-        self.height = TOP + self.ranks * self.row
+        self.square, tokens = self.width, len(recording.meetings.owners)
+        self.width += (tokens + 1) * SIDE + 4 * GAP if tokens else 0
+        self.height = TOP + max(self.ranks * self.row, (tokens + 1) * SIDE + GAP)
 
     def cell(self, rank: int, name: str, number: int) -> tuple[int, int]:
         """Return the upper left corner of a cell."""
         return self.left[name] + number * (self.cell_width + GAP), self.middle(rank) - self.cell_height // 2
+
+    def pair(self, query: int, key: int) -> tuple[int, int]:
+        """Return the upper left corner of a place in the square of queries and keys; of a number before it for -1."""
+        return self.square + (key + 1) * SIDE + GAP * (key >= 0), TOP + (query + 1) * SIDE + GAP * (query >= 0)
 
     def middle(self, rank: int) -> int:
         """Return the height of the middle of a rank's row."""
@@ -223,6 +271,7 @@ def _data(recording: Recording) -> dict[str, Any]:
         "colours": [[COLOURS[rank % len(COLOURS)], INKS[rank % len(INKS)]] for rank in range(grid.ranks)],
         "sources": [{"file": path, "lines": dict(sorted(of.items()))} for path, of in zip(paths, lines, strict=True)],
         "counters": [[name, recording.formulas.get(name, "")] for name in COUNTERS[: 3 + recording.computes]],
+        "square": {"name": MET, "left": grid.square} | vars(recording.meetings),
         "steps": steps,
         "rounds": recording.rounds,
         "deadlock": recording.deadlock,

@@ -22,9 +22,10 @@ from minidist.comm import Cluster, Communicator, DeadlockError, run
 from minidist.comm.buffers import Array, dtype_name, flatten
 from minidist.comm.ledger import Ledger
 from minidist.comm.request import Span
+from minidist.comm.stream import Job, Stream
 from minidist.comm.wire import Request, Wire, WireAround
 from minidist.draw.observer import Observer
-from minidist.draw.player import COUNTERS, Does, Recording
+from minidist.draw.player import COUNTERS, Does, Meetings, Recording
 from minidist.trace.events import EventKind
 
 MOST_RANKS = 16  # a float64 then has 3 bits for each
@@ -35,6 +36,7 @@ def record(
     ranks: int,
     cluster: Cluster | None = None,
     formulas: Mapping[str, str] | None = None,
+    meetings: Meetings | None = None,
 ) -> Recording:
     """Call `program(comm)` on simulated ranks and return what happened, up to a deadlock if it comes to one.
 
@@ -47,6 +49,8 @@ def record(
     formulas : optional
         What to print next to each counter, by its name: `messages sent`, `bytes sent`, `bytes held`, and on a cluster
         `bubble`, which is in per cent.
+    meetings : optional
+        Which queries and keys there are, to show whose queries have met whose keys: see `record_attention`.
 
     Raises
     ------
@@ -59,7 +63,7 @@ def record(
         if name not in COUNTERS:
             raise ValueError(f"there is no counter {name!r} for this formula: choose one of {', '.join(COUNTERS)}")
     moments: dict[str, int] = {}
-    observers = [Observer(rank, ranks, cluster is not None, moments) for rank in range(ranks)]
+    observers = [Observer(rank, ranks, cluster is not None, moments, meetings or Meetings()) for rank in range(ranks)]
 
     def observed(comm: Communicator) -> None:
         observer, before = observers[comm.rank], sys.gettrace()
@@ -80,7 +84,7 @@ def record(
     steps = [step for each in observers for step in each.steps]
     steps.sort(key=lambda step: (step.seconds, step.moment, step.rank))  # the same in every run of a program
     start, computes = tuple(each.start for each in observers), any(each.busy for each in observers)
-    return Recording(start, (*steps, *waiting), dict(formulas or {}), deadlock, computes)
+    return Recording(start, (*steps, *waiting), dict(formulas or {}), deadlock, computes, meetings or Meetings())
 
 
 # ---------------------------------------------------------------- a rank's side
@@ -98,11 +102,17 @@ class Watching(Communicator):
         """The number that stands for one contribution of this rank: fill its buffers with it."""
         return 1 << self.observer.bits * self.observer.rank
 
-    def watch(self, name: str, buffer: np.ndarray[Any, Any], cells: int = 1) -> np.ndarray[Any, Any]:
-        """Show `buffer`, an int64 or float64 array, from now on, cut into cells by `numpy.array_split`. Return it."""
+    def watch(
+        self, name: str, buffer: np.ndarray[Any, Any], cells: int = 1, variable: str = ""
+    ) -> np.ndarray[Any, Any]:
+        """Show `buffer`, an int64 or float64 array, from now on, cut into cells by `numpy.array_split`. Return it.
+
+        Its place is taken by the tensor that a local `variable` holds, such as `block` or `mine.output`, whenever a
+        line runs in a function of an algorithm, or of the program, that has this variable.
+        """
         if dtype_name(buffer) not in ("int64", "float64"):
             raise TypeError(f"{name!r} is {dtype_name(buffer)}: contributions can be read off int64 and float64 only")
-        self.observer.watch(name, flatten(buffer), cells)
+        self.observer.watch(name, flatten(buffer), cells, variable)
         return buffer
 
     def span(
@@ -114,9 +124,27 @@ class Watching(Communicator):
         part = super().split(color, key)
         return Watching(part.wire, part.ledger, self.observer)
 
+    def stream(self) -> Stream[Communicator]:
+        """Return a stream that does its work as soon as it is launched: a recording follows one thread of each rank."""
+        if self.observer.timed:
+            raise ValueError("a recording shows no overlap: record a program with streams without a cluster")
+        return _AtOnce(self)
+
     def advance(self, seconds: float) -> None:
         super().advance(seconds)
         self.observer.busy += seconds
+
+
+@dataclass
+class _AtOnce:
+    """A stream that is no thread."""
+
+    comm: Communicator
+
+    def launch(self, work: Callable[..., Any], *args: Any) -> Job[Communicator]:
+        job = Job(self.comm, self.comm, work, args)
+        job.run()
+        return job
 
 
 class _WatchedWire(WireAround):
@@ -151,7 +179,7 @@ class _WatchedWire(WireAround):
         return _WatchedWire(self.inner.split(color, key, name), self.observer)
 
     def fork(self, name: str) -> Wire:
-        raise ValueError("a recording follows one thread of each rank: record a program without streams and forks")
+        raise ValueError("a recording follows one thread of each rank: record a program without forks")
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
         raise ValueError("a recording follows messages, not shared memory: record a program without comm.allocate")

@@ -21,11 +21,20 @@ from minidist import Cluster, run
 from minidist.collectives import all_reduce, broadcast, reduce_scatter
 from minidist.collectives.choose import TABLE
 from minidist.comm import Link
-from minidist.draw.filmstrip import filmstrip, key_frames
-from minidist.draw.player import COLOURS, INKS, Recording, player
+from minidist.draw.attention import record_attention
+from minidist.draw.filmstrip import filmstrip, in_words, key_frames
+from minidist.draw.player import COLOURS, INKS, MET, Recording, player
 from minidist.draw.recording import Watching, record
+from minidist.parallel.context.flash import flash_attention
+from minidist.parallel.context.order import meeting
+from minidist.parallel.context.plain import PlainRingAttention
+from minidist.parallel.context.ring import Ring
 
 ALL = (1, 1, 1, 1)
+OUTSIDE = """[...document.querySelectorAll('svg *')].filter(e => {
+    const a = e.getBoundingClientRect(), b = e.ownerSVGElement.getBoundingClientRect();
+    return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+}).map(e => e.outerHTML)"""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
 
@@ -216,12 +225,99 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         record(ring, 2, formulas={"seconds": "0"})
     with pytest.raises(TypeError, match="'x' is float32"):
         record(lambda comm: comm.watch("x", np.ones(2, np.float32)), 2)
-    with pytest.raises(ValueError, match="without streams and forks"):
-        record(lambda comm: comm.stream(), 2)
+    with pytest.raises(ValueError, match="without forks"):
+        record(lambda comm: comm.fork(), 2)
+    with pytest.raises(ValueError, match="shows no overlap"):
+        record(lambda comm: comm.stream(), 2, Cluster.uniform(0, 1e30))
     with pytest.raises(ValueError, match="without comm"):
         record(lambda comm: comm.allocate(4, "int64"), 2)
     with pytest.raises(ZeroDivisionError):
         record(lambda comm: 1 // 0, 2)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def attend_in(order: str, ring: type[Ring] = Ring) -> Callable[..., object]:
+    return lambda query, key, value, comm: ring(comm, order, flash_attention, comm.stream())(query, key, value)
+
+
+class Skips(Ring):
+    """Rank 3 lets the keys of rank 1 pass by."""
+
+    def blocks(self, mine: Any) -> Iterator[tuple[int, Any]]:
+        return (each for each in super().blocks(mine) if (self.comm.rank, each[0]) != (3, 1))
+
+
+def unmet(recording: Recording) -> set[tuple[int, int]]:
+    """The ranks of each query and key that have not met in the end, although the key is not later."""
+    tokens, owners = recording.meetings.tokens, recording.meetings.owners
+    return {
+        (step.rank, owners[key])
+        for step in recording.at(len(recording.steps))
+        for query, met in zip(tokens[step.rank], step.buffers[MET], strict=True)
+        for key in range(query + 1)
+        if not met[key]
+    }
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 4))
+@pytest.mark.parametrize("order", ("plain", "contiguous", "zigzag", "striped"))
+def test_queries_meet_the_keys_at_hand_that_the_order_says(order: str, ranks: int) -> None:
+    name = "contiguous" if order == "plain" else order
+    attend = PlainRingAttention.apply if order == "plain" else attend_in(order)
+    recording = record_attention(attend, ranks, name)
+    tokens = recording.meetings.tokens
+    for rank in range(ranks):
+        expected = []
+        for source in ((rank - hop) % ranks for hop in range(ranks)):
+            if met := meeting(name, rank, source, 2):
+                asking, asked = tokens[rank][met.queries], tokens[source][met.keys]
+                pairs = {(q, k) for i, q in enumerate(asking) for k in (asked[: i + 1] if met.causal else asked)}
+                expected.append((tuple(int(each == source) for each in range(ranks)), pairs))
+        shown, seen = [], set[tuple[int, int]]()
+        for step in recording.steps:
+            if step.rank == rank and step.kind == "meets":
+                rows = dict(zip(tokens[rank], step.buffers[MET], strict=True))
+                now = {(query, key) for query, met in rows.items() for key in range(2 * ranks) if met[key]}
+                shown.append((step.buffers["keys and values"][0], now - seen))
+                seen = now
+                assert (
+                    step.line[0].endswith("blocks.py")
+                    and "output.lerp_(" in recording.sources[step.line[0]][step.line[1] - 1]
+                )
+        assert shown == expected
+    for step in recording.at(len(recording.steps)):
+        assert recording.formulas["bytes sent"].endswith(f"= {step.counters[1]}") and step.counters[0] == ranks - 1
+    assert not unmet(recording)
+
+
+def test_a_block_that_was_skipped_is_not_met(tmp_path: Path) -> None:
+    whole, skipped = (record_attention(attend_in("zigzag", ring), 4, "zigzag") for ring in (Ring, Skips))
+    assert unmet(whole) == set() and unmet(skipped) == {(3, 1)}
+    assert "query 3 sees keys 0 + 1 + 2 + 3, query 4 sees keys 0 + 1 + 2 + 3 + 4" in in_words(whole)
+    assert "query 3 sees keys 0 + 2 + 3, query 4 sees keys 0 + 2 + 3 + 4" in in_words(skipped)
+    orange = []
+    for recording in (whole, skipped):
+        filmstrip(recording, tmp_path / "ring.png", frames=2)
+        pixels = image.imread(tmp_path / "ring.png")[:, :, :3].reshape(-1, 3)
+        orange.append((abs(pixels - [0xE6 / 255, 0x9F / 255, 0]).max(axis=1) < 0.01).sum())
+    assert orange[1] < orange[0]
+    with pytest.raises(ValueError, match="no query met a key: keep what"):
+        record_attention(lambda query, key, value, comm: flash_attention(query, key, value, True), 2)
+
+
+def test_what_is_held_is_one_block_and_the_next() -> None:
+    recording = record_attention(attend_in("zigzag"), 4, "zigzag")
+    assert {tuple(step.buffers) for step in recording.steps} == {
+        ("keys and values", MET),
+        ("keys and values", MET, "temporary 1"),
+    }
+    block, output = 2 * 2 * 8 * 8, 2 * 8 * 8
+    assert {step.counters[2] for step in recording.steps} == {block + output, 2 * block + output}
+    assert [step.buffers["keys and values"] for step in recording.at(52)] == [
+        (tuple(int(each == (rank + 1) % 4) for each in range(4)),) for rank in range(4)
+    ]
 
 
 # ---------------------------------------------------------------- pictures
@@ -418,14 +514,34 @@ def test_nothing_is_clipped_or_overlaps(page: Page, recording: Recording, tmp_pa
     page.open(player(recording), tmp_path / "ring.html")
     page.run("document.querySelector('.minidist-player').focus()")
     page.press("End")
-    outside = """[...document.querySelectorAll('svg *')].filter(e => {
-        const a = e.getBoundingClientRect(), b = e.ownerSVGElement.getBoundingClientRect();
-        return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
-    }).map(e => e.outerHTML)"""
     crossing = """(() => { const boxes = [...document.querySelectorAll('.cell')].map(e => e.getBoundingClientRect());
         return boxes.some((a, i) => boxes.some((b, j) => i < j && a.left < b.right - 1 && b.left < a.right - 1
             && a.top < b.bottom - 1 && b.top < a.bottom - 1)); })()"""
-    assert page.run(outside) == [] and page.run(crossing) is False
+    assert page.run(OUTSIDE) == [] and page.run(crossing) is False
+
+
+@BROWSER
+def test_a_square_shows_whose_queries_have_met_whose_keys(page: Page, tmp_path: Path) -> None:
+    recording = record_attention(attend_in("zigzag", Skips), 4, "zigzag")
+    page.open(player(recording), tmp_path / "zigzag.html")
+    page.run("document.querySelector('.minidist-player').focus()")
+
+    def square() -> dict[str, str]:
+        return dict(page.run("[...document.querySelectorAll('.met')].map(e => [e.dataset.pair, e.textContent])"))
+
+    assert len(square()) == 64 and set(square().values()) == {""}
+    page.press("ArrowRight", 12)
+    assert page.text(".now") == recording.steps[11].text == "rank 3 meets: query 3 sees key 3, query 4 sees keys 3 + 4"
+    assert page.cells()["3 keys and values[0]"] == "3" and page.cells()["3 temporary 1[0]"] == "2"
+    assert page.run("document.querySelectorAll('.met [stroke=\"var(--mark)\"]').length") == 3
+    assert "output.lerp_(" in page.text(".pane.on .lines .on")
+    page.press("End")
+    owners, missing = (0, 1, 2, 3, 3, 2, 1, 0), {(3, 1), (4, 1)}
+    met = {(q, k) for q in range(8) for k in range(q + 1)} - missing
+    assert square() == {f"{q} {k}": str(owners[k]) * ((q, k) in met) for q in range(8) for k in range(8)}
+    assert page.run("document.querySelectorAll('.met .later').length") == 28
+    assert f"bytes sent768768768768{recording.formulas['bytes sent']}" in page.text("table")
+    assert page.run(OUTSIDE) == [] and page.errors == []
 
 
 @BROWSER
