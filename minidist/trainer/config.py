@@ -178,56 +178,59 @@ class Config:
 
     def _faults(self) -> Iterator[str]:
         """Yield a sentence for each fault. Take only the first: later questions rely on the earlier ones."""
-        for section in fields(self):
-            yield from _beyond_limits(getattr(self, section.name))
+        changed: dict[str, Any] = {}
+        for section in (getattr(self, each.name) for each in fields(self)):
+            for declared in fields(section):
+                limit, value = declared.metadata["limit"], getattr(section, declared.name)
+                if limit is not None and not limit.holds(value):
+                    yield f"{flag(declared.name)} {value} cannot be: it must be {limit.words}"
+                if value != declared.default:
+                    changed[declared.name] = value
+        for need, (there, names) in self._needs().items():
+            for name in names:
+                if name in changed and not there:
+                    asked = flag(name) if changed[name] is True else f"{flag(name)} {changed[name]}"
+                    yield f"{asked} is for runs with {need}: add that, or leave {flag(name)} out"
         yield from self._faults_of_parallel_options()
-        run, memory, layers = self.run, self.memory, self.model.layers
-        if self.adapter_rank and not run.init:
-            asked = f"--lora {run.lora}" if run.lora else "--qlora"
-            yield f"{asked} trains adapters beside the weights of a model that exists: add --init FOLDER"
-        for name in ("resume", "save_every", "keep", "keep_every", "mtbf"):
-            if getattr(run, name) != getattr(RunOptions, name) and not run.save:
-                yield f"{flag(name)} needs the folder of the checkpoints: add --save FOLDER"
+        memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
         if kind == "every" and int(blocks) > layers:
             yield (
                 f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}: use at most '
                 f'"every {layers}"'
             )
-        if memory.offload == "disk" and not (memory.offload_folder or run.save):
+        if memory.offload == "disk" and not (memory.offload_folder or self.run.save):
             yield "--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER"
-        if memory.offload_folder and memory.offload != "disk":
-            yield f"--offload-folder {memory.offload_folder} is for --offload disk, not {memory.offload}: leave it out"
+
+    def _needs(self) -> dict[str, tuple[bool, tuple[str, ...]]]:
+        """Return whether the run has what some options are for, and which options these are."""
+        parallel, run = self.parallel, self.run
+        return {
+            "--strategy ddp": (parallel.strategy == "ddp", ("zero", "bucket_mib")),
+            "--zero 3": (parallel.zero == 3, ("hsdp", "zeropp")),
+            "--tp RANKS": (parallel.tp > 1, ("sp",)),
+            "--cp RANKS": (parallel.cp > 1, ("cp_comm", "cp_order")),
+            "--pp RANKS": (parallel.pp > 1, ("schedule", "microbatches", "plan")),
+            "--schedule interleaved": (parallel.schedule == "interleaved", ("chunks",)),
+            "--offload disk": (self.memory.offload == "disk", ("offload_folder",)),
+            "--init FOLDER": (bool(run.init), ("lora", "qlora")),
+            "--save FOLDER": (bool(run.save), ("resume", "save_every", "keep", "keep_every", "mtbf")),
+        }
 
     def _faults_of_parallel_options(self) -> Iterator[str]:
-        parallel, batch, default = self.parallel, self.data.batch, ParallelOptions
+        parallel, batch = self.parallel, self.data.batch
         if parallel.accumulate > batch:
             yield (
                 f"--accumulate {parallel.accumulate} cuts --batch {batch} into more parts than it has sequences: use "
                 f"at most --accumulate {batch}"
             )
-        if parallel.zero and parallel.strategy != "ddp":
-            yield (
-                f"--zero {parallel.zero} shards what ddp reduces, not --strategy {parallel.strategy}: leave --strategy "
-                "out, or use --zero 0"
-            )
-        if parallel.bucket_mib != default.bucket_mib and parallel.strategy != "ddp":
-            yield f"--bucket-mib {parallel.bucket_mib:g} is for ddp, not for --strategy {parallel.strategy}"
-        if parallel.hsdp and parallel.zero != 3:
-            yield (
-                f"--hsdp {parallel.hsdp} says in which groups --zero 3 shares parameters out, but --zero is "
-                f"{parallel.zero}: add --zero 3, or leave --hsdp out"
-            )
-        if parallel.zeropp and (parallel.zero != 3 or parallel.hsdp):
-            instead = f"--hsdp {parallel.hsdp}" if parallel.zero == 3 else f"--zero {parallel.zero}"
-            yield f"--zeropp is a way of --zero 3 over all ranks of the data axis, not of {instead}: use it so"
+        if parallel.zeropp and parallel.hsdp:
+            yield f"--zeropp shards over all ranks of the data axis, not in --hsdp {parallel.hsdp}: leave one out"
         if parallel.zeropp and self.run.verify:
             yield (
                 "--zeropp rounds what it sends to 8 and 4 bits, so its parameters are not those of the serial run: "
                 "leave out --verify, or --zeropp"
             )
-        if parallel.sp and parallel.tp == 1:
-            yield "--sp shares tokens out among the ranks of the tensor axis: add --tp RANKS"
         if parallel.pp > 1 and parallel.accumulate > 1:
             yield (
                 f"--accumulate {parallel.accumulate} is for runs without a pipeline: with --pp {parallel.pp} say "
@@ -235,15 +238,8 @@ class Config:
             )
         if parallel.plan and parallel.microbatches:
             yield f"--plan {parallel.plan} has its own number of microbatches: leave --microbatches out"
-        if parallel.plan and parallel.schedule != default.schedule:
+        if parallel.plan and parallel.schedule != ParallelOptions.schedule:
             yield f"--plan {parallel.plan} takes the place of --schedule {parallel.schedule}: leave one of them out"
-        if parallel.chunks and parallel.schedule != "interleaved":
-            yield f"--chunks {parallel.chunks} is for --schedule interleaved, not {parallel.schedule}: leave it out"
-        for name in ("schedule", "microbatches", "plan"):
-            value = getattr(parallel, name)
-            if parallel.pp == 1 and value != getattr(default, name):
-                instead = ", or say --accumulate" if name == "microbatches" else ""
-                yield f"{flag(name)} {value} is for pipelines: add --pp RANKS{instead}"
 
     @property
     def offload_to(self) -> Path | Literal["cpu"] | None:
@@ -290,10 +286,3 @@ class Config:
 def flag(name: str) -> str:
     """Return how an option is written on the command line."""
     return f"--{name.replace('_', '-')}"
-
-
-def _beyond_limits(section: Any) -> Iterator[str]:
-    for declared in fields(section):
-        limit, value = declared.metadata["limit"], getattr(section, declared.name)
-        if limit is not None and not limit.holds(value):
-            yield f"{flag(declared.name)} {value} cannot be: it must be {limit.words}"

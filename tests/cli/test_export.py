@@ -358,6 +358,6 @@ def test_the_summary_says_what_checkpoints_cost_and_how_often_to_save(
 
 def test_advice_needs_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     assert train_on(2, "--steps 1 --mtbf 24") == 2
-    assert sentence(capsys, "train") == "--mtbf needs the folder of the checkpoints: add --save FOLDER"
+    assert sentence(capsys, "train") == "--mtbf 24.0 is for runs with --save FOLDER: add that, or leave --mtbf out"
     assert train_on(1, "--mtbf=-1") == 2
     assert sentence(capsys, "train") == "--mtbf -1.0 cannot be: it must be from 0 to 1e9"

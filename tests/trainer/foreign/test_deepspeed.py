@@ -134,7 +134,7 @@ def test_buckets_are_counted_in_elements_there_and_bytes_here(precision: str, by
 
 def test_a_path_without_nvme_is_refused(write: Write) -> None:
     offload = {"device": "cpu", "nvme_path": "/x"}
-    with pytest.raises(ConfigError, match="--offload-folder /x is for --offload disk, not memory: leave it out"):
+    with pytest.raises(ConfigError, match="--offload-folder /x is for runs with --offload disk: add that"):
         parse(["--deepspeed", str(write({"zero_optimization": {"offload_optimizer": offload}}))])
 
 
