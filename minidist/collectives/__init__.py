@@ -1,12 +1,12 @@
 """Floor 2: collectives, each built from sends and receives.
 
     family          all_reduce  reduce_scatter  all_gather  broadcast  reduce  gather  scatter  all_to_all
-    central             x                           x           x         x       x       x
+    central             x                                       x         x       x       x
     ring                x             x             x
     recursive           x             x             x                                             (doubling, halving)
     tree                x                                       x         x       x       x
     pairwise                          x             x                                                 x
-    hierarchical        x                                       x
+    hierarchical        x
     shared              x             x             x           x
     native              x             x             x           x         x       x       x           x
 

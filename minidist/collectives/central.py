@@ -64,14 +64,3 @@ def scatter(chunks: list[Array] | None, shard: Array, comm: Communicator, root: 
     copy(shard, chunks[root])
     for request in [comm.isend(chunks[rank], rank) for rank in range(comm.size) if rank != root]:
         request.wait()
-
-
-def all_gather(chunks: list[Array], comm: Communicator) -> None:
-    """Fill in every chunk: rank 0 gathers all chunks and sends each rank those that it lacks."""
-    gather(chunks[comm.rank], chunks if comm.rank == 0 else None, comm, 0, [len(chunk) for chunk in chunks])
-    for owner, chunk in enumerate(chunks):
-        if comm.rank == 0:
-            for request in [comm.isend(chunk, rank) for rank in range(1, comm.size) if rank != owner]:
-                request.wait()
-        elif comm.rank != owner:
-            comm.recv(chunk, 0)

@@ -32,7 +32,6 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
         "shared": shared.reduce_scatter,
     },
     "all_gather": {
-        "central": central.all_gather,
         "ring": ring.ring_all_gather,
         "recursive": recursive.all_gather,
         "pairwise": pairwise.all_gather,
@@ -41,7 +40,6 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
     "broadcast": {
         "central": central.broadcast,
         "tree": tree.broadcast,
-        "hierarchical": hierarchical.broadcast,
         "shared": shared.broadcast,
     },
     "reduce": {"central": central.reduce, "tree": tree.reduce},
@@ -119,7 +117,7 @@ def _check(operation: str, algorithm: str, comm: Communicator) -> None:
     if algorithm == "shared" and not shared.possible(comm):
         raise ValueError(
             f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire.kind} wire "
-            f"rank {comm.rank} has {len(comm.node)} on its node: use 'hierarchical'"
+            f"rank {comm.rank} has {len(comm.node)} on its node: use 'auto'"
         )
     if algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
         raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")

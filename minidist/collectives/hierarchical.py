@@ -39,20 +39,6 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     ring_all_gather(chunks, inside)
 
 
-def broadcast(array: Array, comm: Communicator, root: int) -> None:
-    """Copy the root's `array` to one rank of each node, then inside the nodes: n bytes enter a node once."""
-    inside, across, _ = _levels(comm)
-    home = comm.node.index(root) if root in comm.node else None
-    if home is not None:  # the root's node comes first: its rank 0 is the source for the other nodes
-        tree.broadcast(array, inside, home)
-    if inside.rank == 0:
-        with_root = {comm.members[rank] for rank in comm.nodes[root]}
-        source = next(rank for rank, member in enumerate(across.members) if member in with_root)
-        tree.broadcast(array, across, source)
-    if home is None:
-        tree.broadcast(array, inside, 0)
-
-
 class Levels(NamedTuple):
     """This rank's communicators inside its node and across nodes, and whether all nodes have the same size."""
 

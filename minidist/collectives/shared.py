@@ -44,9 +44,7 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         comm.fence()
         _reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)
         comm.fence()
-    elif array.nbytes <= SMALL:
-        _add_up(_publish(array, comm), array, comm, combine)
-    elif comm.size == 2:
+    elif array.nbytes <= SMALL or comm.size == 2:
         for block in blocks(array, BLOCK):
             _add_up(_publish(block, comm), block, comm, combine)
     else:

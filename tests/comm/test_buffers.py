@@ -177,7 +177,7 @@ def test_shared_memory_wants_one_node() -> None:
     from minidist import Cluster
 
     def program(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match=r"needs ranks that share memory, .* use 'hierarchical'"):
+        with pytest.raises(ValueError, match=r"needs ranks that share memory, .* use 'auto'"):
             all_reduce(np.ones(4), comm, algorithm="shared")
         assert explain("all_reduce", 32, comm)[0] != "shared"
 

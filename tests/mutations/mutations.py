@@ -344,7 +344,7 @@ COLLECTIVES = [
         "minidist/collectives/hierarchical.py",
         old="len({len(node) for node in comm.nodes}) == 1)",
         new="True)",
-        tests=("tests/collectives/test_collectives.py::test_hierarchies_on_nodes_of_three[all_reduce-5]",),
+        tests=("tests/collectives/test_collectives.py::test_hierarchies_on_nodes_of_three[5]",),
     ),
     Mutation(
         "shared memory is left before the others have read it",

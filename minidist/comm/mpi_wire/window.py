@@ -75,7 +75,6 @@ def _map(file: int, bytes: int) -> Any:
     if start == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory = (ctypes.c_ubyte * bytes).from_address(start)
-    weakref.finalize(
-        memory, libc.munmap, ctypes.c_void_p(start), size
-    ).atexit = False  # at the end, other threads may still read it
+    # Not at the end of the program, when other threads may still read it.
+    weakref.finalize(memory, libc.munmap, ctypes.c_void_p(start), size).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8)

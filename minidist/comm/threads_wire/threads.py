@@ -144,9 +144,9 @@ def run(
         cluster.check(ranks)
     world = World(ranks, cluster, eager_limit)
     results: list[Any] = [None] * ranks
-    wires = [ThreadsWire(world, world.add_lane(rank, ""), rank, tuple(range(ranks))) for rank in range(ranks)]
     threads = []
-    for wire in wires:
+    for rank in range(ranks):
+        wire = ThreadsWire(world, world.add_lane(rank, ""), rank, tuple(range(ranks)))
         wire.lane.thread = threading.current_thread()  # which is about to start the rank's own
         comm = Communicator(wire, Ledger(trace, debug_mode(debug)))
         threads.append(_RankThread(_run_rank, wire, comm, fn, results, name=f"rank {wire.rank}"))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from minidist.comm.buffers import copy, empty
 from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
@@ -35,7 +35,7 @@ class World:
         self.cluster, self.eager_limit = cluster, eager_limit
         self.homes = [0 if cluster is None else cluster.node_of(rank) for rank in range(ranks)]
         self.lock = threading.RLock()
-        self._lanes: list[weakref.ref[Lane]] = []  # a fork that nobody holds any more takes its lane with it
+        self.lanes: WeakSet[Lane] = WeakSet()  # a fork that nobody holds any more takes its lane with it
         self.unmatched: dict[tuple[str, int, int, int], deque[Operation]] = defaultdict(deque)
         self.shared: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
         self.failure: tuple[int, BaseException] | None = None
@@ -48,13 +48,8 @@ class World:
         """Register another thread of `rank`. Its clock starts at zero; whoever launches work on it moves the clock."""
         with self.lock:
             lane = Lane(rank, name, threading.Condition(self.lock))
-            self._lanes = [*(known for known in self._lanes if known() is not None), weakref.ref(lane)]
+            self.lanes.add(lane)
             return lane
-
-    @property
-    def lanes(self) -> list[Lane]:
-        """Those that somebody can still use."""
-        return [lane for known in self._lanes if (lane := known()) is not None]
 
     # ---------------------------------------------------------------- messages
 
@@ -208,6 +203,7 @@ class World:
 
     def _report(self, waiting: list[Lane]) -> str:
         """Say who waits for whom, and close the cycle or the chain."""
+        waiting.sort(key=lambda lane: (lane.rank, lane.name))
         frames: dict[int, FrameType] = sys._current_frames()
         lines = ["no rank can go on."]
         for lane in waiting:

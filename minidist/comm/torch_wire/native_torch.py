@@ -25,6 +25,7 @@ OPERATIONS = {
     "min": dist.ReduceOp.MIN,
     "prod": dist.ReduceOp.PRODUCT,
 }
+Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]  # for CPU buffers, and for CUDA tensors
 UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
 
 # torch 2.13 renamed the two
@@ -35,14 +36,8 @@ scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 class NativeTorch:
     """torch.distributed's collectives on flat arrays, called as all algorithms of the collectives are."""
 
-    def __init__(
-        self,
-        addresses: Sequence[int],
-        cpu: dist.ProcessGroup,
-        cuda: dist.ProcessGroup | None,
-        byte_tensor: Callable[[Any], torch.Tensor],
-    ):
-        self.addresses, self.cpu, self.cuda, self.byte_tensor = addresses, cpu, cuda, byte_tensor
+    def __init__(self, addresses: Sequence[int], groups: Groups, byte_tensor: Callable[[Any], torch.Tensor]):
+        self.addresses, (self.cpu, self.cuda), self.byte_tensor = addresses, groups, byte_tensor
 
     def all_reduce(self, array: Array, comm: Ranks, combine: Operation) -> None:
         """dist.all_reduce."""

@@ -60,8 +60,10 @@ def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
     return dist.PrefixStore(f"{place}/{wrapping}", connection), store  # type: ignore[attr-defined]
 
 
-def initialize(timeout: timedelta) -> None:
-    """Start torch.distributed as the launcher's variables say."""
+def initialize(timeout: timedelta) -> dist.ProcessGroup:
+    """Start torch.distributed as the launcher's variables say, unless it has been; return the group of all ranks."""
+    if dist.is_initialized():
+        return everyone()
     rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
     os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
     gpu = own_gpu()
@@ -72,6 +74,7 @@ def initialize(timeout: timedelta) -> None:
         device = torch.device("cuda", gpu)
         dist.init_process_group("nccl", rank=rank, world_size=size, timeout=timeout, device_id=device)
     atexit.register(_close)
+    return everyone()
 
 
 def _close() -> None:

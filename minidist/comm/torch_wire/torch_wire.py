@@ -28,14 +28,7 @@ from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Ledger
 from minidist.comm.torch_wire import marks
 from minidist.comm.torch_wire.store import StoreMailbox
-from minidist.comm.torch_wire.torch_groups import (
-    everyone,
-    gather_answers,
-    gloo_group,
-    initialize,
-    nccl_group,
-    own_store,
-)
+from minidist.comm.torch_wire.torch_groups import gather_answers, gloo_group, initialize, nccl_group, own_store
 from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, Verb, explaining, slot
 from minidist.comm.wire import Request, Wire
 
@@ -169,7 +162,7 @@ class TorchWire(Wire):
     def native(self) -> Any:
         from minidist.comm.torch_wire.native_torch import NativeTorch
 
-        return NativeTorch(self.addresses, self.cpu, self.cuda, self.byte_tensor)
+        return NativeTorch(self.addresses, (self.cpu, self.cuda), self.byte_tensor)
 
     def roll_call(self, answer: Any) -> list[Any]:
         return gather_answers(self.cpu, self.rank, answer)
@@ -191,9 +184,7 @@ def world(limit: float) -> Communicator:
     """
     if not dist.is_available():
         raise LaunchError("this torch was built without torch.distributed: install another, or use mpirun")
-    if not dist.is_initialized():
-        initialize(timedelta(seconds=limit + PATIENCE))
-    return wrap(everyone(), limit)
+    return wrap(initialize(timedelta(seconds=limit + PATIENCE)), limit)
 
 
 def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
