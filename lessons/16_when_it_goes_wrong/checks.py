@@ -211,7 +211,7 @@ def at_random(rng: np.random.Generator) -> list[Event]:
 def silent(rng: np.random.Generator) -> list[Event]:
     """Rank 2 has never communicated; it has only computed."""
     return [Event(2, "compute", "forward", 0.0, 50.0)] + [
-        Event(rank, "exchange", "exchange", float(rng.integers(0, 5)), 50.0) for rank in (0, 1, 3)
+        Event(rank, "wait", "wait", float(rng.integers(0, 5)), 50.0) for rank in (0, 1, 3)
     ]
 
 

@@ -80,7 +80,7 @@ def waiting(events: list[Event]) -> dict[int, float]:
     """Task 3, first half: return {rank: seconds}: how long the main track of each rank did nothing but communicate.
 
     An event has `rank`, `kind`, `track`, `start`, `end` and `waited_from`. An event counts if its kind is "send",
-    "recv", "exchange", "collective" or "wait", and its track is "main". (Events of other tracks run beside computing.)
+    "recv", "collective" or "wait", and its track is "main". (Events of other tracks run beside computing.)
     It counts from `waited_from` to `end`; if `waited_from` is None, from `start` to `end`.
 
     Events of a rank may overlap: a collective spans its messages, and messages overlap each other. Count each moment

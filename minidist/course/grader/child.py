@@ -32,7 +32,8 @@ from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
 from minidist.launch.imports import quick_imports
 
-Seal: TypeAlias = dict[str, tuple[object, object]]  # by its full name, a part of the package and its code
+# Of each part of the package its full name, the namespace where it lies, its name there, itself, and its code.
+Seal: TypeAlias = list[tuple[str, Mapping[str, object], str, object, object]]
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
 MEMORY = 4 << 30  # bytes that one process may hold
 
@@ -45,7 +46,7 @@ class Prepared:
     """
 
     checks: Mapping[str, Sequence[Check]] = field(default_factory=dict)
-    sealed: Seal = field(default_factory=dict)
+    sealed: Seal = field(default_factory=list)
     modules: int = 0
 
 
@@ -156,25 +157,26 @@ def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]
 
 
 def seal() -> Seal:
-    """Return what the package's modules, and the classes in them, consist of by now: each function with its code."""
+    """Return the package's modules by now, and what these and the classes in them consist of: functions, with code."""
     modules = {name: one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"}
     named = (value for module in modules.values() for value in vars(module).values())
     classes = {f"{one.__module__}.{one.__qualname__}": one for one in named if isinstance(one, type)}
-    return {
-        f"{space}.{name}": (value, getattr(value, "__code__", None))
+    parts: Seal = [(name, sys.modules, name, module, None) for name, module in modules.items()]
+    return parts + [
+        (f"{space}.{name}", vars(one), name, value, getattr(value, "__code__", None))
         for space, one in [*modules.items(), *classes.items()]
         for name, value in vars(one).items()
         if callable(value) or isinstance(value, (property, staticmethod, classmethod))
-    }
+    ]
 
 
 def check_untouched(sealed: Seal) -> None:
     """Raise if the student's code replaced a part of the package."""
-    now = seal()
-    for name, (value, code) in sealed.items():
-        found, its_code = now.get(name, (None, None))
-        if (found is not value or its_code is not code) and not hooked_by_torch(found, value):
-            raise Wrong(f"the answer replaces {name}, which belongs to minidist")
+    for full_name, space, name, value, code in sealed:
+        found = space.get(name)
+        touched = found is not value or getattr(found, "__code__", None) is not code
+        if touched and not hooked_by_torch(found, value):
+            raise Wrong(f"the answer replaces {full_name}, which belongs to minidist")
 
 
 def hooked_by_torch(found: Any, value: Any) -> bool:
