@@ -28,38 +28,31 @@ def generate(
     generator : torch.Generator
         Draws the tokens, on its own device.
     temperature : float
-        Divides the logits; 0 takes the likeliest token and draws nothing.
+        Divides the logits, more than 0: below 1 likely tokens become likelier.
     top_k : int, optional
         Choose among the k likeliest tokens (Fan et al. 2018), and any as likely as the k-th.
 
     Raises
     ------
     ValueError
-        If there is no token to start from, the temperature is negative, or k is below 1.
+        If there is no token to start from, the temperature is not positive, or k is below 1.
     """
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}: give [B, T] with at least one token to start from.")
-    if temperature < 0 or (top_k is not None and top_k < 1):
-        raise ValueError(f"temperature={temperature} and top_k={top_k}: use a temperature from 0 up, and k from 1 up.")
+    if temperature <= 0 or (top_k is not None and top_k < 1):
+        raise ValueError(f"temperature={temperature} and top_k={top_k}: use a temperature above 0, and k from 1 up.")
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             for _ in range(new_tokens):
                 logits = model(tokens[:, -model.config.sequence :])[:, -1]  # [B, V]
-                chosen = choose(logits.to(generator.device), generator, temperature, top_k)
+                if top_k is not None:
+                    weakest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                    logits = logits.masked_fill(logits < weakest, float("-inf"))
+                probabilities = torch.softmax(logits.to(generator.device, torch.float32) / temperature, dim=-1)
+                chosen = torch.multinomial(probabilities, 1, generator=generator)  # [B, 1]
                 tokens = torch.cat((tokens, chosen.to(tokens.device)), dim=1)
     finally:
         model.train(was_training)
     return tokens
-
-
-def choose(logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:
-    """Sample one token per row of `logits` [B, V]: int64 [B, 1]."""
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    if top_k is not None:
-        weakest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < weakest, float("-inf"))
-    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator)

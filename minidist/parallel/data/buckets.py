@@ -115,14 +115,13 @@ def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
 
 
-def take_gradients(parameters: list[nn.Parameter]) -> Tensor:
-    """Move the gradients into one new flat tensor, and free each of them. A missing gradient counts as zero."""
-    flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
-    for parameter, view in zip(parameters, views_into(flat, parameters), strict=True):
-        if parameter.grad is not None:
-            view.copy_(parameter.grad)
-            parameter.grad = None
-    return flat
+def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = None) -> Tensor:
+    """Move the gradients into one new flat tensor of a dtype, and free them. A missing gradient counts as zero."""
+    gradients = [p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in parameters]
+    flat = parameters[0].detach().new_empty(sum(map(len, gradients)), dtype=dtype)
+    for parameter in parameters:
+        parameter.grad = None
+    return torch.cat(gradients, out=flat)
 
 
 def make_room(whole: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS): on slices they 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import optim
 
+from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel.optimizer.muon import SlicedMuon
 from minidist.parallel.optimizer.state import share_out
 
@@ -20,13 +21,6 @@ KNOWN = frozenset(
         *(optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop),
     )
 )
-
-
-@runtime_checkable
-class Around(Protocol):
-    """An optimizer around one of another class, `inner`, which does the updates."""
-
-    inner: type
 
 
 def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool, options: dict[str, Any]) -> Any:
@@ -52,7 +46,7 @@ def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool
 def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
     """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately."""
     _check(type(optimizer), said)
-    if isinstance(optimizer, Around):
+    if isinstance(optimizer, MasterWeights):
         _check(optimizer.inner, said)
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
-from minidist.parallel.data.buckets import kind_of, make_room, views_into
+from minidist.parallel.data.buckets import kind_of, make_room, take_gradients, views_into
 from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.shard import Shard
 
@@ -151,14 +151,9 @@ class Flat(Shard):
 
     def take_gradients(self) -> Tensor:
         """Return this rank's own gradients of all elements, and forget them."""
-        gradients = [parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None]
-        if self.own is None and len(gradients) == len(self.parameters):  # all there is: one pass lays it end to end
-            taken = torch.cat(gradients, out=torch.empty_like(self.whole, dtype=self.reduction))
-            for parameter in self.parameters:
-                parameter.grad = None
-            return taken
+        if self.own is None:  # nothing was collected: one pass lays all there is end to end
+            return take_gradients(self.parameters, self.reduction)
         self.collect(self.parameters)
-        assert self.own is not None
         taken, self.own, self.places = self.own, None, {}
         return taken
 
