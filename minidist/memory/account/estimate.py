@@ -57,6 +57,7 @@ def estimate(
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
+    cp: int = 1,
     zero: int = 0,
     recompute: Recompute = "none",
     sequence_parallel: bool = False,
@@ -73,8 +74,8 @@ def estimate(
         Sizes of the model, and tokens of a sequence.
     batch : int
         Sequences of one microbatch.
-    tp, pp, dp, zero : int
-        Ranks on the tensor, pipeline and data axis; stage of ZeRO on the data axis.
+    tp, pp, dp, cp, zero : int
+        Ranks on the tensor, pipeline, data and context axis; stage of ZeRO on the data and context axes together.
     recompute : {"none", "selective", "full"}
         Recompute nothing, the attention weights, or all of a layer but its input; one layer at a time.
     sequence_parallel, flash, tied : bool
@@ -82,8 +83,9 @@ def estimate(
         the head uses the embedding's matrix.
 
     A step has at least `pp` microbatches. Communication is the sum of one gathered input (sequence parallel), two
-    boundary activations (pipeline), the gradients of the layer that is being reduced (ZeRO 2 and 3), and two gathered
-    layers: the present and the next (ZeRO 3). DDP's buckets are the gradients. For a pipeline stage of P parameters:
+    boundary activations (pipeline), two blocks of keys and values (a ring, as if no heads were grouped), the
+    gradients of the layer that is being reduced (ZeRO 2 and 3), and two gathered layers: the present and the next
+    (ZeRO 3). DDP's buckets are the gradients. For a pipeline stage of P parameters:
 
         ZeRO 2   2 P + (2 + 12)/N P + 2 layer            each microbatch reduces the gradients of a layer as soon as
         ZeRO 3   (2 + 2 + 12)/N P + (2 + 2 * 2) layer    it has them, so no stage ever holds all gradients
@@ -95,12 +97,15 @@ def estimate(
     ValueError
         If the sizes and the layout do not fit together.
     """
-    _check_whole(layers=layers, hidden=hidden, batch=batch, sequence=sequence, heads=heads, tp=tp, pp=pp, dp=dp)
+    _check_whole(layers=layers, hidden=hidden, batch=batch, sequence=sequence, heads=heads, tp=tp, pp=pp, dp=dp, cp=cp)
     _check_layout(layers, hidden, heads, tp, pp, recompute)
+    if sequence % cp:
+        raise ValueError(f"sequence={sequence} does not divide by cp={cp}: ranks share its tokens out evenly")
+    sequence //= cp
     ends = vocabulary * hidden
     layer_parameters = (parameters - ends * (1 if tied else 2)) / layers / tp
     own = parameters / tp if pp == 1 else layer_parameters * -(-layers // pp) + ends / tp
-    states = model_states(own, dp, zero)
+    states = model_states(own, dp * cp, zero)
 
     whole = layer_activations(sequence, batch, hidden, heads, tp, sequence_parallel, attention_weights=not flash)
     boundary = layer_input(sequence, batch, hidden) / (tp if sequence_parallel else 1)
@@ -114,6 +119,7 @@ def estimate(
     activations += embedding_and_loss(sequence, batch, hidden, vocabulary, tp, pp, in_flight=pp)
 
     communication = boundary * tp if tp > 1 and sequence_parallel else 0
+    communication += 4 * layer_input(sequence, batch, hidden) / tp if cp > 1 else 0
     communication += 2 * boundary if pp > 1 else 0
     communication += layer_parameters * MIXED_PRECISION_ADAM.gradients if zero >= 2 else 0
     communication += 2 * layer_parameters * MIXED_PRECISION_ADAM.parameters if zero == 3 else 0

@@ -199,6 +199,15 @@ def test_an_estimate_is_made_of_the_formulas() -> None:
     assert sharded.communication == pytest.approx(3 * 2 * (1e9 - 2 * 1000 * 1024) / 10)
 
 
+def test_context_parallelism_divides_activations_and_shards_over_more_ranks() -> None:
+    alone = estimate(**SMALL, zero=3, dp=8)  # type: ignore[arg-type]
+    spread = estimate(**SMALL, zero=3, dp=2, cp=4)  # type: ignore[arg-type]
+    assert spread.parameters == alone.parameters and spread.optimizer == alone.optimizer
+    assert spread.activations == pytest.approx(alone.activations / 4)
+    with pytest.raises(ValueError, match="does not divide by cp=7: ranks share its tokens out evenly"):
+        estimate(**SMALL, cp=7)  # type: ignore[arg-type]
+
+
 def test_a_pipeline_estimate_is_the_first_stage() -> None:
     layout = estimate(**SMALL, pp=5, tp=2, sequence_parallel=True)  # type: ignore[arg-type]
     body = (1e9 - 2 * 1000 * 1024) / 5

@@ -1,0 +1,138 @@
+"""A training step on long sequences: on one rank, and its tokens shared out, by minidist and by torch.
+
+    serial         each rank by itself trains on whole sequences
+    ring, zigzag   minidist.parallel.context, in contiguous and in zigzag order, with DDP
+    torch ring, torch zigzag
+                   torch.distributed.tensor.experimental's ring attention over gloo, without and with its load balancer
+                   ("head-tail"), which is the zigzag order, with DistributedDataParallel
+
+All of them compute a block by the same C++ kernel of torch. Before anything is timed, their first losses must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist.bench.measure import Run
+from minidist.bench.subject import Case, Setting, at_most, subject
+from minidist.bench.subjects.training import adamw_step, expect_same, forward_backward, gpt, text
+from minidist.collectives import all_reduce
+from minidist.comm import Communicator
+from minidist.model import Where
+from minidist.model.attention import causal_attention
+from minidist.model.gpt import Attend
+from minidist.parallel import DDP
+from minidist.parallel.context import parallelize_context, shard_tokens
+from minidist.parallel.context.context_parallel import attending
+from minidist.parallel.context.order import positions
+from minidist.parallel.replica import Alone, Replica
+
+TIMES = (512, 2048)  # tokens of a sequence, 4 and 16 times those of the other benches; 2048 tokens a step
+CASES = tuple(f"D={hidden}, {2048 // time} x {time}" for hidden in (256, 512) for time in TIMES)
+ATTENTION = "attention alone, 1 x 4096, 8 heads of 64, 2 of keys"
+BOUNDS = (
+    *at_most("ring", "torch ring", dict.fromkeys((*CASES, ATTENTION), 0.9)),
+    *at_most("zigzag", "torch zigzag", dict.fromkeys((*CASES, ATTENTION), 0.9)),
+    *at_most("zigzag", "serial", dict.fromkeys((*CASES, ATTENTION), 0.6)),
+)
+ORDERS = {"ring": "contiguous", "zigzag": "zigzag"}
+
+
+@subject(peers=("serial", "torch ring", "torch zigzag"), bounds=BOUNDS)
+def context(setting: Setting) -> Iterator[Case]:
+    """Seconds of a training step at every width and length.
+
+    The bounds: the same kernel and order, so what differs is how blocks travel and merge; and of two ranks, each does
+    half of the work.
+    """
+    comm = setting.comm
+    for hidden in setting.options.hidden:
+        for time in TIMES:
+            tokens = text(2048 // time, time)
+            runs = {"serial": adamw_step(Alone(alone := gpt(hidden, time)), forward_backward(alone, tokens))}
+            for name, order in ORDERS.items():
+                model = gpt(hidden, time)
+                parallelize_context(model, comm, "ring", order)
+                runs[name] = shared_step(DDP(model, comm), tokens, comm, order)
+                if setting.gloo is not None:
+                    model = gpt(hidden, time)
+                    for module in attending(model):
+                        module.attend = torchs_ring(order == "zigzag")
+                    theirs = Alone(nn.parallel.DistributedDataParallel(model))
+                    runs[f"torch {name}"] = shared_step(theirs, tokens, comm, order, comm.size)
+            expect_same({name: run() for name, run in runs.items()}, 1e-5)
+            yield Case(f"D={hidden}, {2048 // time} x {time}", runs)
+    yield Case(ATTENTION, attention_alone(comm, setting.gloo is not None))
+
+
+def attention_alone(comm: Communicator, torch_too: bool) -> dict[str, Run]:
+    """Return forward and backward of attention alone, without a model around it."""
+    whole = [torch.randn(1, heads, 4096, 64, generator=torch.Generator().manual_seed(0)) for heads in (8, 2, 2)]
+
+    def run(attend: Attend, parts: list[Tensor]) -> Run:
+        return lambda: torch.autograd.grad(attend(*parts).sum(), parts)
+
+    runs: dict[str, Run] = {"serial": run(causal_attention, [part.requires_grad_() for part in whole])}
+    for name, order in ORDERS.items():
+        parts = [part.detach()[:, :, positions(order, comm.size, comm.rank, 4096)].requires_grad_() for part in whole]
+        holder: Any = nn.Module()
+        holder.attend = causal_attention
+        parallelize_context(holder, comm, "ring", order)
+        runs[name] = run(holder.attend, parts)
+        if torch_too:
+            runs[f"torch {name}"] = run(torchs_ring(order == "zigzag"), parts)
+    return runs
+
+
+def shared_step(replica: Replica, tokens: Tensor, comm: Communicator, order: str, times: int = 1) -> Run:
+    """Return a step on this rank's part of `tokens` [B, T + 1]; `times` makes up for gradients that are averaged."""
+    inputs, where = shard_tokens(tokens[:, :-1], comm, order)
+    targets, _ = shard_tokens(tokens[:, 1:], comm, order)
+
+    def backward() -> Tensor:
+        logits = replica.called(inputs, Where(positions=where))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        loss = loss / (targets.numel() * comm.size)
+        (loss * times).backward()  # type: ignore[no-untyped-call]
+        all_reduce(total := loss.detach().clone(), comm)
+        return total
+
+    return adamw_step(replica, backward)
+
+
+def torchs_ring(balanced: bool) -> Attend:
+    """Return what attends by torch's ring, with torch's kernel for CPUs."""
+    return lambda query, key, value: TorchRing.apply(query, key, value, balanced)  # type: ignore[no-untyped-call]
+
+
+class TorchRing(torch.autograd.Function):
+    """Torch's ring attention without its DTensor: that has no rule for the kernel of CPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, balanced: bool) -> Tensor:
+        from torch.distributed.tensor.experimental import _context_parallel as theirs
+
+        theirs._attention._cp_options.enable_load_balance = ctx.balanced = balanced
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        ring: Any = theirs._attention._templated_ring_attention
+        output, lse = ring(torch.distributed.group.WORLD, 2, kernel, query, key, value, is_causal=True)
+        ctx.save_for_backward(query, key, value, output, lse)
+        return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from torch.distributed.tensor.experimental import _context_parallel as theirs
+
+        theirs._attention._cp_options.enable_load_balance = ctx.balanced
+        query, key, value, output, lse = ctx.saved_tensors
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        ring: Any = theirs._attention._templated_ring_attention_backward
+        group = torch.distributed.group.WORLD
+        found = ring(
+            group, 2, kernel, gradient, "grad_out", query, key, value, output, lse, is_causal=True, dropout_p=0.0
+        )
+        return (*found, None)
