@@ -9,7 +9,7 @@ from typing import Any
 
 from minidist.bench.measure import Measurement
 from minidist.bench.subject import DTYPE, ON_ONE_GPU, RANKS, Bound, find_subject
-from minidist.bench.subjects.copy import state
+from minidist.bench.subjects.messages import state
 from minidist.collectives import COLLECTIVES
 from minidist.trace.table import aligned, format_seconds
 

@@ -22,6 +22,11 @@ from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
 ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products")  # the parts of `bench gpu`
+FILES = {
+    **dict.fromkeys(COLLECTIVES, "subjects.collective"),
+    **dict.fromkeys(("copy", "p2p"), "subjects.messages"),
+    **dict.fromkeys(ON_ONE_GPU, "gpu.subjects"),
+}
 RANKS, DTYPE = 2, "float32"  # for which the bounds are
 
 
@@ -31,7 +36,7 @@ class Bound:
     with `least` at least that.
 
     A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, with the
-    two cores near each other (see `subjects/copy.py`). `native tuned` is MPI's own in a launch that is told to keep
+    two cores near each other (see `subjects/messages.py`). `native tuned` is MPI's own in a launch that is told to keep
     freed memory.
     """
 
@@ -137,8 +142,8 @@ def subject(
 
 
 def find_subject(name: str) -> Subject:
-    """Return the bench of this name: `ddp` is in `subjects/ddp.py`; all collectives are in one file."""
-    file = "gpu.subjects" if name in ON_ONE_GPU else f"subjects.{'collective' if name in COLLECTIVES else name}"
+    """Return the bench of this name: `ddp` is in `subjects/ddp.py`; `FILES` has those that share a file."""
+    file = FILES.get(name, f"subjects.{name}")
     found: Subject = getattr(importlib.import_module(f"minidist.bench.{file}"), name)
     return found
 

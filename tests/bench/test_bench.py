@@ -24,8 +24,8 @@ from minidist.bench.options import NAMES, parse, size_text
 from minidist.bench.report import Results, quantity
 from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject
 from minidist.bench.subjects import tensor
-from minidist.bench.subjects.copy import state
-from minidist.bench.subjects.training import expect_same
+from minidist.bench.subjects.messages import state
+from minidist.bench.training import expect_same
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 from minidist.memory.precision import fp8
@@ -75,6 +75,7 @@ def test_everything_at_once() -> None:
     assert competitors["ddp"] == {"local", "DDP", "naive", "torch DDP"}
     assert competitors["zero"] == {"local", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "fully_shard"}
     assert competitors["pipeline"] == {"serial", "gpipe", "1f1b", "zb-h1", "torch gpipe", "torch 1f1b"}
+    assert competitors["context"] == {"serial", "ring", "zigzag", "torch ring", "torch zigzag"}
     assert competitors["tensor"] == {"serial", "tensor", "DTensor"}
     assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}
@@ -128,7 +129,7 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
         from torch.distributed.tensor.debug import CommDebugMode
 
         from minidist.bench.subjects.tensor import by_torch, ours
-        from minidist.bench.subjects.training import forward_backward, gpt
+        from minidist.bench.training import forward_backward, gpt
         from minidist.bench.worker import start_gloo
         from minidist.comm import init
         from minidist.parallel.placement import tensor_placement_of

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from minidist.bench.measure import Run
-from minidist.bench.subjects.training import adamw_step, forward_backward
+from minidist.bench.training import adamw_step, forward_backward
 from minidist.comm import Communicator
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.memory.recompute.segments import recompute

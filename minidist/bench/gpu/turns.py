@@ -19,8 +19,8 @@ import torch
 from minidist.bench.gpu.competitors import Work, build
 from minidist.bench.measure import ROUND, Run, alternate
 from minidist.bench.subject import Counted, Setting
-from minidist.bench.subjects.training import expect_same
 from minidist.bench.subjects.zero import allocated, most_allocated
+from minidist.bench.training import expect_same
 from minidist.trainer.metrics import known_peak
 
 SECONDS = 1.0  # about, of one competitor in one round on a GPU: many steps, as a GPU slows down when it gets warm

@@ -1,4 +1,4 @@
-"""What is measured: a file for each bench, minidist and its peers doing the same thing; the collectives share one.
+"""What is measured: a file for each bench, minidist and its peers doing the same thing.
 
-`training.py` has the model and the steps that the benches of training share.
+The collectives share `collective.py`, and what measures messages is in `messages.py`.
 """

@@ -20,7 +20,7 @@ import torch
 
 from minidist.bench.measure import timed
 from minidist.bench.subject import Counted, Setting, at_most, subject
-from minidist.bench.subjects.training import VOCABULARY, gpt, text
+from minidist.bench.training import VOCABULARY, gpt, text
 from minidist.comm import Communicator
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Layout, Mesh

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, at_most, subject
-from minidist.bench.subjects.training import adamw_step, expect_same, forward_backward, gpt, text
+from minidist.bench.training import adamw_step, expect_same, forward_backward, gpt, text
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.model import Where

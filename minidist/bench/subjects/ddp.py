@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 
 from minidist.bench.subject import Case, Setting, at_most, subject
-from minidist.bench.subjects.training import BATCH, TIME, WIDTHS, gpt, text, training_step
+from minidist.bench.training import BATCH, TIME, WIDTHS, gpt, text, training_step
 from minidist.parallel import DDP, NaiveDataParallel
 from minidist.parallel.replica import Alone
 

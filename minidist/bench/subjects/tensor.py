@@ -23,7 +23,7 @@ from torch import Tensor
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, at_most, subject
-from minidist.bench.subjects.training import (
+from minidist.bench.training import (
     BATCH,
     TIME,
     VOCABULARY,

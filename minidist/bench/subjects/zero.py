@@ -22,7 +22,7 @@ from torch import Tensor
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Counted, Setting, at_most, subject
-from minidist.bench.subjects.training import BATCH, TIME, WIDTHS, gpt, text, training_step
+from minidist.bench.training import BATCH, TIME, WIDTHS, gpt, text, training_step
 from minidist.comm import Communicator
 from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
 from minidist.parallel.replica import Alone

@@ -1,4 +1,4 @@
-"""How fast this machine copies memory, which bounds every message between two of its ranks.
+"""How fast this machine copies memory, which bounds every message between two of its ranks; and messages themselves.
 
     own core     256 KiB, which stay in a core's cache; all ranks copy at the same time
     memory       64 MiB, too large for any cache; all ranks copy at the same time
@@ -11,14 +11,15 @@ about 45 GB/s (*near*) and 25 GB/s (*far*), and with it every ratio. The bounds 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from minidist.bench.measure import timed
-from minidist.bench.subject import Counted, Setting, subject
+from minidist.bench.measure import Run, timed
+from minidist.bench.options import size_text
+from minidist.bench.subject import Case, Counted, Setting, subject
 from minidist.comm import Communicator
 
 IN_CACHE = 256 << 10
@@ -60,3 +61,34 @@ def _copy_from_neighbour(windows: list[Any], comm: Communicator) -> float:
             np.copyto(target, windows[writer])
         slowest = max(slowest, max(comm.roll_call(time.perf_counter() - started)))
     return slowest
+
+
+@subject(peers=("native", "gloo"), rounds=15)
+def p2p(setting: Setting) -> Iterator[Case]:
+    """Seconds of half a round trip between ranks 0 and 1, while the other ranks look on. No bound."""
+    comm = setting.comm
+    mpi = comm.wire.mpi  # type: ignore[attr-defined]
+    for bytes in (8, *setting.options.sizes):
+        array = np.zeros(bytes, np.uint8)
+        runs = {"send": ping_pong(comm.send, comm.recv, comm.rank, array)}
+        if "native" in setting.options.peers:
+            runs["native"] = ping_pong(mpi.Send, mpi.Recv, comm.rank, array)
+        if setting.gloo is not None:
+            import torch
+
+            runs["gloo"] = ping_pong(setting.gloo.send, setting.gloo.recv, comm.rank, torch.from_numpy(array))
+        yield Case(size_text(bytes), runs, bytes, units=2)
+
+
+def ping_pong(send: Callable[[Any, int], object], receive: Callable[[Any, int], object], rank: int, array: Any) -> Run:
+    """Return a round trip."""
+
+    def there_and_back() -> None:
+        if rank == 0:
+            send(array, 1)
+            receive(array, 1)
+        elif rank == 1:
+            receive(array, 0)
+            send(array, 0)
+
+    return there_and_back
