@@ -99,7 +99,7 @@ def _square(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     """Draw which queries, in rows, have met which keys, in columns, each in the colour of its rank."""
     from matplotlib.patches import Rectangle
 
-    panel.text(grid.square, 14, "queries ↓ that met keys →", color=FAINT, fontsize=8, va="center")
+    panel.text(grid.square, 14, MET, color=FAINT, fontsize=8, va="center")
     for token, owner in enumerate(recording.meetings.owners):
         _place(panel, *grid.pair(token, -1), SIDE, owner, f"{token}")
         _place(panel, *grid.pair(-1, token), SIDE, owner, f"{token}")

@@ -31,7 +31,7 @@ Cell: TypeAlias = tuple[str, int]  # the name of a buffer and the number of the 
 Buffers: TypeAlias = dict[str, tuple[Contents, ...]]  # what the cells of each buffer hold
 Line: TypeAlias = tuple[str, int]  # a file and a line number
 
-MET = "queries"  # the buffer whose cells tell which keys each query of a rank has met
+MET = "queries ↓ that met keys →"  # the buffer whose cells tell which keys each query of a rank has met
 COUNTERS = ("messages sent", "bytes sent", "bytes held", "bubble")
 # Okabe & Ito 2008, told apart by the colour-blind. From the ninth rank on they repeat: the number in the place counts.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00", "#999999")
@@ -213,7 +213,7 @@ class Grid:
             self.left[name] = self.width
             self.width += max(cells * (self.cell_width + GAP), LETTER * len(name)) + 3 * GAP
         self.square, tokens = self.width, len(recording.meetings.owners)
-        self.width += (tokens + 1) * SIDE + 4 * GAP if tokens else 0
+        self.width += max((tokens + 1) * SIDE + GAP, LETTER * len(MET)) + 3 * GAP if tokens else 0
         self.height = TOP + max(self.ranks * self.row, (tokens + 1) * SIDE + GAP)
 
     def cell(self, rank: int, name: str, number: int) -> tuple[int, int]:
@@ -254,6 +254,7 @@ def _data(recording: Recording) -> dict[str, Any]:
     steps = []
     for step in (*recording.start, *recording.steps):
         changed = {name: held for name, held in step.buffers.items() if shown[step.rank].get(name) != held}
+        changed |= {name: () for name in shown[step.rank] if name not in step.buffers}
         shown[step.rank] = step.buffers
         words = {"rank": step.rank, "kind": step.kind, "text": step.text, "peer": step.peer, "message": step.message}
         line = [names.index(step.line[0]), step.line[1]]

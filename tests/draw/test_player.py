@@ -294,6 +294,7 @@ def test_queries_meet_the_keys_at_hand_that_the_order_says(order: str, ranks: in
 
 def test_a_block_that_was_skipped_is_not_met(tmp_path: Path) -> None:
     whole, skipped = (record_attention(attend_in("zigzag", ring), 4, "zigzag") for ring in (Ring, Skips))
+    assert whole.steps[24].text == "rank 0 meets: query 7 sees keys 3 + 4", "and not key 0 again"
     assert unmet(whole) == set() and unmet(skipped) == {(3, 1)}
     assert "query 3 sees keys 0 + 1 + 2 + 3, query 4 sees keys 0 + 1 + 2 + 3 + 4" in in_words(whole)
     assert "query 3 sees keys 0 + 2 + 3, query 4 sees keys 0 + 2 + 3 + 4" in in_words(skipped)
@@ -535,6 +536,9 @@ def test_a_square_shows_whose_queries_have_met_whose_keys(page: Page, tmp_path: 
     assert page.cells()["3 keys and values[0]"] == "3" and page.cells()["3 temporary 1[0]"] == "2"
     assert page.run("document.querySelectorAll('.met [stroke=\"var(--mark)\"]').length") == 3
     assert "output.lerp_(" in page.text(".pane.on .lines .on")
+    page.press("ArrowRight")
+    assert page.text(".now") == "rank 0 writes: keys and values (rank 3)"
+    assert page.cells()["0 keys and values[0]"] == "3" and "0 temporary 1[0]" not in page.cells(), "it is held once"
     page.press("End")
     owners, missing = (0, 1, 2, 3, 3, 2, 1, 0), {(3, 1), (4, 1)}
     met = {(q, k) for q in range(8) for k in range(q + 1)} - missing
@@ -542,6 +546,8 @@ def test_a_square_shows_whose_queries_have_met_whose_keys(page: Page, tmp_path: 
     assert page.run("document.querySelectorAll('.met .later').length") == 28
     assert f"bytes sent768768768768{recording.formulas['bytes sent']}" in page.text("table")
     assert page.run(OUTSIDE) == [] and page.errors == []
+    page.open(player(record_attention(attend_in("zigzag"), 2, "zigzag")), tmp_path / "two.html")
+    assert page.run(OUTSIDE) == [], "of two ranks, whose square is narrower than its name"
 
 
 @BROWSER
