@@ -33,9 +33,9 @@ from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.files import FileError, at, read_tree
 from minidist.trainer.flags import build_parser, classes, parse, read_toml
-from minidist.trainer.foreign.deepspeed import read_deepspeed
 from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
 from minidist.trainer.foreign.names import DEEPSPEED, MEGATRON
+from minidist.trainer.foreign.options import read_deepspeed
 from minidist.trainer.loop import Trainer
 
 NO_NUMBERS = ["nan", "inf", "1e400", "", "²", "9" * 400, "None"]

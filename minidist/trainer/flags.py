@@ -16,9 +16,8 @@ from typing import Any, NoReturn
 from minidist.comm.job.number import flag_of
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, flatten, read_tree, retold
-from minidist.trainer.foreign.deepspeed import read_deepspeed
 from minidist.trainer.foreign.names import MEGATRON, MEGATRON_BATCH
-from minidist.trainer.foreign.options import merged, translate
+from minidist.trainer.foreign.options import merged, read_deepspeed, translate
 
 
 class HelpAsked(Exception):

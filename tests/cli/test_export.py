@@ -260,19 +260,14 @@ FLAGS = "--layers 1 --hidden 16 --heads 2 --key-value-heads 2 --intermediate 48 
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("--layers 3", f"--init {{}} is another model: layers is 1 there and 3 here: use {FLAGS}"),
-        ("--hidden 32", f"--init {{}} is another model: hidden is 16 there and 32 here: use {FLAGS}"),
-        ("--heads 4", f"--init {{}} is another model: heads is 2 there and 4 here: use {FLAGS}"),
-        ("--key-value-heads 1", f"--init {{}} is another model: key_value_heads is 2 there and 1 here: use {FLAGS}"),
-        ("--intermediate 64", f"--init {{}} is another model: intermediate is 48 there and 64 here: use {FLAGS}"),
-        ("--tied", f"--init {{}} is another model: tied is False there and True here: use {FLAGS}"),
-    ],
+    "words",
+    ["--layers 3", "--hidden 32", "--heads 4", "--key-value-heads 1", "--intermediate 64", "--tied"],
 )
-def test_init_of_another_model(words: str, complaint: str, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_of_another_model(words: str, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_on(2, f"--steps 1 --init {llama} {words}") == 2
-    assert sentence(capsys, "train") == complaint.format(llama)
+    message = sentence(capsys, "train")
+    assert message.startswith(f"--init {llama} is another model than --layers ") and message.endswith(f": use {FLAGS}")
+    assert words in message.partition(": use")[0]
     assert train_on(2, f"--steps 1 --init {llama} {words} {FLAGS}") == 0
 
 

@@ -1070,7 +1070,7 @@ TRAINER = [
     ),
     Mutation(
         "DeepSpeed's buckets are counted in elements of float32 under bfloat16",
-        "minidist/trainer/foreign/deepspeed.py",
+        "minidist/trainer/foreign/options.py",
         old='bytes = 2 if "precision" in sections.get("run", {}) else 4',
         new="bytes = 4",
         tests=("tests/trainer/foreign/test_deepspeed.py::test_buckets_are_counted_in_elements_there_and_bytes_here",),

@@ -130,12 +130,8 @@ def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
         )
     with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "):
         theirs = read_llama_config(folder)
-    for name in ("layers", "hidden", "heads", "key_value_heads", "intermediate", "tied"):
-        there, here = getattr(theirs, name), getattr(asked, name)
-        if there != here:
-            raise ConfigError(
-                f"--init {folder} is another model: {name} is {there} there and {here} here: use {_flags(theirs)}"
-            )
+    if (here := _flags(asked)) != (there := _flags(theirs)):
+        raise ConfigError(f"--init {folder} is another model than {here}: use {there}")
     if vocabulary > theirs.vocabulary or (vocabulary < theirs.vocabulary and not config.data.tokenizer):
         tokenizer = config.data.tokenizer or "one token a byte"
         raise ConfigError(

@@ -1,6 +1,6 @@
 """What other programs read and write: `llama.py` Hugging Face's weights; `peft.py` writes adapters alone.
 
-Of DeepSpeed's and Megatron's options, `names.py` is the table and `options.py` its engine; `deepspeed.py` reads files.
+Of DeepSpeed's and Megatron's options, `names.py` is the table and `options.py` its engine.
 """
 
 from minidist.trainer.foreign.llama import load_llama, save_llama

@@ -3,15 +3,26 @@
     python -m minidist train --megatron --tensor-model-parallel-size 2 --num-layers 12 --global-batch-size 64 --dp 4
 
 Megatron's flags stand beside our own; `--lr`, `--weight-decay`, `--seed` and `--save` are written alike in both.
+DeepSpeed's are in a JSON file, with `//` and `/* */` comments:
+
+    {"train_batch_size": 32,                                [data] batch = 32
+     "fp16": {"enabled": true},                      ──▶    [run] precision = "float16"
+     "zero_optimization": {"stage": 2}}                     [parallel] zero = 2
+
+What is left out keeps the default of minidist: without `gradient_clipping`, `--clip` is 1 here and off there.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from minidist.trainer.config import Config, ConfigError, Sections, flag
-from minidist.trainer.foreign.names import Row
+from minidist.trainer.files import FileError, flatten, read_tree, retold
+from minidist.trainer.foreign.names import ADAM, DEEPSPEED, DEEPSPEED_BATCH, ZERO, Row
 
 
 def translate(
@@ -60,6 +71,36 @@ def translate(
     return merged(sections, _batch_sections(batch, given, whole["parallel"])), notes
 
 
+def read_deepspeed(path: Path, files: Sections, flags: Sections) -> tuple[Sections, list[str]]:
+    """Return our options for those in a DeepSpeed JSON, and notes on keys with no effect here, or another effect.
+
+    train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * dp: of the three in the file any
+    two will do if the ranks of the data axis are known; all three say how many ranks that has to be.
+
+    Parameters
+    ----------
+    files, flags
+        What our own files and flags say; of these, `dp` and `pp` in the section "parallel" are used.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or for a key or a value that cannot be, naming the nearest one that exists.
+    """
+    with retold(ConfigError, ConfigError, before=f"--deepspeed {path}: "):
+        with retold(ConfigError, FileError, before="it "):
+            tree = read_tree(path, lambda text: json.loads(_without_comments(text)))
+            given = flatten(tree, {row.name: row.kind for row in DEEPSPEED})
+        sections, notes = translate(DEEPSPEED, DEEPSPEED_BATCH, given, files, flags)
+        betas, elements = given.get(f"{ADAM}betas"), given.get(f"{ZERO}reduce_bucket_size")
+        if betas is not None:
+            sections = merged(sections, {"optimizer": {"beta1": betas[0], "beta2": betas[1]}})
+        if elements is not None:
+            bytes = 2 if "precision" in sections.get("run", {}) else 4  # of an element in float16 or bfloat16, float32
+            sections = merged(sections, {"parallel": {"bucket_mib": elements * bytes / (1 << 20)}})
+    return sections, notes
+
+
 def merged(*parts: Sections) -> Sections:
     """Return the options of all parts; the later wins."""
     whole: Sections = {}
@@ -89,3 +130,13 @@ def _batch_sections(names: tuple[str, str, str], given: dict[str, Any], parallel
     counted = "microbatches" if parallel["pp"] > 1 else "accumulate"
     found: Sections = {"data": {"batch": batch}, "parallel": {counted: count, "dp": dp}}
     return {name: {key: value for key, value in options.items() if value} for name, options in found.items()}
+
+
+def _without_comments(text: str) -> str:
+    """Replace comments by blanks, so that lines and columns in JSON's errors stay right. Strings stay."""
+    string_or_comment = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/'
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
+
+    return re.sub(string_or_comment, blank, text, flags=re.DOTALL)

@@ -11,8 +11,8 @@ import pytest
 
 from minidist.trainer.config import Config, ConfigError
 from minidist.trainer.flags import classes, parse
-from minidist.trainer.foreign.deepspeed import read_deepspeed
 from minidist.trainer.foreign.names import DEEPSPEED, Row
+from minidist.trainer.foreign.options import read_deepspeed
 
 Write = Callable[[Any], Path]
 
