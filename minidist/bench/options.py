@@ -11,7 +11,7 @@ from minidist.collectives import COLLECTIVES, algorithms
 from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, flag_of, read_number, shown
 from minidist.launch.parser import Parser
 
-TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context")
+TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash")
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`
 PEERS = ("native", "tuned", "gloo")

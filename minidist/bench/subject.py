@@ -21,7 +21,7 @@ from minidist.bench.options import Options
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
-ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products")  # the parts of `bench gpu`
+ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products", "attention")  # the parts of `bench gpu`
 FILES = {
     **dict.fromkeys(COLLECTIVES, "subjects.collective"),
     **dict.fromkeys(("copy", "p2p"), "subjects.messages"),

@@ -78,6 +78,7 @@ def test_everything_at_once() -> None:
     assert competitors["context"] == {"serial", "ring", "zigzag", "torch ring", "torch zigzag"}
     assert competitors["tensor"] == {"serial", "tensor", "DTensor"}
     assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
+    assert competitors["flash"] == {"page", "flash", "torch"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}
     assert {name for name, _, _ in names(found, "tuned")} == set(COLLECTIVES)
     assert not {row["competitor"] for row in found["results"] if row["launch"] == "tuned"} & {"gloo", "torch DDP"}
@@ -310,12 +311,14 @@ def on_cpu(*arguments: str, file: Path) -> tuple[str, dict[str, Any]]:
 
 def test_bench_gpu_from_end_to_end(tmp_path: Path) -> None:
     """Speed is by counted operations, the peak holds weights and moments, and nothing is judged away from an H100."""
-    text, found = on_cpu("gpu", "--case", "eager,products", "--batch", "2", file=tmp_path / "found.json")
+    text, found = on_cpu("gpu", "--case", "eager,products,attention", "--batch", "2", file=tmp_path / "found.json")
     rows = {(row["bench"], row["case"], row["competitor"]): row for row in found["results"]}
     steps = {("sharded", who) for who in ("no strategy", "fully_shard", "FSDP")}
     steps |= {("replicated", who) for who in ("torch DDP", "DDP", "ZeRO-1")}
     config = GPTConfig(vocabulary=128, layers=2, hidden=64, heads=1, sequence=32)
     expected = {("products", "64 wide", "bf16"), ("products", "64 wide", "fp8")}
+    for how in ("64 tokens, forward", "64 tokens, with backward"):
+        expected |= {("attention", how, "flash"), ("attention", how, "FLASH_ATTENTION")}
     for case in ("2 x 32 eager", "2 x 32 eager, recompute"):
         eight = {("eight_bits", who) for who in ("FSDP", "FSDP, fp8")} if case == "2 x 32 eager" else set()
         for bench, who in steps | eight:

@@ -1,11 +1,12 @@
-"""What `bench gpu` measures: steps of sharded and of replicated models, and matrix products in 8 bits.
+"""What `bench gpu` measures: steps of sharded and of replicated models, matrix products in 8 bits, and attention.
 
     sharded       no strategy, fully_shard, FSDP           4 x 2048 tokens: eager, compiled; both also recomputed
     replicated    torch DDP, DDP, ZeRO-1                   8 x 2048 tokens: compiled
     eight_bits    FSDP, the same in fp8                    those that do not recompute
     products      bf16, fp8                                of a linear layer, 8192 wide
+    attention     flash, torch's FLASH_ATTENTION, cuDNN    causal, 16384 tokens, 16 heads of 128 channels
 
-The bounds are for one H100 and these sizes, of a GPT of 0.94 billion parameters.
+The bounds are for one H100 and these sizes; the model is a GPT of 0.94 billion parameters.
 """
 
 from __future__ import annotations
@@ -15,22 +16,28 @@ from functools import partial
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minidist.bench.gpu.competitors import Work
 from minidist.bench.gpu.turns import ROUNDS, side_by_side
-from minidist.bench.measure import alternate
+from minidist.bench.measure import Run, alternate
 from minidist.bench.options import Options
 from minidist.bench.subject import Bound, Counted, Setting, at_most, subject
+from minidist.bench.subjects.flash import Attention, forward_backward
 from minidist.memory.precision.fp8 import E4M3, E5M2, quantize, scaled_matmul
 from minidist.memory.precision.mixed import supports
 from minidist.model import GPTConfig
+from minidist.model.attention import capability
+from minidist.parallel.context.flash import flash_attention
 
 # Layers, hidden, sequence, vocabulary, batches; backend of the compiler; width and tokens of `products`.
 SIZES: dict[str, tuple[int, int, int, int, tuple[int, ...], str, int]] = {
     "cuda": (16, 2048, 2048, 32_000, (4, 8), "inductor", 8192),
     "cpu": (2, 64, 32, 128, (1, 2), "aot_eager", 64),
 }
+ATTENTION = {"cuda": (16, 16_384, 128), "cpu": (2, 64, 16)}  # heads, length, channels of a head
 COMPILED = {"4 x 2048 compiled": 0.95, "8 x 2048 compiled": 0.98}
 PEAKS = {f"{case}, peak": 1.0 for case in ("4 x 2048 eager", *COMPILED)}
 BOUNDS = (
@@ -85,6 +92,38 @@ def products(setting: Setting) -> Iterator[Counted]:
     runs = {"bf16": partial(three, torch.matmul, *wide), "fp8": partial(three, in_8_bits, *narrow)}
     times = alternate(runs, setting.comm, setting.options.rounds or ROUNDS, 0.1)
     yield Counted(f"{width} wide", times, flops=6 * width**3)
+
+
+@subject(
+    peers=("FLASH_ATTENTION", "cuDNN"),
+    bounds=at_most("flash", "FLASH_ATTENTION", {"16384 tokens, forward": 0.9, "16384 tokens, with backward": 1.2}),
+    gloo=False,
+)
+def attention(setting: Setting) -> Iterator[Counted]:
+    """Seconds of causal attention in bfloat16 by `flash_triton.py`, and by the kernels that torch has."""
+    options = setting.options
+    if not wanted("attention", options):
+        return
+    heads, length, size = ATTENTION[options.device]
+    shape, bits = (1, length, heads, size), torch.bfloat16
+    q, k, v, gradient = (torch.randn(shape, device=options.device, dtype=bits).transpose(1, 2) for _ in range(4))
+    backends = {"FLASH_ATTENTION": SDPBackend.FLASH_ATTENTION}
+    if options.device == "cuda" and capability() != (0, 0):
+        backends["cuDNN"] = SDPBackend.CUDNN_ATTENTION
+    kinds: dict[str, Attention] = {"flash": lambda q, k, v: flash_attention(q, k, v, True)[0]}
+    kinds |= {name: partial(by_backend, backend) for name, backend in backends.items()}
+    forward: dict[str, Run] = {name: partial(kind, q, k, v) for name, kind in kinds.items()}
+    both = {name: forward_backward(kind, q, k, v, gradient) for name, kind in kinds.items()}
+    products = 2 * heads * length * length * size  # of Q Kᵀ and P V, of which the mask leaves half
+    for how, runs, flops in (("forward", forward, products), ("with backward", both, 7 * products // 2)):
+        times = alternate(runs, setting.comm, options.rounds or ROUNDS, 0.1)
+        yield Counted(f"{length} tokens, {how}", times, flops=flops)
+
+
+def by_backend(backend: SDPBackend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return causal attention by one of torch's kernels."""
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def works(options: Options) -> Iterator[Work]:

@@ -18,8 +18,8 @@ Cost: 4 B H Tq Tk d floating point operations forward and 10 backward (8 and the
 From forward to backward it holds Q, K, V, O, and 4 bytes a query for lse. (Dao et al. 2022, "FlashAttention"; Dao 2023,
 "FlashAttention-2", whose algorithms 1 and 2 these are; the online softmax is by Milakov & Gimelshein 2018.)
 
-`page_forward` and `page_backward` are the page to read. On a CPU torch's kernel in C++ does the same several times
-faster, on a GPU `flash_triton.py` does; `attend` and `attend_backward` choose, by a rule.
+`page_forward` and `page_backward` are the page to read. On a CPU torch's kernel in C++ does the same up to
+twice as fast, on a GPU `flash_triton.py` does; `attend` and `attend_backward` choose, by a rule.
 """
 
 from __future__ import annotations

@@ -1,0 +1,53 @@
+"""Causal attention, forward and backward: the page that is read, and torch's kernel in C++, which computes on a CPU.
+
+    page     minidist.parallel.context.flash: page_forward, page_backward
+    flash    flash_attention, which on a CPU calls torch's kernel, and adds a function of autograd
+    torch    scaled_dot_product_attention
+
+The page takes 1.3 to 2 times as long: a tile takes it about ten operations of torch, each of which writes its result to
+memory, where a kernel keeps it in a cache or in registers. That is fine, as no run waits for the page: it is to be
+read, and computes what no kernel does here (float64 on a GPU, the gradient of lse on a CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minidist.bench.measure import Run
+from minidist.bench.subject import Case, Setting, subject
+from minidist.parallel.context.flash import flash_attention, page_backward, page_forward
+
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+LENGTHS = (512, 2048)
+
+
+@subject(peers=("torch",), gloo=False)
+def flash(setting: Setting) -> Iterator[Case]:
+    """Seconds of attention and its gradients, in float32; each rank by itself. No bound: the kernel is torch's own."""
+    del setting  # the sizes are its own
+    for length in LENGTHS:
+        q, k, v, gradient = (torch.randn(1, length, 4, 64).transpose(1, 2) for _ in range(4))
+        runs: dict[str, Run] = {
+            "page": partial(by_page, q, k, v, gradient),
+            "flash": forward_backward(lambda q, k, v: flash_attention(q, k, v, True)[0], q, k, v, gradient),
+            "torch": forward_backward(partial(F.scaled_dot_product_attention, is_causal=True), q, k, v, gradient),
+        }
+        yield Case(f"T={length}, d=64, 4 heads", runs)
+
+
+def by_page(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> None:
+    """Compute output and gradients by the page."""
+    output, lse = page_forward(query, key, value, True)
+    page_backward(gradient, query, key, value, (gradient * output).sum(-1), lse, True)
+
+
+def forward_backward(attention: Attention, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> Run:
+    """Return a function that computes the output, then the gradients of its three inputs."""
+    leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+    return lambda: torch.autograd.grad(attention(*leaves), leaves, gradient)
