@@ -21,7 +21,7 @@ from minidist.comm.buffers import copy
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
+    from minidist.comm.buffers import Array, Chunks
     from minidist.comm.communicator import Communicator
 
 
@@ -57,15 +57,14 @@ def halving_doubling(array: Array, comm: Communicator, combine: Combine) -> None
     _unfold(array, comm)
 
 
-def reduce_scatter(chunks: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
+def reduce_scatter(chunks: Chunks, out: Array, comm: Communicator, combine: Combine) -> None:
     """Leave in `out` the reduction of chunk `comm.rank`, by halving a copy of the chunks.
 
     A power of two of ranks only: other numbers would have to move whole buffers first.
     """
-    ends = list(accumulate(map(len, chunks), initial=0))
+    ends = list(accumulate(chunks.lengths, initial=0))
     partial = temporary(comm, out, ends[-1], slot=1)
-    for owner, chunk in enumerate(chunks):
-        copy(partial[ends[owner] : ends[owner + 1]], chunk)
+    copy(partial, chunks.whole)
     _halve(partial, ends, comm.size, comm, combine)
     copy(out, partial[ends[comm.rank] : ends[comm.rank + 1]])
 

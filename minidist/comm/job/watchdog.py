@@ -17,16 +17,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from minidist.comm.job.interrupt import Interrupt
 from minidist.comm.ledger import Status, Statuses
 from minidist.comm.report import user_line
 
 PERIOD = 0.2  # seconds between two looks
 GRACE = 2.0  # seconds after which a waiting rank asks its peer
 ANSWER = 2.0  # seconds the others have to answer
+COURTESY = 1.0  # seconds for the main thread to raise KeyboardInterrupt by itself
 FINISHED = "has finished"
 
 
@@ -159,3 +159,32 @@ class Watchdog:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
         self.end()
+
+
+class Interrupt:
+    """Remembers when SIGINT, Ctrl-C, came, although the main thread may be inside MPI. Make it in the main thread.
+
+    Python raises KeyboardInterrupt between two of its own steps. A thread that waits inside a library takes none, and
+    would wait on for ever, deaf. But Python's signal handler also writes the signal's number to a pipe, if there is
+    one, and another thread can read that: the watchdog.
+    """
+
+    def __init__(self) -> None:
+        self.came: float | None = None
+        self._pipe: int | None = None
+        if os.name == "posix" and threading.current_thread() is threading.main_thread():
+            listening, wakeup = os.pipe()
+            os.set_blocking(listening, False)
+            os.set_blocking(wakeup, False)
+            before = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+            if before == -1:
+                self._pipe = listening
+            else:
+                signal.set_wakeup_fd(before)  # an event loop's: leave it the pipe that it listens to
+
+    def unheard(self, waits_since: float) -> bool:
+        """Tell whether a Ctrl-C came that the main thread, waiting since `waits_since`, cannot have noticed."""
+        with suppress(OSError):  # nothing to read
+            if self._pipe is not None and signal.SIGINT in os.read(self._pipe, 4096):
+                self.came = time.perf_counter()
+        return self.came is not None and waits_since < self.came < time.perf_counter() - COURTESY
