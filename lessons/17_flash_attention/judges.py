@@ -1,0 +1,249 @@
+"""Lesson 17, what all tasks share: attention written out, known slips, and a meter of bytes."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from minidist.course.grader.contract import Array, Arrays, Wrong, expect_close
+
+TILE = 128
+QKV = ("query", "key", "value")
+
+
+def seen_by(queries: int, keys: int, causal: bool) -> Array:
+    """Return which keys each query sees."""
+    return np.tri(queries, keys, dtype=bool) if causal else np.ones((queries, keys), dtype=bool)
+
+
+def scores_of(given: Arrays, seen: Array, scale: float | None = None) -> Array:
+    """Return all scores, -inf where a key is not seen."""
+    query, key = given["query"], given["key"]
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return np.where(seen, query @ key.swapaxes(-1, -2) * scale, -np.inf)
+
+
+def attention(given: Arrays, seen: Array, scale: float | None = None) -> tuple[Array, Array]:
+    """Return output and lse."""
+    scores = scores_of(given, seen, scale)
+    largest = scores.max(-1, keepdims=True, initial=-1e300)
+    weights = np.exp(scores - largest)
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        return weights @ given["value"] / total, (largest + np.log(total))[..., 0]
+
+
+def cuts_of(length: int) -> list[slice]:
+    """Return where the tiles are."""
+    return [slice(start, min(start + TILE, length)) for start in range(0, length, TILE)]
+
+
+def online(scores: Array, value: Array, cuts: Sequence[slice], slip: str) -> Array:
+    """Return the output of an online softmax over cuts of the keys that has a slip."""
+    largest = np.full((*scores.shape[:-1], 1), -np.inf)
+    total, output, parts = np.zeros_like(largest), np.zeros((*scores.shape[:-1], value.shape[-1])), []
+    with np.errstate(all="ignore"):
+        for cut in cuts:
+            own = scores[..., cut].max(-1, keepdims=True)
+            now = np.maximum(largest, own)
+            apart = slip in ("own", "added", "mean")
+            weights, shrink = np.exp(scores[..., cut] - (own if apart else now)), np.exp(largest - now)
+            parts.append(weights @ value[..., cut, :] / weights.sum(-1, keepdims=True))
+            total = total * (1 if slip in ("neither", "own", "values") else shrink) + weights.sum(-1, keepdims=True)
+            output = output * (1 if slip in ("neither", "own", "sum") else shrink) + weights @ value[..., cut, :]
+            output = output / weights.sum(-1, keepdims=True) if slip == "twice" else output
+            largest = now
+        if slip in ("added", "mean"):
+            return np.sum(parts, 0) / (len(parts) if slip == "mean" else 1)
+        return np.asarray(output if slip == "undivided" else output / total)
+
+
+SLIPS = {
+    "the output is not divided by the sum of the weights at the end": "undivided",
+    "the sums are not rescaled when a larger score comes": "own",
+    "nothing is rescaled when a larger score comes, neither the sum of the weights nor that of the values": "neither",
+    "the sum of the weights is rescaled when a larger score comes, and the weighted values are not": "sum",
+    "the weighted values are rescaled when a larger score comes, and the sum of the weights is not": "values",
+    "the output is divided in every block of keys, and at the end again": "twice",
+    "each block of keys has a softmax of its own, and the outputs are added": "added",
+    "each block of keys has a softmax of its own, and the outputs are averaged": "mean",
+}
+
+
+def wrong_outputs(given: Arrays, seen: Array, cuts: Sequence[slice]) -> dict[str, Callable[[], Array]]:
+    """Return what known mistakes give, by clause."""
+
+    def slipped(slip: str) -> Array:
+        with np.errstate(all="ignore"):
+            return np.nan_to_num(online(scores_of(given, seen), given["value"], cuts, slip), nan=0.0)
+
+    def scaled(scale: float) -> Array:
+        return attention(given, seen, scale)[0]
+
+    size, keys = given["query"].shape[-1], seen.shape[-1]
+    first, last = np.arange(keys) < cuts[0].stop, np.arange(keys) >= cuts[-1].start
+    full = np.arange(keys) < keys // TILE * TILE
+    sees = {
+        "the last tile of keys, which is not full, is left out": full,
+        "the last block of keys is left out": ~last,
+        "the first block of keys counts only": first,
+        "the last block of keys counts only": last,
+    }
+    wrong = {story: partial(slipped, slip) for story, slip in SLIPS.items()}
+    wrong |= {"the scores are not divided by √d": partial(scaled, 1.0)}
+    wrong |= {"the scores are divided by d, not by √d": partial(scaled, 1 / size)}
+    wrong |= {story: partial(lambda mask: attention(given, seen & mask)[0], mask) for story, mask in sees.items()}
+    return wrong
+
+
+def wrong_masks(queries: int, keys: int) -> dict[str, Array]:
+    """Return what is seen with known mistakes of a causal mask."""
+    query, key = np.arange(queries)[:, None], np.arange(keys)
+    inside, same = key % TILE <= query % TILE, query // TILE == key // TILE
+    return {
+        "the mask counts from the bottom right, not from the top left": key - keys <= query - queries,
+        "no key is masked": np.ones((queries, keys), dtype=bool),
+        "a query does not see the key of its own place": key < query,
+        "a query sees one key too many": key <= query + 1,
+        "every tile is masked like the one at the diagonal": (key // TILE <= query // TILE) & inside,
+        "the tile at the diagonal is not masked": key // TILE <= query // TILE,
+        "the tile at the diagonal is left out": key // TILE < query // TILE,
+        "the tile at the diagonal counts only": same & inside,
+        "the mask hides the keys before a query, and shows those behind it": key >= query,
+    }
+
+
+def judge_lse(found: Array, given: Arrays, seen: Array, rank: int = 0) -> None:
+    """Raise `Wrong` unless lse is right."""
+    scores, lse = scores_of(given, seen), attention(given, seen)[1]
+    largest = scores.max(-1)
+    total = np.exp(scores - largest[..., None]).sum(-1)
+    instead: dict[str, Any] = {
+        "the largest score is not added to the logarithm": np.log(total),
+        "it is the largest score alone": largest,
+        "it is the sum of the weights, not its logarithm": total,
+        "it is the logarithm to base 2": lse / np.log(2),
+        "the largest score is subtracted from the logarithm": np.log(total) - largest,
+        "the scores are not divided by √d": lambda: attention(given, seen, 1.0)[1],
+        "it is of the last tile of keys alone": lambda: attention(
+            given, seen & (np.arange(seen.shape[-1]) >= (seen.shape[-1] - 1) // TILE * TILE)
+        )[1],
+    }
+    if found.shape == (*lse.shape, 1):
+        raise Wrong(f"rank {rank}: lse has shape {found.shape}, expected {lse.shape}: one number a query")
+    expect_close(rank, "lse", found, lse, instead=instead)
+
+
+class Meter(TorchDispatchMode):
+    """The bytes that torch's operations return, as long as somebody holds them; the products; and the largest tensor.
+
+    What was `given` does not count.
+    """
+
+    __module__ = (
+        "meter"  # torch passes this class around where the answer calls it: the watch is not to blame the answer
+    )
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
+        self.made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.peak = self.flops = 0
+        self.largest: tuple[int, tuple[int, ...]] = (0, ())
+        self.matrix: tuple[int, ...] = ()  # the shape of one that is larger than a tile in both directions
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.__name__.partition(".")[0]
+        if "scaled_dot_product" in name:
+            self.barred(sys._getframe(1), name)
+        found = function(*args, **(kwargs or {}))
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            self.flops += 2 * found.numel() * args[name.endswith("addmm") or name == "baddbmm"].shape[-1]
+        for each in tree_leaves(found):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self.given:
+                self.made.add(each.untyped_storage())
+                whole = each.untyped_storage().nbytes() >= each.nbytes  # else it is a view that repeats itself
+                if whole and len(each.shape) > 1 and min(each.shape[-2:]) > TILE:
+                    self.matrix = tuple(each.shape)
+                self.largest = max(self.largest, (each.nbytes if whole else 0, tuple(each.shape)))
+        self.peak = max(self.peak, self.held())
+        return found
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, or the first operation would import torch's compiler, which takes seconds."""
+        return False
+
+    def held(self) -> int:
+        """Return the bytes that are alive."""
+        return sum(storage.nbytes() for storage in self.made)
+
+    def barred(self, frame: Any, name: str) -> None:
+        """Raise `Wrong` if it is not the package that calls torch's attention: that the watch sees."""
+        while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
+            frame = frame.f_back
+        if frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("minidist"):
+            line = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+            raise Wrong(f"attention is to be built by hand, but {line}, calls torch's own, {name}")
+
+
+def measured(meter: Meter) -> dict[str, Any]:
+    """Return what a meter has seen."""
+    return {"peak": meter.peak, "flops": meter.flops, "matrix": meter.matrix, "largest": meter.largest[1]}
+
+
+def expect_tiles(found: Arrays, given: Arrays, products: int, wholes: int) -> int:
+    """Raise `Wrong` if too much was held, or computed; return the bytes held."""
+    (batch, heads, queries, size), keys = given["query"].shape, given["key"].shape[2]
+    if (matrix := tuple(found["matrix"].tolist())) and min(queries, keys) > TILE:
+        raise Wrong(
+            f"a tensor of shape {matrix} is made: no scores, weights or mask of all queries and keys, but a tile"
+        )
+    most = 8 * batch * heads * (8 * TILE**2 + wholes * max(queries, keys) * size)
+    if (peak := int(found["peak"])) > most:
+        shape = tuple(found["largest"].tolist())
+        row = ": all keys of a tile of queries are together" if shape[-2:] == (TILE, keys) else ""
+        row = ": all queries of a tile of keys are together" if shape[-2:] == (queries, TILE) else row
+        raise Wrong(
+            f"{peak:,} bytes are held at a time besides the arguments, expected at most {most:,}; the largest tensor "
+            f"has the shape {shape}, a tile of all heads has {(batch, heads, TILE, TILE)}{row}"
+        )
+    down, across = len(cuts_of(queries)), len(cuts_of(keys))
+    tiles = sum(min(row + 1, across) for row in range(down)) if given["causal"] else down * across
+    tile = products * 2 * batch * heads * TILE**2 * size
+    if (flops := int(found["flops"])) > tiles * tile:
+        above = given["causal"] and abs(flops / (products * 2 * batch * heads * size) - queries * keys) < 1
+        why = "no tile wholly above the diagonal is to be computed" if above else f"each tile takes {products} products"
+        raise Wrong(f"matrix products take {flops:,} operations, expected at most {tiles * tile:,}: {why}")
+    return peak
+
+
+def expect_tensor(found: Any, what: str, dims: int) -> Tensor:
+    """Return a tensor, or raise `Wrong`."""
+    if not isinstance(found, Tensor):
+        raise Wrong(f"{what} is of type {type(found).__name__}, expected a tensor")
+    if found.dim() != dims and not (what == "lse" and found.dim() == 4):
+        raise Wrong(f"{what} has shape {tuple(found.shape)}, expected {dims} dimensions")
+    return found.detach()
+
+
+def expect_pair(found: Any) -> dict[str, Any]:
+    """Return output and lse by name, or raise `Wrong`."""
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise Wrong(f"a {type(found).__name__} is returned, expected the pair (output, lse)")
+    output, lse = found
+    return {"output": expect_tensor(output, "the output", 4).numpy(), "lse": expect_tensor(lse, "lse", 3).numpy()}
+
+
+def tensors(given: Arrays, names: Sequence[str]) -> list[Tensor]:
+    """Return copies as tensors."""
+    return [torch.from_numpy(given[name].copy()) for name in names]
