@@ -281,4 +281,4 @@ def test_zero_equals_the_serial_run_and_goes_on_from_any_checkpoint(
         shutil.rmtree(folder / "step-00000004", ignore_errors=True)
     assert "NO" not in capsys.readouterr().out
     assert train_on(2, f"--steps 2 --strategy naive --zero {zero}") == 2
-    assert "not --strategy naive: leave --strategy out" in capsys.readouterr().err
+    assert "is for runs with --strategy ddp: add that" in capsys.readouterr().err
