@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from judges import HEADS, border, judge_block, judge_border, judge_partial, run_block, run_partial
-from judges_attention import judge_ring, judge_ring_memory, judge_ulysses, run_ring, run_ulysses
+from judges import border, judge_block, judge_border, judge_partial, run_block, run_partial
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
@@ -19,8 +18,6 @@ BY_HAND = ("minidist.parallel", "torch.distributed")
 BORDERS = Task(1, "gather and scatter tokens", BY_HAND)
 BLOCK = Task(2, "a block on split tokens", BY_HAND)
 PARTIAL = Task(3, "gradients that are a part", BY_HAND)
-ULYSSES = Task(4, "attention by all-to-all", BY_HAND)
-RING = Task(5, "attention around a ring")  # of which the package has none: `judge_ring` sees that messages are plain
 
 # ---------------------------------------------------------------- cases
 
@@ -53,45 +50,28 @@ def partial(rng: np.random.Generator, ranks: int, hidden: int) -> Case:
     return Case(tuple(drawn), f"P = {ranks}, {hidden} channels")
 
 
-def attention(
-    rng: np.random.Generator, ranks: int, heads: int, own: int, large: float = 1.0, head_dim: int = 3
-) -> Case:
-    """Draw queries, keys and values [B, H, T, d], the same for every rank; scores grow with `large`."""
-    given = {name: rng.normal(size=(2, heads, own * ranks, head_dim)) for name in (*HEADS, "gradient")}
-    given["query"] *= large
-    return Case((given,) * ranks, f"P = {ranks}, {heads} heads, {own * ranks} tokens")
-
-
 # ---------------------------------------------------------------- the checks
 
 
 GATHER, SCATTER = ((border(name), judge_border(name[0] == "g")) for name in ("gather_tokens", "scatter_tokens"))
 
 CHECKS = [
-    Check(BORDERS, "all tokens, then a slice of the sum", 6, each(tokens, (2, 2), (4, 1)), *GATHER),
-    Check(BORDERS, "a slice of the sum, then all tokens", 6, each(tokens, (2, 2), (4, 1)), *SCATTER),
-    Check(BORDERS, "the first under mpirun", 3, each(tokens, (2, 2)), *GATHER, wire="mpi"),
-    Check(BLOCK, "as the whole block", 18, each(block, (2, 2), (4, 2)), run_block, judge_block),
-    Check(BLOCK, "the same under mpirun", 3, each(block, (2, 2)), run_block, judge_block, wire="mpi"),
+    Check(BORDERS, "all tokens, then a slice of the sum", 10, each(tokens, (2, 2), (4, 1)), *GATHER),
+    Check(BORDERS, "a slice of the sum, then all tokens", 10, each(tokens, (2, 2), (4, 1)), *SCATTER),
+    Check(BORDERS, "the first under mpirun", 4, each(tokens, (2, 2)), *GATHER, wire="mpi"),
+    Check(BLOCK, "as the whole block", 28, each(block, (2, 2), (4, 2)), run_block, judge_block),
+    Check(BLOCK, "the same under mpirun", 4, each(block, (2, 2)), run_block, judge_block, wire="mpi"),
     Check(
-        PARTIAL, "sums what is a part, and nothing else", 10, each(partial, (2, 3), (4, 5)), run_partial, judge_partial
+        PARTIAL, "sums what is a part, and nothing else", 18, each(partial, (2, 3), (4, 5)), run_partial, judge_partial
     ),
-    Check(PARTIAL, "the same under mpirun", 2, each(partial, (2, 3)), run_partial, judge_partial, wire="mpi"),
-    Check(ULYSSES, "as attention on one rank", 16, each(attention, (2, 4, 2), (3, 3, 2)), run_ulysses, judge_ulysses),
-    Check(ULYSSES, "the same under mpirun", 2, each(attention, (2, 2, 2)), run_ulysses, judge_ulysses, wire="mpi"),
-    Check(RING, "as attention on one rank", 8, each(attention, (2, 1, 2), (4, 2, 3)), run_ring, judge_ring),
-    Check(RING, "a few blocks are held", 4, each(attention, (9, 1, 2, 1.0, 16)), run_ring, judge_ring_memory),
-    Check(RING, "scores of a thousand", 4, each(attention, (3, 1, 2, 1000.0)), run_ring, judge_ring),
-    Check(RING, "the same under mpirun", 2, each(attention, (2, 1, 2)), run_ring, judge_ring, wire="mpi"),
+    Check(PARTIAL, "the same under mpirun", 4, each(partial, (2, 3)), run_partial, judge_partial, wire="mpi"),
 ]
 
 # ---- hidden: the handout ends here ----
 
 CHECKS += [
-    Check(BORDERS, "gathering on other ranks", 2, each(tokens, (1, 3), (3, 2)), *GATHER, hidden=True),
-    Check(BORDERS, "scattering on other ranks", 2, each(tokens, (1, 3), (3, 2)), *SCATTER, hidden=True),
-    Check(BLOCK, "other sizes", 4, each(block, (1, 3), (3, 1)), run_block, judge_block, hidden=True),
-    Check(PARTIAL, "other sizes", 2, each(partial, (1, 2), (3, 4)), run_partial, judge_partial, hidden=True),
-    Check(ULYSSES, "other sizes", 3, each(attention, (3, 6, 1)), run_ulysses, judge_ulysses, hidden=True),
-    Check(RING, "other sizes", 3, each(attention, (1, 1, 3), (5, 1, 1)), run_ring, judge_ring, hidden=True),
+    Check(BORDERS, "gathering on other ranks", 4, each(tokens, (1, 3), (3, 2)), *GATHER, hidden=True),
+    Check(BORDERS, "scattering on other ranks", 4, each(tokens, (1, 3), (3, 2)), *SCATTER, hidden=True),
+    Check(BLOCK, "other sizes", 8, each(block, (1, 3), (3, 1)), run_block, judge_block, hidden=True),
+    Check(PARTIAL, "other sizes", 6, each(partial, (1, 2), (3, 4)), run_partial, judge_partial, hidden=True),
 ]

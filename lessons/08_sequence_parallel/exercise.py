@@ -9,9 +9,6 @@ contract. You need the following from the package. All collectives work along th
     all_reduce(tensor, comm)                      the sum over all ranks, in place
     all_gather(shard, comm, counts=[n] * P)       returns the shards of all ranks, n rows each, one after the other
     reduce_scatter(full, comm)                    returns this rank's rows of the sum over all ranks
-    all_to_all(full, comm)                        cuts the rows into P chunks, sends chunk j to rank j, and returns the
-                                                  chunks that arrived, in the order of the senders
-    comm.exchange(outgoing, to, incoming, source) sends one tensor and receives another (task 5)
 
 For another axis, move this axis to the front with `x.movedim(dim, 0).contiguous()`, and back afterwards. On one rank
 the collectives send nothing, so you need no special case. You are building what `minidist.parallel` does, so calling it
@@ -23,7 +20,7 @@ scores nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +28,7 @@ from torch import Tensor
 
 import minidist
 from minidist import Communicator
-from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter  # noqa: F401  # for your answers
-from minidist.model.gpt import causal_attention
+from minidist.collectives import all_gather, all_reduce, reduce_scatter  # noqa: F401  # for your answers
 
 # ---------------------------------------------------------------- given
 
@@ -111,58 +107,6 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -
     raise NotImplementedError("task 3 is not started")
 
 
-# ---------------------------------------------------------------- tasks 4 and 5: attention over a split sequence
-
-
-def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Task 4: return this rank's tokens of causal attention over all tokens: a token attends to tokens of earlier
-    ranks.
-
-    Parameters
-    ----------
-    query, key, value : Tensor
-        [B, H, T/P, d]: this rank's tokens, for all heads.
-
-    Returns
-    -------
-    Tensor
-        [B, H, T/P, d]. Gradients must flow back through it: the backward of an all-to-all is the all-to-all that sends
-        every chunk back.
-
-    First exchange: this rank keeps H/P heads, sends its tokens of the other heads to the other ranks, and receives all
-    tokens of its H/P heads. Then compute `causal_attention` (tensors [B, heads, T, d]) as on one rank. Then exchange
-    the results back.
-
-    Raises
-    ------
-    ValueError
-        If P does not divide H. Raise it before you send anything.
-
-    Messages: only all-to-alls, of 4 B H T/P d numbers together in forward (query, key and value, then the result), and
-    as many in backward.
-    """
-    raise NotImplementedError("task 4 is not started")
-
-
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Task 5: return the same as task 4, forward only (without gradients), by passing keys and values around a ring.
-
-    In step s = 0, 1, ..., P - 1, rank r has the keys and values of rank (r - s) mod P, a *block*. Tokens of later ranks
-    are in the future: skip their block. For the rank's own block use the causal mask. For a block of an earlier rank
-    use all keys. A rank never has the keys of all ranks together, nor the scores of all keys, so it has to compute the
-    softmax block by block. For each query keep the largest score m so far, the sum z of exp(score - m), and the sum o
-    of exp(score - m) value. When a block brings a larger score, correct z and o for the new m. The result is o / z.
-    Scores are query·key/√d.
-
-    Messages: P - 1 steps. In each step, keys and values go to the right neighbour, (r + 1) mod P, with
-    `comm.exchange`: one or two messages a step. No collectives.
-
-    Memory: besides the arguments, never more than the size of six blocks, however many ranks there are. A block is as
-    large as this rank's keys and values together. (The check has d = 16 and two tokens a rank, so scores are small.)
-    """
-    raise NotImplementedError("task 5 is not started")
-
-
 # ---------------------------------------------------------------- try it
 
 
@@ -177,7 +121,7 @@ def main() -> None:
     def own(x: Tensor, dim: int) -> Tensor:
         return x.chunk(comm.size, dim)[comm.rank].contiguous()
 
-    x, heads = draw(1, 2 * comm.size, 4), [draw(1, comm.size, 2 * comm.size, 2) for _ in range(3)]
+    x = draw(1, 2 * comm.size, 4)
 
     def task_1() -> str:
         every = gather_tokens(own(x, 1), comm)
@@ -199,12 +143,7 @@ def main() -> None:
         sum_partial_gradients(gradients, comm)
         return f"ones have become { ({name: int(gradient) for name, gradient in gradients.items()}) }"
 
-    def attention(function: Callable[..., Tensor]) -> str:
-        found = function(*(own(one, 2) for one in heads), comm)
-        return f"differs from the whole one by {float((found - own(causal_attention(*heads), 2)).abs().max()):.0e}"
-
-    tasks = task_1, task_2, task_3, lambda: attention(ulysses_attention), lambda: attention(ring_attention)
-    for number, task in enumerate(tasks, start=1):
+    for number, task in enumerate((task_1, task_2, task_3), start=1):
         try:
             outcome = task()
         except NotImplementedError as error:

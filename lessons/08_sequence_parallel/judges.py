@@ -17,7 +17,7 @@ from minidist.course.grader import contract
 from minidist.course.grader.calls import calls, expect_collectives, forward_backward, spelled
 from minidist.course.grader.contract import Array, Arrays, Case, Judge, Note, Program, Wrong
 
-TIME, HEADS = 1, ("query", "key", "value")
+TIME = 1
 CUTS = {"norm.weight": None, "up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None}
 
 

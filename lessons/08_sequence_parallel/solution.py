@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidist import Communicator
-from minidist.model.gpt import causal_attention
 from minidist.parallel import adjoint
 from minidist.parallel.tensor.sequence import SequenceBoundary
 
@@ -44,50 +43,11 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], comm: Communicator) -
         gradient.copy_(total)
 
 
-def ulysses_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Exchange tokens for heads, compute attention, exchange back."""
-    if query.shape[1] % comm.size:
-        raise ValueError(f"{query.shape[1]} heads cannot be dealt out to {comm.size} ranks")
-
-    def trade(x: Tensor, split: int, join: int) -> Tensor:
-        chunks = torch.cat(x[None].chunk(comm.size, 1 + split))  # [P, ...], chunk j for rank j
-        return torch.cat(adjoint.all_to_all(chunks, comm).unbind(), join)
-
-    found = causal_attention(*(trade(x, 1, 2) for x in (query, key, value)))  # [B, H/P, T, d]
-    return trade(found, 2, 1)
-
-
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, comm: Communicator) -> Tensor:
-    """Extend the softmax by one block of keys in each step."""
-    right, left, time = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, query.shape[2]
-    largest = query.new_full((*query.shape[:3], 1), -torch.inf)
-    normalizer, total = torch.zeros_like(largest), torch.zeros_like(query)
-    blocks = torch.stack((key, value))
-    for step in range(comm.size):
-        if step:
-            arriving = torch.empty_like(blocks)
-            comm.exchange(blocks, right, arriving, left)
-            blocks = arriving
-        if step <= comm.rank:  # else these tokens come after all of this rank's
-            scores = query @ blocks[0].transpose(-1, -2) / query.shape[-1] ** 0.5
-            if step == 0:
-                scores = scores.masked_fill(torch.ones(time, time, dtype=torch.bool).triu(1), -torch.inf)
-            larger = torch.maximum(largest, scores.amax(-1, keepdim=True))
-            shrink, weights = (largest - larger).exp(), (scores - larger).exp()
-            normalizer = normalizer * shrink + weights.sum(-1, keepdim=True)
-            total = total * shrink + weights @ blocks[1]
-            largest = larger
-    return total / normalizer
-
-
 __all__ = [
     "adjoint",
-    "causal_attention",
     "gather_tokens",
-    "ring_attention",
     "rms_norm",
     "scatter_tokens",
     "sequence_block",
     "sum_partial_gradients",
-    "ulysses_attention",
 ]

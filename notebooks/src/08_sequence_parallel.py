@@ -146,94 +146,6 @@ print("serial ", *(f"{number:11.6f}" for number in minidist.run(norm_gradient, r
 #
 # </details>
 #
-# ## Attention over split tokens
-#
-# Rank r has T/P neighbouring tokens. *Ulysses* exchanges tokens for heads with all-to-alls, and back. In *ring
-# attention* keys and values go around a ring.
-#
-# **Predict:** T = 64 tokens, 8 heads of 16 channels, float64. With twice as many ranks, does a rank send half as many
-# bytes, as many, or twice as many?
-
-# %%
-from minidist.collectives import all_to_all
-
-
-def ulysses(comm):
-    own = torch.zeros(comm.size, 8 // comm.size, 64 // comm.size, 16, dtype=torch.float64)  # chunk j: rank j's heads
-    for _ in ("query", "key", "value", "result"):
-        all_to_all(own, comm)
-    return comm.traffic.bytes_sent
-
-
-def ring(comm):
-    blocks = torch.zeros(2, 8, 64 // comm.size, 16, dtype=torch.float64)  # keys and values
-    for _ in range(comm.size - 1):
-        comm.exchange(blocks, (comm.rank + 1) % comm.size, torch.empty_like(blocks), (comm.rank - 1) % comm.size)
-    return comm.traffic.bytes_sent
-
-
-for p in (2, 4, 8):
-    print(f"{p} ranks   Ulysses {minidist.run(ulysses, p)[0]:7,}   ring {minidist.run(ring, p)[0]:7,}")
-
-# %% [markdown]
-# <details><summary>The answer</summary>
-#
-# Ulysses sends 4 (P − 1)/P of a rank's ever smaller tensor. A ring sends nearly all keys and values whatever P is, but
-# to a neighbour, while it computes with the block before, and P may be larger than the number of heads.
-#
-# </details>
-#
-# **Predict:** the mask is causal. Which rank of a ring has the most to compute, and how many times what rank 0 has?
-
-
-# %%
-def blocks_of(rank, stretches, ranks):
-    """Count pairs (query, key stretch) that are not in the future, of the stretches of tokens that a rank has."""
-    return sum(query >= key for query in stretches[rank] for key in range(ranks * len(stretches[0])))
-
-
-plain = [[rank] for rank in range(4)]
-zigzag = [[rank, 7 - rank] for rank in range(4)]
-print("one stretch each:  ", [blocks_of(rank, plain, 4) for rank in range(4)], "of 16 blocks")
-print("two, one from each end:", [blocks_of(rank, zigzag, 4) for rank in range(4)], "of 64 smaller ones")
-
-
-def draw_mask(file):
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    for axes, stretches, title in zip(
-        figure.subplots(1, 2), (plain, zigzag), ("a stretch each", "zigzag"), strict=True
-    ):
-        n = 4 * len(stretches[0])
-        owner = {stretch: rank for rank, own in enumerate(stretches) for stretch in own}
-        for query in range(n):
-            for key in range(query + 1):
-                axes.fill(
-                    [key, key + 1, key + 1, key],
-                    [query, query, query + 1, query + 1],
-                    color=COLOURS[owner[query]],
-                    ec="w",
-                )
-        axes.set(xlim=(0, n), ylim=(n, 0), aspect="equal", xticks=[], yticks=[], title=title)
-        axes.set_xlabel("keys")
-        axes.set_ylabel("queries")
-    handles = [figure.axes[0].plot([], [], "s", color=colour, label=f"rank {r}")[0] for r, colour in enumerate(COLOURS)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(file, dpi=110)
-
-
-picture(draw_mask, "Two causal masks of queries against keys, coloured by the rank that computes a block")
-
-# %% [markdown]
-# <details><summary>The answer</summary>
-#
-# With a stretch each, rank 0 has one block of four and rank 3 has four. In zigzag, each rank has one short and one long
-# row of eight: nine blocks each.
-#
-# All ranks wait for the slowest in every step. So production code gives each rank two pieces of the sequence, one from
-# the beginning and one from the end.
-#
-# </details>
-#
 # ## Break it
 #
 # **Predict:** the norm's gradient is not summed. What do the ranks' copies of one weight look like after ten steps?
@@ -310,4 +222,4 @@ with TemporaryDirectory() as folder:
     # !{sys.executable} -m minidist launch -n 4 {file}
 
 # %% [markdown]
-# Next: `lessons/08_sequence_parallel`, where you write it yourself.
+# Next: `lessons/08_sequence_parallel`, where you write it yourself. Attention over split tokens is lesson 18.

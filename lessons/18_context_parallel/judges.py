@@ -1,0 +1,394 @@
+"""Lesson 18, tasks 1 and 2: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from minidist import Communicator
+from minidist.course.grader import contract
+from minidist.course.grader.compare import is_close
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, sent_by
+
+HEADS = ("query", "key", "value")
+BLOCKS_HELD = 8  # of keys and values, in a ring's forward
+KEYS = (0, 4, 9, 12)  # of task 1: the first block ends with 4 keys, and its mask is causal
+
+# ---------------------------------------------------------------- attention, as it is written
+
+
+def weights_of(query: Tensor, key: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores and lse; queries share keys, and see those where `seen` [Tq, Tk] is true."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+    return scores, scores.logsumexp(-1)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output and lse; they have gradients."""
+    scores, lse = weights_of(query, key, seen)
+    return scores.softmax(-1) @ value.repeat_interleave(query.shape[1] // key.shape[1], 1), lse
+
+
+def leaves_of(given: Arrays) -> list[Tensor]:
+    """Return query, key and value of all tokens, with gradients to come."""
+    return [torch.tensor(given[name], requires_grad=True) for name in HEADS]
+
+
+def own(array: Array, comm: Communicator) -> Tensor:
+    """Return this rank's tokens, of neighbours; not contiguous, as a model's are."""
+    x = torch.tensor(array).chunk(comm.size, 2)[comm.rank]
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def part(x: Tensor, case: Case, rank: int) -> Array:
+    """Return a rank's tokens, of neighbours."""
+    found: Array = x.detach().chunk(case.ranks, 2)[rank].numpy()
+    return found
+
+
+def causal(time: int) -> Tensor:
+    """Return which of `time` queries see which keys."""
+    return torch.ones(time, time, dtype=torch.bool).tril()
+
+
+def expect_everywhere(
+    name: str, found: Sequence[Array], expected: Sequence[Array], instead: Mapping[str, Callable[[int], Array]]
+) -> None:
+    """Hold what each rank has against what it should have; of the mistakes, that which explains most ranks is told.
+
+    `instead` maps a story to what returns, by rank, what comes out of it.
+    """
+    if all(map(partial(is_close, tolerance=1e-9), found, expected)):
+        return
+    given = {story: [of(rank) for rank in range(len(found))] for story, of in instead.items()}
+    fits = {story: sum(map(partial(is_close, tolerance=1e-9), found, them)) for story, them in given.items()}
+    by_fit = sorted(given, key=lambda story: -fits[story])
+    contract.expect_ranks(name, found, expected, instead={story: given[story] for story in by_fit})
+
+
+# ---------------------------------------------------------------- task 1
+
+
+def seen_blocks(given: Arrays) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield key, value and mask of each block of task 1."""
+    key, value = torch.tensor(given["key"]), torch.tensor(given["value"])
+    for first, last in pairwise(KEYS):
+        mask = causal(last) if first == 0 else torch.ones(given["query"].shape[2], last - first, dtype=torch.bool)
+        yield key[:, :, first:last], value[:, :, first:last], mask
+
+
+def run_meet(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Meet blocks one after the other; the result lies in a larger tensor, as in a rank of which a part takes part."""
+    query = torch.tensor(given["query"])
+    batch, heads, time, size = query.shape
+    output = torch.zeros(batch, heads, 2 * time, size).double()[:, :, time:]
+    lse = torch.full((batch, heads, 2 * time), -torch.inf).double()[:, :, time:]
+    for number, (key, value, _) in enumerate(seen_blocks(given)):
+        returned = exercise.meet(query, output, lse, key, value, number == 0)
+        if returned is not None:
+            raise Wrong("meet returns something: it changes output and lse in place, and returns nothing")
+    return {"output": output.numpy(), "lse": lse.numpy()}
+
+
+def judge_meet(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As over all keys at once."""
+    given = case.given[0]
+    query = torch.tensor(given["query"])
+    keys, values, masks = zip(*seen_blocks(given), strict=True)
+    scores, whole = weights_of(query, torch.cat(keys, 2), torch.cat(masks, 1))
+    output, _ = attention(query, torch.cat(keys, 2), torch.cat(values, 2), torch.cat(masks, 1))
+    each = [attention(query, *block) for block in zip(keys, values, masks, strict=True)]
+    outputs, lses = (torch.stack(list(them)) for them in zip(*each, strict=True))
+    half = outputs[0]
+    for more in outputs[1:]:
+        half = (half + more) / 2
+    by_keys = sum(out * key.shape[2] for out, key in zip(outputs, keys, strict=True)) / KEYS[-1]
+    instead = {
+        "the blocks' outputs are added, without weights": outputs.sum(0).numpy(),
+        "the two outputs are averaged, without weights": half.numpy(),
+        "the blocks' outputs are averaged, without weights": outputs.mean(0).numpy(),
+        "each block is weighted by its number of keys, not by exp(lse)": by_keys.numpy(),
+        "the last block replaces what was there": outputs[-1].numpy(),
+        "each output is weighted with its lse, not with exp(lse)": partial(by_lse, outputs, lses),
+        "the weights of the two outputs are exchanged": partial(fold, outputs, lses, turned=True),
+        "lse is not brought up to date: each block is weighed against the first alone": partial(
+            fold, outputs, lses, stays=True
+        ),
+        "lse becomes that of the last block: what was there before weighs too little": partial(
+            fold, outputs, lses, last=True
+        ),
+    }
+    found = results[0]["output"], results[0]["lse"]
+    for name, array in zip(("output", "lse"), found, strict=True):
+        if (array != array).any():
+            raise Wrong(
+                f"rank 0: {name} is not a number where scores reach {scores.max():.0f}: exp(lse) is infinite there, "
+                "and infinity by infinity is nothing; form lse' - lse first, and weigh by a function of it"
+            )
+    contract.expect_close(0, "output", found[0], output.numpy(), instead=instead)
+    instead = {
+        "it is not brought up to date": lses[0].numpy(),
+        "it is that of the last block": lses[-1].numpy(),
+        "those of the blocks are added: log(exp(a) + exp(b)) is wanted": lses.sum(0).numpy(),
+        "the largest of the blocks' is taken: log(exp(a) + exp(b)) is wanted": lses.amax(0).numpy(),
+    }
+    contract.expect_close(0, "lse", found[1], whole.numpy(), instead=instead)
+
+
+def by_lse(outputs: Tensor, lses: Tensor) -> Array:
+    """Return outputs merged one after the other, weighted with lse itself."""
+    total, weight = outputs[0], lses[0]
+    for output, lse in zip(outputs[1:], lses[1:], strict=True):
+        total = (total * weight[..., None] + output * lse[..., None]) / (weight + lse)[..., None]
+        weight = torch.logaddexp(weight, lse)
+    return total.numpy()
+
+
+def fold(outputs: Tensor, lses: Tensor, turned: bool = False, stays: bool = False, last: bool = False) -> Array:
+    """Return outputs merged one after the other; weights are `turned`, or lse `stays`, or is the `last` block's."""
+    total, weight = outputs[0], lses[0]
+    for output, lse in zip(outputs[1:], lses[1:], strict=True):
+        total = total.lerp(output, torch.sigmoid(weight - lse if turned else lse - weight)[..., None])
+        weight = weight if stays else lse if last else torch.logaddexp(weight, lse)
+    return total.numpy()
+
+
+# ---------------------------------------------------------------- task 2
+
+
+class Held(TorchFunctionMode):
+    """The bytes of all storages that torch's functions return, but for `known` ones, as long as somebody keeps them."""
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self.known:
+                self.made.add(each.untyped_storage())
+        self.most = max(self.most, sum(storage.nbytes() for storage in self.made))
+        return found
+
+
+def run_forward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run the ring's forward, and see how much is held at a time."""
+    qkv = [own(given[name], comm) for name in HEADS]
+    with torch.no_grad(), Held(qkv) as held:
+        output, lse = exercise.ring_forward(*qkv, comm)
+    return {"output": output.numpy(), "lse": lse.numpy(), "held": held.most}
+
+
+def run_backward(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run the ring's backward, with the output and lse that its forward should return."""
+    whole = [torch.tensor(given[name]) for name in HEADS]
+    output, lse = attention(*whole, causal(whole[0].shape[2]))
+    qkv = [own(given[name], comm) for name in HEADS]
+    merged = [own(output.numpy(), comm), own(lse[..., None].numpy(), comm)[..., 0].contiguous()]
+    with torch.no_grad():
+        found = exercise.ring_backward(own(given["gradient"], comm), *qkv, *merged, comm)
+    return {name: gradient.numpy() for name, gradient in zip(HEADS, found, strict=True)}
+
+
+Seen: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]  # of queries and keys, by place, and T/P
+
+WRONGLY_SEEN: dict[str, Seen] = {
+    "the keys of later ranks count as well": lambda q, k, own: (k <= q) | (k // own != q // own),
+    "a rank's own keys count only": lambda q, k, own: (k <= q) & (k // own == q // own),
+    "the causal mask hides keys of earlier ranks, too": lambda q, k, own: (k // own <= q // own) & (k % own <= q % own),
+    "no key is hidden": lambda q, k, own: (k == k) | (q == q),
+    "the blocks of earlier ranks are skipped, and those of later ones count": (
+        lambda q, k, own: ((k <= q) & (k // own == q // own)) | (k // own > q // own)
+    ),
+    "the block that comes last is left out": lambda q, k, own: (
+        (k <= q) & ((k // own > 0) | (q // own < q.max() // own))
+    ),
+}
+
+
+def wrongly_seen(case: Case) -> dict[str, Callable[[int], Array]]:
+    """Return what a rank's output is if its queries see others than they should."""
+    qkv = [torch.tensor(case.given[0][name]) for name in HEADS]
+    place = torch.arange(qkv[0].shape[2])
+
+    def of(seen: Seen, rank: int) -> Array:
+        return part(attention(*qkv, seen(place[:, None], place, len(place) // case.ranks))[0], case, rank)
+
+    return {story: partial(of, seen) for story, seen in WRONGLY_SEEN.items()}
+
+
+def merged_plainly(case: Case, rank: int) -> Array:
+    """Return a rank's output if those of its blocks are averaged."""
+    query, key, value = (torch.tensor(case.given[0][name]).chunk(case.ranks, 2) for name in HEADS)
+    time = query[0].shape[2]
+    outputs = [
+        attention(query[rank], key[source], value[source], causal(time) | torch.tensor(source < rank))[0]
+        for source in range(rank + 1)
+    ]
+    return torch.stack(outputs).mean(0).numpy()
+
+
+def judge_forward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As attention on one rank; keys and values go to the right, P - 1 times."""
+    qkv = [torch.tensor(case.given[0][name]) for name in HEADS]
+    output, lse = attention(*qkv, causal(qkv[0].shape[2]))
+    instead = wrongly_seen(case) | {"the blocks' outputs are averaged, without weights": partial(merged_plainly, case)}
+    for name, whole, stories in (("output", output, instead), ("lse", lse, {})):
+        expected = [part(whole, case, rank) for rank in range(case.ranks)]
+        expect_everywhere(f"the {name}", [result[name] for result in results], expected, stories)
+    expect_ring(case, notes, case.ranks - 1, case.ranks - 1)
+
+
+def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
+    """All of that, and a rank holds a few blocks at a time, not those of all ranks."""
+    judge_forward(case, results, notes)
+    block = block_of(case)
+    for rank, result in enumerate(results):
+        if (held := int(result["held"])) > BLOCKS_HELD * block:
+            raise Wrong(
+                f"rank {rank} holds {held} bytes at a time, expected at most {BLOCKS_HELD * block}, {BLOCKS_HELD} "
+                f"times its keys and values: the keys of all {case.ranks} ranks are never to be together"
+            )
+    return {"bytes held in ring attention": max(int(result["held"]) for result in results)}
+
+
+def block_of(case: Case) -> int:
+    """Return the bytes of the keys and values of one rank."""
+    return sum(case.given[0][name].nbytes for name in ("key", "value")) // case.ranks
+
+
+def expect_ring(case: Case, notes: Sequence[Note], blocks: int, steps: int) -> None:
+    """Raise `Wrong` unless each rank sends so many blocks to its right, each in at most two messages."""
+    block, given = block_of(case), case.given[0]
+    copies = given["query"].shape[1] // given["key"].shape[1]
+    for note in notes:
+        if note.kind not in ("send", "call") or any(name.startswith("minidist.collectives") for name in note.through):
+            raise Wrong(f"rank {note.rank} uses a collective or comm.{note.kind} at {note.line}: exchange only")
+    for rank in range(case.ranks):
+        sent, right = sent_by(rank, notes), (rank + 1) % case.ranks
+        if any(note.to != right for note in sent):
+            others = sorted({note.to for note in sent})
+            raise Wrong(f"rank {rank} sends to {others}, expected to {right} only: a rank passes on what came to it")
+        bytes = sum(note.bytes for note in sent)
+        if bytes != blocks * block or not steps <= len(sent) <= 2 * blocks:
+            stories = {
+                f"keys and values are repeated for the {copies} heads that share them, before they are sent": (
+                    copies > 1 and copies * blocks * block
+                ),
+                "keys and values travel home, too, where nobody needs them": blocks > steps and (blocks + 1) * block,
+                "a block goes all the way round, back to its own rank": blocks == steps and (blocks + 1) * block,
+                "the gradients do not make the last step, home": blocks > steps and (blocks - 1) * block,
+                "only keys, or only values, are sent": blocks * block / 2,
+                "the gradients do not travel": blocks > steps and steps * block,
+            }
+            hint = contract.known(stories, lambda value, sent=bytes: value is not False and value == sent)
+            found = f"{bytes} bytes in {len(sent)} messages"
+            raise Wrong(
+                f"rank {rank} sends {found}, expected {blocks * block} bytes, {blocks} blocks, in {steps} to "
+                f"{2 * blocks} messages{hint}"
+            )
+
+
+# ---------------------------------------------------------------- task 2, backward
+
+Terms: TypeAlias = list[list[Tensor | None]]  # by the queries' rank, and the keys'
+
+
+def pieces(case: Case, lse_of: str, output_of: str) -> dict[str, Terms]:
+    """Return the gradients by query rank and key rank: lse and output are `merged`, or the `block`'s own."""
+    time = case.given[0]["query"].shape[2]
+    query, key, value = (torch.tensor(case.given[0][name]) for name in HEADS)
+    gradient = torch.tensor(case.given[0]["gradient"])
+    output, lse = attention(query, key, value, causal(time))
+    cut = [x.chunk(case.ranks, 2) for x in (query, key, value, gradient, output, lse)]
+    found: dict[str, Terms] = {name: [[None] * case.ranks for _ in range(case.ranks)] for name in HEADS}
+    for mine in range(case.ranks):
+        for source in range(mine + 1):
+            q, do, o, every = cut[0][mine], cut[3][mine], cut[4][mine], cut[5][mine]
+            k, v = cut[1][source], cut[2][source]
+            seen = causal(q.shape[2]) | torch.tensor(source < mine)
+            o_block, lse_block = attention(q, k, v, seen)
+            o, every = o_block if output_of == "block" else o, lse_block if lse_of == "block" else every
+            p = (weights_of(q, k, seen)[0] - every[..., None]).exp()
+            copies = q.shape[1] // k.shape[1]
+            dp = do @ v.repeat_interleave(copies, 1).mT
+            ds = p * (dp - (do * o).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+
+            def shared(x: Tensor, groups: int = k.shape[1]) -> Tensor:
+                return x.unflatten(1, (groups, -1)).sum(2)
+
+            found["query"][mine][source] = ds @ k.repeat_interleave(copies, 1)
+            found["key"][mine][source] = shared(ds.mT @ q)
+            found["value"][mine][source] = shared(p.mT @ do)
+    return found
+
+
+def summed(terms: Sequence[Tensor | None]) -> Array:
+    """Return the sum of what is there."""
+    return torch.stack([term for term in terms if term is not None]).sum(0).numpy()
+
+
+def of_rank(terms: dict[str, Terms], name: str, rank: int) -> Array:
+    """Return a rank's gradient: of queries over all blocks, of keys and values over the queries of all ranks."""
+    if name == "query":
+        return summed(terms[name][rank])
+    return summed([row[rank] for row in terms[name]])
+
+
+def one_term(terms: Terms, rank: int) -> Array:
+    """Return what a rank's own queries and keys have to do with each other."""
+    return summed([terms[rank][rank]])
+
+
+def row_sum(terms: Terms, rank: int) -> Array:
+    """Return the sum of what a rank computes."""
+    return summed(terms[rank])
+
+
+def right_one(everyones: Sequence[Array], rank: int) -> Array:
+    """Return what the right neighbour should have."""
+    return everyones[(rank + 1) % len(everyones)]
+
+
+def judge_backward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As attention on one rank; keys go round, and their gradients go round and home."""
+    whole = pieces(case, "merged", "merged")
+    wrong = {
+        "a block's own lse is used: each weight is exp(score - lse), with lse over the keys of *all* blocks": (
+            "block",
+            "merged",
+        ),
+        "a block's own output is used: rowsum(dO · O) needs the merged one": ("merged", "block"),
+        "a block's own output and lse are used, as if it were all keys: it needs the merged ones": ("block", "block"),
+    }
+    terms = {story: pieces(case, *which) for story, which in wrong.items()}
+    for name in HEADS:
+        everyones = [of_rank(whole, name, rank) for rank in range(case.ranks)]
+        stories: dict[str, Callable[[int], Array]] = {}
+        if name == "query":
+            stories["only the rank's own keys count"] = partial(one_term, whole[name])
+        elif case.ranks > 1:
+            stories = {
+                "the last step is missing, which brings gradients home: they are those of the right neighbour's keys": (
+                    partial(right_one, everyones)
+                ),
+                "terms stay where they are computed: those of all blocks are added on one rank": partial(
+                    row_sum, whole[name]
+                ),
+                "the terms of other ranks' queries are missing": partial(one_term, whole[name]),
+            }
+        stories |= {story: partial(of_rank, them, name) for story, them in terms.items()}
+        expect_everywhere(f"the gradient of {name}", [result[name] for result in results], everyones, stories)
+    expect_ring(case, notes, 2 * case.ranks - 1 if case.ranks > 1 else 0, case.ranks if case.ranks > 1 else 0)

@@ -1,0 +1,283 @@
+"""Lesson 18, tasks 4 and 5: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from judges import HEADS, attention, expect_everywhere, leaves_of
+from torch import Tensor
+
+from minidist import Communicator
+from minidist.collectives import COLLECTIVES
+from minidist.course.grader import contract
+from minidist.course.grader.calls import expect_collectives, forward_backward, spelled
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
+from minidist.model import Where
+from minidist.model.gpt import Attend, causal_attention, rotary_table, rotate
+from minidist.parallel.context.gathered import Gathered
+
+VOCABULARY, WIDTH = 11, 8
+MATRICES = {"embedding": (VOCABULARY, WIDTH), **dict.fromkeys(HEADS, (WIDTH, WIDTH)), "head": (WIDTH, VOCABULARY)}
+
+# ---------------------------------------------------------------- task 4
+
+
+def run_ulysses(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 4; before that with heads that cannot be shared out."""
+    refused, before = 0, comm.traffic.messages_sent
+    lies = torch.arange(comm.size)
+    for heads, groups in ((comm.size + 1, 1), (6 * comm.size, comm.size + 1)):
+        query, key = (torch.ones(1, count, 1, 2, dtype=torch.float64) for count in (heads, groups))
+        if comm.size == 1 or (comm.size == 2 and groups == 3 and heads % groups):
+            refused += 1
+            continue
+        try:
+            exercise.ulysses_attention(query, key, key, lies, comm)
+        except ValueError:
+            refused += 1
+    sent = comm.traffic.messages_sent - before
+    mine = given["everyones"].reshape(comm.size, -1)[comm.rank]
+    qkv = {name: torch.tensor(given[name][:, :, mine]) for name in HEADS}
+    found = forward_backward(
+        comm,
+        lambda: exercise.ulysses_attention(*qkv.values(), torch.tensor(given["everyones"]), comm),
+        qkv,
+        torch.tensor(given["gradient"][:, :, mine]),
+    )
+    return {**found, "refused": refused, "sent before": sent}
+
+
+def ulysses_found(given: Arrays, changed: str = "") -> list[Array]:
+    """Return output and gradients [B, heads, T, d] in the order of positions, with a mistake if one is named."""
+    leaves = leaves_of(given)
+    query, key, value = leaves
+    time, ranks = query.shape[2], given["ranks"]
+    place = torch.arange(time)
+    seen = place <= place[:, None]
+    lies = torch.tensor(given["everyones"])
+    arrives = lies.argsort()  # by position, when each token comes
+    if changed == "arrival":
+        seen = arrives <= arrives[:, None]
+    if changed == "own":
+        whose = arrives // (time // int(ranks))
+        seen = seen & (whose == whose[:, None])
+    if changed == "none":
+        seen = torch.ones_like(seen)
+    if changed == "repeat":
+        copies = max(1, int(ranks) // key.shape[1])
+        key, value = (x.repeat(1, copies, 1, 1) for x in (key, value))
+    output, _ = attention(query, key, value, seen)
+    output.backward(torch.tensor(given["gradient"]))
+    return [output.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
+
+
+ULYSSES_STORIES = {
+    "own": "each rank attends to its own tokens only",
+    "arrival": "tokens are taken in the order in which they arrive: the mask wants them in the order of positions",
+    "none": "no key is hidden",
+    "repeat": "heads of keys are repeated in turn (0 1 0 1): copies of a head are to be neighbours (0 0 1 1)",
+}
+
+
+def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """As attention on one rank; so many bytes in all-to-alls, and as many back."""
+    given = case.given[0]
+    places = given["everyones"].reshape(case.ranks, -1)
+    expected = ulysses_found(given)
+    for rank, result in enumerate(results):
+        if int(result["sent before"]):
+            raise Wrong(
+                f"rank {rank} sends messages before it refuses heads that cannot be shared out: look at them first"
+            )
+    for number, name in enumerate(("out", *(f"the gradient of {name}" for name in HEADS))):
+
+        def of(changed: str, rank: int, number: int = number) -> Array:
+            return ulysses_found(given, changed)[number][:, :, places[rank]]
+
+        instead: dict[str, Callable[[int], Array]] = {
+            story: partial(of, changed) for changed, story in ULYSSES_STORIES.items()
+        }
+        right = [expected[number][:, :, mine] for mine in places]
+        if number == 0 and case.ranks > 1:
+            instead |= {
+                "chunks that came back are joined as tokens, and are heads": mixed_up(expected[0], places).__getitem__,
+                "tokens are sorted for attention, and not put back in the order in which they lie on the ranks": (
+                    partial(neighbours, expected[0], case.ranks)
+                ),
+            }
+        expect_everywhere(name.replace("out", "what is returned"), [result[name] for result in results], right, instead)
+    for rank, result in enumerate(results):
+        expect_bytes(case, rank, result)
+        if int(result["refused"]) < 2:
+            raise Wrong(
+                f"rank {rank}: ulysses_attention raises no ValueError for {case.ranks + 1} heads, or for "
+                f"{case.ranks + 1} heads of keys and {6 * case.ranks} of queries"
+            )
+    expect_collectives(notes)
+
+
+def mixed_up(output: Array, places: Array) -> list[Array]:
+    """Return what each rank has if heads and tokens are confused on the way back."""
+    ranks, own = places.shape
+    heads = output.shape[1]
+    found = []
+    for rank in range(ranks):
+        mine = output[:, :, places[rank]]
+        found.append(mine.reshape(*mine.shape[:1], ranks, heads // ranks, own, -1).swapaxes(1, 2).reshape(mine.shape))
+    return found
+
+
+def only(carried: int, needed: int, story: int) -> bool:
+    """Tell whether a story's bytes are those that were carried, and not by chance the right ones."""
+    return story == carried != needed
+
+
+def neighbours(output: Array, ranks: int, rank: int) -> Array:
+    """Return the output of a rank's share of neighbouring positions."""
+    return np.split(output, ranks, 2)[rank]
+
+
+def expect_bytes(case: Case, rank: int, result: Arrays) -> None:
+    """Raise `Wrong` unless all-to-alls carried what they should."""
+    given = case.given[0]
+    heads, groups = given["query"].shape[1], given["key"].shape[1]
+    per_head = given["query"].nbytes // heads // case.ranks
+    needed = (2 * heads + 2 * max(groups, case.ranks)) * per_head
+    for phase in ("forward", "backward") if case.ranks > 1 else ():
+        rows = result[phase].reshape(-1, 2).astype(int)
+        if {COLLECTIVES[row[0]] for row in rows} == {"all_to_all"} and rows[:, 1].sum() == needed:
+            continue
+        stories = {
+            "keys and values are repeated for all heads of queries": 4 * heads * per_head,
+            "query, key and value are sent, and the result is not": needed - heads * per_head,
+        }
+        hint = contract.known(stories, partial(only, rows[:, 1].sum(), needed))
+        if {COLLECTIVES[row[0]] for row in rows} & {"all_gather"}:
+            hint = ": all tokens of all heads come to every rank, P times what it needs"
+        wanted = f"all_to_alls of {needed} bytes together"
+        raise Wrong(f"rank {rank}: {phase} calls {spelled(rows)}, expected {wanted}{hint}")
+
+
+# ---------------------------------------------------------------- task 5
+
+
+class Model:
+    """One layer of attention, whose keys are rotated by their positions. It has no modules, so it begins at once."""
+
+    def __init__(self, given: Arrays, attend: Attend) -> None:
+        self.weights = {name: torch.tensor(given[name], requires_grad=True) for name in MATRICES}
+        self.attend = attend
+
+    def __call__(self, tokens: Tensor, where: Where) -> Tensor:
+        """Map tokens [B, T] to logits [B, T, V]."""
+        x = F.embedding(tokens, self.weights["embedding"])
+        rotary = rotary_table(where.position_numbers(tokens.shape[1], x.device), WIDTH // 2, 100.0, x.dtype)
+        query, key, value = ((x @ self.weights[name]).unflatten(-1, (2, -1)).transpose(1, 2) for name in HEADS)
+        found = self.attend(rotate(query, rotary), rotate(key, rotary), value)
+        return (x + found.transpose(1, 2).flatten(2)) @ self.weights["head"]
+
+    def gradient(self) -> Array:
+        """Return those of all weights, one behind the other."""
+        return torch.cat([weight.grad.flatten() for weight in self.weights.values()]).numpy()
+
+
+def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run task 5; the model's attention reaches all ranks."""
+    order = ("contiguous", "zigzag", "striped")[int(given["order"])]
+    model = Model(given, Gathered(comm, order, causal_attention))
+    mine = torch.tensor(given["everyones"]).chunk(comm.size)[comm.rank]
+    loss = exercise.share_of_the_loss(model, torch.tensor(given["tokens"]), mine)
+    if loss.dim() or not loss.requires_grad:
+        raise Wrong(f"share_of_the_loss returns {tuple(loss.shape)}: a scalar with gradients is wanted")
+    loss.backward()
+    return {"loss": loss.item(), "gradient": model.gradient()}
+
+
+def serial_step(given: Arrays, ranks: int, changed: str = "") -> tuple[float, Array]:
+    """Return loss and gradient of the whole batch on one rank, with a mistake if one is named."""
+    model, tokens = Model(given, causal_attention), torch.tensor(given["tokens"])
+    inputs, labels = tokens[:, :-1], tokens[:, 1:].clone()
+    time = inputs.shape[1]
+    lies, own = torch.tensor(given["everyones"]), time // ranks
+    positions = torch.arange(time)
+    if changed == "local":
+        positions = lies.argsort() % own
+    if changed == "contiguous":
+        positions = lies.argsort()
+    if changed == "neighbours":
+        positions = lies.view(ranks, own)[lies.argsort() // own, 0] + lies.argsort() % own
+    labelled = (labels != 0).sum()
+    for mine in lies.chunk(ranks) if "cut first" in changed else ():  # the last label wraps round, or does not count
+        labels[:, mine] = tokens[:, mine].roll(-1, 1)
+        labels[:, mine[-1]] *= "wrapped" in changed
+    if changed == "not shifted":
+        labels = inputs.clone()
+    counts = torch.ones_like(labels, dtype=torch.bool) if changed == "padding" else labels != 0
+    losses = F.cross_entropy(model(inputs, Where(positions=positions)).transpose(1, 2), labels, reduction="none")
+    counts = counts.double()
+    weights = counts / counts.sum()
+    if changed in ("mean of means", "sum of means"):
+        for mine in lies.chunk(ranks):
+            weights[:, mine] = counts[:, mine] / counts[:, mine].sum() / (ranks if changed == "mean of means" else 1)
+    if "cut first" in changed and "counted after" not in changed:
+        weights = counts / labelled
+    if changed == "over all":
+        weights = counts / labels.numel()
+    if changed == "sum":
+        weights = counts
+    loss = (losses * weights).sum()
+    loss.backward()
+    return loss.item(), model.gradient()
+
+
+STEP_STORIES = {
+    "mean of means": "each rank takes the mean over its own labels, and the means are averaged: ranks have different "
+    "numbers of labels",
+    "sum of means": "each rank takes the mean over its own labels: divide by the labels of all ranks",
+    "over all": "the sum is divided by all tokens, padding included",
+    "padding": "padding counts as a label",
+    "sum": "nothing is divided by the number of labels",
+    "cut first": "labels are shifted after the cut: the token after a rank's last one is on another rank",
+    "cut first, counted after": "labels are shifted and counted after the cut: a rank lacks the token after its last",
+    "cut first, wrapped": "labels are shifted after the cut, and wrap round",
+    "cut first, wrapped, counted after": "labels are shifted after the cut, and wrap round",
+    "not shifted": "labels are the inputs themselves, not the tokens after them",
+    "local": "positions count from 0 on every rank: rotation goes by the position in the whole sequence",
+    "neighbours": "positions count on from that of the rank's first token: in this order its tokens are no neighbours",
+    "contiguous": "positions are those of contiguous order, and the tokens lie in another",
+}
+
+
+def judge_step(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """The shares add up to the loss of the whole batch, and the gradients to its gradient."""
+    given = case.given[0]
+    loss, gradient = serial_step(given, case.ranks)
+    found = np.array(sum(float(result["loss"]) for result in results))
+    instead: dict[str, Any] = {
+        story: partial(lambda changed: np.array(serial_step(given, case.ranks, changed)[0]), changed)
+        for changed, story in STEP_STORIES.items()
+    }
+    if any(np.isnan(result["loss"]) for result in results):
+        raise Wrong(
+            "a share is not a number: a rank whose tokens are all padding divides by none; divide by the labels of all "
+            "ranks"
+        )
+    if case.ranks > 1 and all(abs(float(result["loss"]) - loss) < 1e-9 for result in results):
+        raise Wrong("every rank returns the loss of all tokens: its share is that of its own tokens")
+    expect_shares(found, np.array(loss), "the shares of all ranks together", instead)
+    total = np.sum([result["gradient"] for result in results], axis=0)
+    expect_shares(total, gradient, "the gradients of all ranks together", {})
+
+
+def expect_shares(found: Array, expected: Array, name: str, instead: dict[str, Any]) -> None:
+    """Compare a sum over ranks."""
+    try:
+        contract.expect_close(0, name, found, expected, 1e-9, instead=instead)
+    except Wrong as wrong:
+        raise Wrong(str(wrong).removeprefix("rank 0: ")) from None

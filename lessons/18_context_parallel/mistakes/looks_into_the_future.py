@@ -1,0 +1,16 @@
+# task 2: counts every block that comes by, those of later ranks too.
+import torch
+from solution import *  # noqa: F403
+from solution import meet
+
+
+def ring_forward(query, key, value, comm):
+    output, lse = torch.zeros_like(query), torch.full_like(query[..., 0], -torch.inf)
+    block = torch.stack((key, value))
+    for step in range(comm.size):
+        if step:
+            arriving = torch.empty_like(block)
+            comm.exchange(block, (comm.rank + 1) % comm.size, arriving, (comm.rank - 1) % comm.size)
+            block = arriving
+        meet(query, output, lse, *block, step == 0)
+    return output, lse
