@@ -12,6 +12,7 @@ that are put off, and dropout, whose mask depends on its place in the model. (An
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 from minidist.memory.recompute.segments import checkpoint
 from minidist.model.attention import capability
 from minidist.model.dropout import Dropout
+from minidist.parallel.context.blocks import Across
 
 AS_THEY_ARE = (
     "minidist.comm",
@@ -65,11 +67,19 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor", dynam
         for module in block.modules():
             if isinstance(module, Dropout) and module.rate:
                 leave_alone((Dropout.__module__,))
-            attend: Any = getattr(module, "attend", None)
-            if isinstance(attend, partial) and attend.func is checkpoint:  # two compilations save in two orders
-                plain: Any = torch._dynamo.disable(attend.args[0])  # type: ignore[no-untyped-call]
-                module.attend = partial(checkpoint, plain)  # type: ignore[assignment]
+            if callable(attend := getattr(module, "attend", None)):
+                module.attend = as_it_is_if_recomputed(attend)
         block.forward = torch.compile(block.forward, backend=backend, dynamic=dynamic)
+
+
+def as_it_is_if_recomputed(attend: Any) -> Any:
+    """Return an `attend` that is not compiled if it is recomputed: two compilations would save in two orders."""
+    if isinstance(attend, Across):
+        return replace(attend, serial=as_it_is_if_recomputed(attend.serial))
+    if isinstance(attend, partial) and attend.func is checkpoint:
+        plain: Any = torch._dynamo.disable(attend.args[0])  # type: ignore[no-untyped-call]
+        return partial(checkpoint, plain)
+    return attend
 
 
 def as_they_were(blocks: Iterable[nn.Module]) -> None:

@@ -39,6 +39,7 @@ CASES: list[tuple[Layout, dict[str, Any]]] = [
     (Layout(), {}),
     (Layout(dp=2), {"zero": 3, "recompute": "selective"}),
     (Layout(pp=2), {"schedule": "1f1b", "microbatches": 3, "recompute": "full"}),
+    (Layout(cp=2), {"cp_comm": "ulysses", "recompute": "selective"}),
     # of the soak
     (Layout(tp=2), {"sequence": True}),
     (Layout(dp=2), {"microbatches": 2, "recompute": "sqrt"}),
@@ -49,12 +50,14 @@ CASES: list[tuple[Layout, dict[str, Any]]] = [
     (Layout(pp=2), {"schedule": "zb-h1", "microbatches": 4}),
     (Layout(pp=2, tp=2), {"schedule": "interleaved", "chunks": 2, "microbatches": 2, "sequence": True}),
     (Layout(dp=2, pp=2), {"schedule": "zb-v", "microbatches": 4, "zero": 1}),
+    (Layout(cp=2), {"recompute": "full", "zero": 3}),
+    (Layout(cp=2, pp=2), {"cp_comm": "all_gather", "schedule": "zb-h1", "microbatches": 2}),
 ]
 
 
 @pytest.mark.parametrize(
     ("layout", "options"),
-    [pytest.param(*case, marks=[pytest.mark.soak] * (number >= 3)) for number, case in enumerate(CASES)],
+    [pytest.param(*case, marks=[pytest.mark.soak] * (number >= 4)) for number, case in enumerate(CASES)],
     ids=lambda it: str(it).partition("\n")[0],
 )
 def test_the_numbers_of_the_serial_run(layout: Layout, options: dict[str, Any], graphs: Counted) -> None:
