@@ -105,7 +105,7 @@ def flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tu
 
     Memory: all scores that you hold at a time are those of at most `TILE` queries and `TILE` keys, for all heads if you
     like. Not even a mask has Tq x Tk entries. Besides the arguments you hold at most eight tiles [B, H, TILE, TILE]
-    and four tensors of the size of the output.
+    and four tensors of the size of the output. Let each operation work on all heads: a loop over them takes too long.
 
     Products: if causal, compute no tile that lies wholly above the diagonal (every key of it is later than every
     query). The grader counts the floating point operations of matrix products.

@@ -159,12 +159,13 @@ class Meter(TorchDispatchMode):
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
         self.peak = self.flops = 0
         self.largest: tuple[int, tuple[int, ...]] = (0, ())
+        self.fused = ""  # torch's own attention, if it was called, and where
         self.matrix: tuple[int, ...] = ()  # the shape of one that is larger than a tile in both directions
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.__name__.partition(".")[0]
         if "scaled_dot_product" in name:
-            self.barred(sys._getframe(1), name)
+            self.blame(sys._getframe(1), name)
         found = function(*args, **(kwargs or {}))
         if name in ("mm", "bmm", "addmm", "baddbmm"):
             self.flops += 2 * found.numel() * args[name.endswith("addmm") or name == "baddbmm"].shape[-1]
@@ -187,13 +188,18 @@ class Meter(TorchDispatchMode):
         """Return the bytes that are alive."""
         return sum(storage.nbytes() for storage in self.made)
 
-    def barred(self, frame: Any, name: str) -> None:
-        """Raise `Wrong` if it is not the package that calls torch's attention: that the watch sees."""
+    def blame(self, frame: Any, name: str) -> None:
+        """Note who calls torch's own attention, unless it is the package: that the watch sees."""
         while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
             frame = frame.f_back
-        if frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("minidist"):
-            line = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-            raise Wrong(f"attention is to be built by hand, but {line}, calls torch's own, {name}")
+        if not self.fused and frame and not str(frame.f_globals.get("__name__", "")).startswith("minidist"):
+            self.fused = f"{frame.f_code.co_name}, line {frame.f_lineno}, calls torch's own, {name}"
+
+    def __exit__(self, *error: Any) -> None:
+        """Raise `Wrong` if the answer has called torch's own attention."""
+        super().__exit__(*error)
+        if self.fused:  # not where it was called: the answer is not to see it, and catch it
+            raise Wrong(f"attention is to be built by hand, but {self.fused}")
 
 
 def measured(meter: Meter) -> dict[str, Any]:

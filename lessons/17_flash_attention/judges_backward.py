@@ -197,6 +197,8 @@ def judge_function(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             why = "compute inside an autograd.Function, which records nothing, and save five tensors"
             tiles = f": a matrix of all weights has {matrix:,}" if bytes - most >= matrix // 3 else ""
             raise Wrong(f"{who} {bytes:,} bytes from forward to backward, expected at most {most:,}{tiles}: {why}")
+    if matrix := found["matrix"].tolist():
+        raise Wrong(f"a tensor of shape {tuple(matrix)} is made: no weights of all queries and keys, but a tile")
     after = int(found["after"]) - output.nbytes - sum(given[name].nbytes for name in QKV)
     if after > 0:
         raise Wrong(

@@ -200,6 +200,9 @@ SLIPS = {  # by mistake, what its rejection says
     "forgets_the_step": "if the count of steps is not restored",
     "order_of_letters_lost": "if the digest does not depend on the letters' order",
     "the_last_of_equal_peaks": "if of equal peaks the last sample is taken",
+    "rescales_the_values_alone": "if the weighted values are rescaled when a larger score comes, and the sum of the",
+    "counts_from_the_bottom_right": "if the mask counts from the bottom right, not from the top left",
+    "delta_of_a_tile": "if Δ is a sum over the keys of a tile, not rowsum(dO · O)",
     "any_earlier_look": "rank 1 did something else at the look before",
 }
 
