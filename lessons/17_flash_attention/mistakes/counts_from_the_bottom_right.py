@@ -14,6 +14,8 @@ def flash_forward(query, key, value, causal):
         largest = torch.full_like(q[..., :1], -torch.inf)
         total, sums = torch.zeros_like(largest), torch.zeros_like(q)
         for left in range(0, keys, TILE):
+            if causal and left - keys >= min(top + TILE, queries) - queries:
+                continue
             k, v = key[:, :, left : left + TILE], value[:, :, left : left + TILE]
             scores = q @ k.mT / q.shape[-1] ** 0.5
             if causal:
