@@ -21,7 +21,6 @@ from minidist.memory.recompute import (
     best_interval,
     checkpoint,
     measure_block,
-    operations,
     recompute,
     tradeoff,
 )
