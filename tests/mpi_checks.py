@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -129,6 +130,18 @@ def streams(comm: Communicator) -> None:
     total = sum(range(comm.size))
     assert all((buffer == total + comm.size * step).all() for step, buffer in enumerate(buffers))
     assert (beside == total).all() and (whole == comm.size).all() and (registered == total).all()
+    naps: list[bool] = []
+    computing = threading.Event()
+
+    def look() -> None:
+        naps.append(stream.comm.wire.patient)
+        computing.set()
+        while stream.comm.wire.patient:
+            time.sleep(0.001)
+
+    handle = stream.launch(look)
+    assert computing.wait(10) and naps == [True], "a stream naps while its rank computes"
+    handle.wait()  # and does not once its rank waits for it: else this never ends
 
 
 def mismatches(comm: Communicator) -> None:

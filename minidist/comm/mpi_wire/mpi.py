@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from minidist.comm.buffers import Array
 
 SPINS = 1000  # looks at a flag before the core is offered to somebody else
-NAP = 50e-6  # seconds between two looks of a stream's thread: its rank is computing on the same core
+NAP = 50e-6  # seconds between two looks of a stream's thread while its rank is computing on the same core
 
 # A flag polled in shared memory tells that data is there only where stores become visible in order.
 ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
@@ -42,16 +42,17 @@ ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 class MpiRequest:
     """A message under way; a receive checks that the message filled its buffer, as MPI would accept a shorter one."""
 
-    def __init__(self, request: MPI.Request, array: Array, receives: bool, patient: bool):
-        self.request, self.array, self.receives, self.patient = request, array, receives, patient
+    def __init__(self, request: MPI.Request, array: Array, receives: bool, wire: MpiWire):
+        self.request, self.array, self.receives, self.wire = request, array, receives, wire
         self.status = MPI.Status()
 
     def wait(self) -> None:
-        """Block until it is through: inside MPI, which spins, or on a stream's thread in short naps."""
-        while self.patient and not self.test():
+        """Block until it is through: inside MPI, which spins, or in short naps where that would take a core away."""
+        while self.wire.patient:
+            if self.test():
+                return
             time.sleep(NAP)
-        if not self.patient:
-            self._ask(self.request.Wait)
+        self._ask(self.request.Wait)
 
     def test(self) -> bool:
         """Tell whether `wait` would return at once."""
@@ -78,18 +79,29 @@ class MpiWire(Wire):
         members: tuple[int, ...],
         homes: Sequence[object],
         name: str = "world",
-        patient: bool = False,
+        beside: MpiWire | None = None,
     ) -> None:
         super().__init__(group.handle.Get_rank(), members, name, homes)
-        self.group, self.mpi, self.patient = group, group.handle, patient
+        self.group, self.mpi = group, group.handle
+        self.beside, self.idle = beside, False  # the wire of the thread that computes while this one waits
         self._status = MPI.Status()
         self._fence: Fence | None = None
 
+    @property
+    def patient(self) -> bool:
+        """Whether to wait in naps: on a stream's thread, until the thread that computes on its core waits for it."""
+        return self.beside is not None and not self.beside.idle
+
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
+        self.idle = True
+        super().wait_until(ready, what, idle)
+        self.idle = False
+
     def isend(self, array: Array, to: int, tag: int) -> MpiRequest:
-        return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, False, self.patient)
+        return MpiRequest(self.mpi.Isend([_memory(array), MPI.BYTE], to, tag), array, False, self)
 
     def irecv(self, array: Array, source: int, tag: int) -> MpiRequest:
-        return MpiRequest(self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, True, self.patient)
+        return MpiRequest(self.mpi.Irecv([_memory(array), MPI.BYTE], source, tag), array, True, self)
 
     def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
         if self.patient:
@@ -114,7 +126,9 @@ class MpiWire(Wire):
 
     def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> MpiWire:
         group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
-        return MpiWire(group, tuple(self.members[rank] for rank in mine), self.homes, name, patient=for_thread)
+        return MpiWire(
+            group, tuple(self.members[rank] for rank in mine), self.homes, name, self if for_thread else None
+        )
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)
