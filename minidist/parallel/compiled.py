@@ -12,7 +12,6 @@ that are put off, and dropout, whose mask depends on its place in the model. (An
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -31,7 +30,6 @@ AS_THEY_ARE = (
     "minidist.memory.precision.fp8",
     "minidist.memory.recompute",
     "minidist.parallel.adjoint",
-    "minidist.parallel.context",
     "minidist.parallel.pipeline.weight_gradients",
 )
 """Modules that a compiler does not look into: it would make a graph for each layer, or break in their midst."""
@@ -68,14 +66,14 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor", dynam
             if isinstance(module, Dropout) and module.rate:
                 leave_alone((Dropout.__module__,))
             if callable(attend := getattr(module, "attend", None)):
-                module.attend = as_it_is_if_recomputed(attend)
+                module.attend = as_it_is(attend)
         block.forward = torch.compile(block.forward, backend=backend, dynamic=dynamic)
 
 
-def as_it_is_if_recomputed(attend: Any) -> Any:
-    """Return an `attend` that is not compiled if it is recomputed: two compilations would save in two orders."""
+def as_it_is(attend: Any) -> Any:
+    """Return an `attend` not compiled across ranks or if recomputed: two compilations would save in two orders."""
     if isinstance(attend, Across):
-        return replace(attend, serial=as_it_is_if_recomputed(attend.serial))
+        return torch._dynamo.disable(attend)  # type: ignore[no-untyped-call]
     if isinstance(attend, partial) and attend.func is checkpoint:
         plain: Any = torch._dynamo.disable(attend.args[0])  # type: ignore[no-untyped-call]
         return partial(checkpoint, plain)

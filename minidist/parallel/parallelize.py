@@ -90,7 +90,7 @@ class Parallel:
         ----------
         inputs, targets : sequences
             One for each microbatch; they differ along the data axis, and are the same along the others. With context
-        parallelism each rank brings its own tokens; see `shard_tokens`.
+            parallelism each rank brings its own tokens; see `shard_tokens`.
         arguments : sequences
             Further arguments of the model, one for each microbatch.
 

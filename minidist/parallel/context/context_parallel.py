@@ -14,6 +14,7 @@ tokens, so that gradients are summed over dp and cp together. Who calls the mode
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
@@ -91,8 +92,8 @@ def attending(model: nn.Module) -> list[Any]:
 def attend_alone(model: nn.Module) -> None:
     """Let attention be as it was before `parallelize_context`."""
     for module in attending(model):
-        if isinstance(module.attend, Across):
-            module.attend = module.attend.serial
+        if isinstance(across := unwrap(module.attend), Across):
+            module.attend = across.serial
 
 
 def shard_tokens(tokens: Tensor, comm: Communicator, order: str = "zigzag") -> tuple[Tensor, Tensor]:
