@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidist.memory.account.estimate import GB, Estimate, Recompute, estimate
 from minidist.parallel import Recipe
+from minidist.plan.estimate import GB, Estimate, Recompute, estimate
 
 
 def combinations() -> str:

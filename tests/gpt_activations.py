@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minidist.memory.account.equation import layer_matrices
 from minidist.model import GPTConfig
+from minidist.plan.equation import layer_matrices
 
 
 def layer_activations_of(

@@ -1,4 +1,4 @@
-"""Lesson 05, solved with the package: `sharded/plain.py` and `zero.py`, `clip.py`, `memory/account/equation.py`."""
+"""Lesson 05, solved with the package: `sharded/plain.py` and `zero.py`, `clip.py`, `plan/equation.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.memory.account import equation
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.sharded import PlainUnit, zero
+from minidist.plan import equation
 
 EACH = {
     "mixed": equation.MIXED_PRECISION_ADAM,

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from minidist.comm import Communicator
-from minidist.memory.account.equation import ModelStates, adapted_states
 from minidist.model import GPTConfig
+from minidist.plan.equation import ModelStates, adapted_states
 from minidist.trainer.checkpoint import store
 from minidist.trainer.checkpoint.lock import hold
 from minidist.trainer.config import Config, ConfigError

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.memory.account.account import Timeline, total
+from minidist.memory.account import Timeline, total
 from minidist.trace.table import format_bytes
 
 # Bottom first: what stays, then what comes and goes. Colours of Okabe & Ito 2008, told apart by the colour-blind and,

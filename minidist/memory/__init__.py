@@ -1,4 +1,4 @@
 """Floor 4: where the memory goes, and how to need less: recomputation, lower precision, adapters, offloading.
 
-Read `account/`, `recompute/`, `precision/`, `adapters/`, then `offload.py`.
+Read `account.py`, `recompute/`, `precision/`, `adapters/`, then `offload.py`.
 """

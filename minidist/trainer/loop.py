@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minidist.collectives import all_reduce
-from minidist.memory.account.account import Account
+from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES

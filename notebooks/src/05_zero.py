@@ -17,8 +17,9 @@ from minidist.collectives import all_gather, reduce_scatter
 from minidist.draw.memory import STACK
 from minidist.draw.notebook import picture, show
 from minidist.draw.recording import record
-from minidist.memory.account import Account, model_states
+from minidist.memory.account import Account
 from minidist.parallel import DDP, ZeRO1, ZeRO2, clip_by_global_norm
+from minidist.plan import model_states
 
 LAYERS, WIDTH = 8, 4096
 MIB = 1 << 20

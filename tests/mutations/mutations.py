@@ -836,24 +836,24 @@ LORA = "tests/memory/adapters/test_lora.py"
 MEMORY = [
     Mutation(
         "two parameters in one storage count twice",
-        "minidist/memory/account/account.py",
+        "minidist/memory/account.py",
         old="if start not in counted:",
         new="if True:",
-        tests=("tests/memory/account/test_account.py::test_storages_count_once_and_at_their_present_size",),
+        tests=("tests/memory/test_account.py::test_storages_count_once_and_at_their_present_size",),
     ),
     Mutation(
         "what a saved tensor came from is kept alive with it",
-        "minidist/memory/account/account.py",
+        "minidist/memory/account.py",
         old="self.tensor = tensor.detach()",
         new="self.tensor = tensor",
-        tests=("tests/memory/account/test_account.py::test_a_graph_that_is_dropped_gives_back_its_activations",),
+        tests=("tests/memory/test_account.py::test_a_graph_that_is_dropped_gives_back_its_activations",),
     ),
     Mutation(
         "tensor parallelism divides what only sequence parallelism can",
-        "minidist/memory/account/equation.py",
+        "minidist/plan/equation.py",
         old="whole = 10 / (tp if sequence_parallel else 1)",
         new="whole = 10 / tp",
-        tests=("tests/memory/account/test_equation.py::test_the_equations_of_the_recomputation_paper",),
+        tests=("tests/plan/test_equation.py::test_the_equations_of_the_recomputation_paper",),
     ),
     Mutation(
         "a second forward draws other random numbers than the first",

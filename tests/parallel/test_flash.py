@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidist.memory.account.account import Account
+from minidist.memory.account import Account
 from minidist.parallel.compiled import compile_blocks
 from minidist.parallel.context import flash
 from minidist.parallel.context.flash import attend, attend_backward, flash_attention, page_backward, page_forward

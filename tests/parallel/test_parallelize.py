@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator
-from minidist.memory.account.account import Account
+from minidist.memory.account import Account
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, cross_entropy_sum
 from minidist.parallel import Recipe, RecipeError, parallelize, vocabulary_parallel_cross_entropy_sum

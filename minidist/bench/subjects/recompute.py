@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minidist.bench.subject import Bound, Case, Counted, Setting, subject
 from minidist.bench.training import gpt, text, training_step
-from minidist.memory.account.account import Account
+from minidist.memory.account import Account
 from minidist.memory.recompute.segments import recompute as recomputed
 from minidist.model import Where
 from minidist.parallel.replica import Alone

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import minidist
 from minidist.collectives import all_reduce
 from minidist.comm import Cluster, Communicator
-from minidist.memory.account.account import Account
+from minidist.memory.account import Account
 from minidist.memory.recompute import recompute
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel.context import blocks, context_parallel

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, astuple, dataclass
 from typing import Literal
 
-from minidist.memory.account.equation import (
+from minidist.plan.equation import (
     MIXED_PRECISION_ADAM,
     ModelStates,
     embedding_and_loss,

@@ -8,8 +8,14 @@ from gpt_activations import activations_of, layer_activations_of
 
 import minidist
 from minidist.comm import Communicator
-from minidist.memory.account.account import Account
-from minidist.memory.account.equation import (
+from minidist.memory.account import Account
+from minidist.memory.precision.fp8 import to_fp8
+from minidist.memory.precision.masters import MasterWeights
+from minidist.mesh import Layout, Mesh
+from minidist.model import GPT, GPTConfig, cross_entropy_sum
+from minidist.parallel import parallelize
+from minidist.parallel.recipe import NO_PIPELINE, Recipe
+from minidist.plan.equation import (
     MIXED_PRECISION_ADAM,
     SINGLE_PRECISION_ADAM,
     ModelStates,
@@ -20,13 +26,7 @@ from minidist.memory.account.equation import (
     layers_in_flight,
     model_states,
 )
-from minidist.memory.account.estimate import GB, estimate
-from minidist.memory.precision.fp8 import to_fp8
-from minidist.memory.precision.masters import MasterWeights
-from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import parallelize
-from minidist.parallel.recipe import NO_PIPELINE, Recipe
+from minidist.plan.estimate import GB, estimate
 
 # Rajbhandari et al. 2020, table 1: GB a device by data-parallel degree, for P_os, P_os+g and P_os+g+p.
 ZERO_TABLE = {
