@@ -12,7 +12,7 @@ from judges_equation import RECIPES, equation, judge_equation
 from minidist.course.grader import contract
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
-BY_HAND = ("minidist.parallel", "minidist.memory", "torch.distributed.optim")
+BY_HAND = ("minidist.parallel", "minidist.memory", "minidist.plan", "torch.distributed.optim")
 EQUATION = Task(1, "the memory equation", BY_HAND)
 STATE = Task(2, "ZeRO-1", BY_HAND, imports=contract.BY_OPTIMIZERS)
 GRADIENTS = Task(3, "ZeRO-2", BY_HAND, imports=contract.BY_OPTIMIZERS)

@@ -13,7 +13,7 @@ collectives of the package:
 `flat` is one-dimensional. `mine` may be a view of its own place in `flat`. Slices are those of
 `torch.tensor_split(flat, comm.size)`: their lengths differ by one where P does not divide, and a slice may be empty, so
 you need no padding. `parameter.detach().view(-1)` is a parameter's own memory, as a flat tensor. You are building parts
-of `minidist.parallel` and `minidist.memory`, so calling them scores nothing, and neither does torch's
+of `minidist.parallel`, `minidist.memory` and `minidist.plan`, so calling them scores nothing, and neither does torch's
 ZeroRedundancyOptimizer.
 
     mpirun -n 4 python exercise.py          try it on real processes

@@ -4,8 +4,8 @@
     backward    x ──▶ block again ──▶ its gradients, from the gradient of y
 
 Fill in the functions; their docstrings are the contract. You need `torch.autograd.Function`, `torch.enable_grad` and
-`torch.autograd.grad`. `minidist.memory` and `torch.utils.checkpoint` are what you are building: calling them scores
-nothing.
+`torch.autograd.grad`. `minidist.memory`, `minidist.plan` and `torch.utils.checkpoint` are what you are building:
+calling them scores nothing.
 
     mpirun -n 2 python exercise.py          try it on real processes
     python -m minidist grade 11             points, and what is still wrong

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from minidist import Communicator
 from minidist.course.grader.contract import BY_OPTIMIZERS, Arrays, Case, Check, Draw, Task
 
-BY_HAND = ("minidist.memory", "minidist.parallel")
+BY_HAND = ("minidist.memory", "minidist.plan", "minidist.parallel")
 LORA = Task(1, "an adapter", BY_HAND)
 REDUCE = Task(2, "only adapters are reduced", BY_HAND)
 NF4 = Task(3, "weights in four bits", BY_HAND)

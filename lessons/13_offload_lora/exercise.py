@@ -4,7 +4,8 @@
        └─▶ A [r, in] ─▶ B [out, r] · α/r ──┘
 
 Fill in the functions; their docstrings are the contract. You need torch and `minidist.collectives.all_reduce`. You are
-building parts of `minidist.memory` and `minidist.parallel`, so calling anything in them scores nothing.
+building parts of `minidist.memory`, `minidist.plan` and `minidist.parallel`, so calling anything in them scores
+nothing.
 
     mpirun -n 2 python exercise.py          try it on real processes
     python -m minidist grade 13             points, and what is still wrong

@@ -14,8 +14,8 @@ from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.cli.train_checks import check_files, check_memory, metrics_file
 from minidist.comm import Communicator
-from minidist.comm.job.gather_trace import gather_trace
 from minidist.comm.torch_wire import marks
+from minidist.draw.gather_trace import gather_trace
 from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace

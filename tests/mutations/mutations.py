@@ -59,7 +59,7 @@ TRACE = [
     ),
     Mutation(
         "every rank gathers the events of all that share its trace",
-        "minidist/comm/job/gather_trace.py",
+        "minidist/draw/gather_trace.py",
         old="[event for event in comm.trace.events if event.rank == me]",
         new="list(comm.trace.events)",
         tests=("tests/trace/test_trace.py::test_gathering_a_shared_trace_doubles_nothing",),
@@ -867,17 +867,17 @@ MEMORY = [
     ),
     Mutation(
         "a stage's backward has no room for the gradient of its input",
-        "minidist/memory/recompute/chain.py",
+        "minidist/plan/chain.py",
         old="backward = stage.saved + size[start + 1] + size[start] - size[end]",
         new="backward = stage.saved + size[start + 1] - size[end]",
-        tests=("tests/memory/recompute/test_chain.py::test_no_plan_beats_the_best_one",),
+        tests=("tests/plan/test_chain.py::test_no_plan_beats_the_best_one",),
     ),
     Mutation(
         "recomputing a range costs no forward on the way to what follows",
-        "minidist/memory/recompute/chain.py",
+        "minidist/plan/chain.py",
         old="found.append(Point(room, passing + again.time + rest.time, again, rest))",
         new="found.append(Point(room, again.time + rest.time, again, rest))",
-        tests=("tests/memory/recompute/test_chain.py::test_no_plan_beats_the_best_one",),
+        tests=("tests/plan/test_chain.py::test_no_plan_beats_the_best_one",),
     ),
     Mutation(
         "an overflow makes only the rank skip that has seen it",

@@ -27,7 +27,7 @@ from minidist.collectives import (
     reduce_scatter,
     scatter,
 )
-from minidist.comm.job.gather_trace import clocks_ahead, gather_trace, moved
+from minidist.draw.gather_trace import clocks_ahead, gather_trace, moved
 from minidist.trace.events import Event, messages, source_line
 from minidist.trace.perfetto import entries, write
 from minidist.trace.table import covered, format_bytes, format_seconds, time_table
@@ -432,7 +432,7 @@ def test_gathering_from_processes(tmp_path: Path) -> None:
         import numpy as np
         from minidist import Trace, init
         from minidist.collectives import all_reduce
-        from minidist.comm.job.gather_trace import gather_trace
+        from minidist.draw.gather_trace import gather_trace
 
         comm = init(trace=Trace())
         assert len(comm.trace.events) == 0

@@ -23,17 +23,17 @@ import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from minidist.memory.recompute.chain import Plan, in_segments, stages_of
-
 P = ParamSpec("P")
 R = TypeVar("R")
+Plan: TypeAlias = "tuple[int | Plan, ...]"
+"""Blocks in order: a number is stored; a tuple is recomputed from its input, by the plan inside it."""
 
 
 def checkpoint(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,7 +72,7 @@ def recompute(
     policy : {"none", "full", "selective", "every K", "sqrt"} or Plan
         "full" recomputes each block from its input, "every 3" segments of three blocks. "sqrt" uses the segment length
         that needs the least memory. "selective" recomputes only the core of attention (Korthikanti et al. 2022, section
-        5). A plan groups block numbers: `((0, 1), 2)` recomputes 0 and 1 from the input of 0; see `chain`.
+        5). A plan groups block numbers: `((0, 1), 2)` recomputes 0 and 1 from the input of 0.
     layers : str
         Name of the `nn.ModuleList`.
     sizes : (int, int), optional
@@ -251,6 +251,11 @@ def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) 
     return x
 
 
+def stages_of(plan: Plan) -> list[int]:
+    """Return the blocks of a plan without its parentheses."""
+    return [block for part in plan for block in ([part] if isinstance(part, int) else stages_of(part))]
+
+
 def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
     """Return the plan of a named policy."""
     every = re.fullmatch(r"every (\d+)", policy)
@@ -266,7 +271,7 @@ def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
         raise ValueError(f"unknown policy {policy!r}: use none, full, selective, every K, sqrt, or a plan")
     if not 1 <= length <= layers:
         raise ValueError(f"{policy!r} of {layers} blocks: segments have 1 to {layers} of them")
-    return in_segments([min(length, layers - start) for start in range(0, layers, length)])
+    return tuple(tuple(range(start, min(start + length, layers))) for start in range(0, layers, length))
 
 
 def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import pytest
 import torch
 
-from minidist.memory.recompute.chain import Chain, Plan, Stage, best_plan, in_segments, stages_of, tradeoff
-from minidist.memory.recompute.segments import recompute
+from minidist.memory.recompute.segments import Plan, recompute, stages_of
 from minidist.model import GPT, GPTConfig
+from minidist.plan.chain import Chain, Stage, best_plan, tradeoff
 
 
 def equal_chain(length: int, saved: int = 0) -> Chain:
@@ -139,7 +139,7 @@ def test_long_chains(points: int) -> None:
 def test_the_textbook_segments_of_root_l_need_two_root_l_activations(root: int) -> None:
     """And one more forward at most; beside them, what any plan needs: one activation and two gradients."""
     chain = equal_chain(root**2)
-    plan = in_segments([root] * root)
+    plan = tuple(tuple(range(start, start + root)) for start in range(0, root**2, root))
     time, peak = replay(operations(plan), chain)
     assert 2 * root <= peak <= 2 * root + 3
     assert time == 4 * root**2

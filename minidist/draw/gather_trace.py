@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from minidist.comm import Communicator
 from minidist.trace import Event, Trace
-
-if TYPE_CHECKING:
-    from minidist.comm.communicator import Communicator
 
 
 def gather_trace(comm: Communicator) -> Trace:

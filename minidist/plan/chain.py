@@ -22,13 +22,9 @@ Cost: O(L³ * F) steps for L stages and F points of a frontier. Equal stages hav
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import TypeAlias
 
-Plan: TypeAlias = "tuple[int | Plan, ...]"
-"""Stages in order: a number is stored; a tuple is recomputed from its input, by the plan inside it."""
+from minidist.memory.recompute.segments import Plan
 
 
 @dataclass(frozen=True)
@@ -129,17 +125,6 @@ def tradeoff(chain: Chain, points: int = 500) -> list[Solution]:
             frontiers[start, end] = _thinned(_undominated(candidates), points)
     always = size[0] + size[count]
     return [Solution(point.plan(), point.time, point.room + always) for point in frontiers[0, count]]
-
-
-def stages_of(plan: Plan) -> list[int]:
-    """Return the stages of a plan without its parentheses."""
-    return [stage for part in plan for stage in ([part] if isinstance(part, int) else stages_of(part))]
-
-
-def in_segments(lengths: Sequence[int]) -> Plan:
-    """Return the plan that recomputes successive segments of these lengths: (2, 1) gives ((0, 1), (2,))."""
-    ends = accumulate(lengths)
-    return tuple(tuple(range(end - length, end)) for length, end in zip(lengths, ends, strict=True))
 
 
 def _storing(chain: Chain, size: list[int], rest: list[Point] | None, start: int, end: int) -> list[Point]:
