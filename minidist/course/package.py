@@ -19,32 +19,7 @@ from minidist.course.lesson import GradeError, Lesson
 PACKAGE = Path(__file__).parents[1]
 NEEDED = ("numpy", "torch", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt
 PARTS = ("exercise.py", "checks.py", "judges*.py")
-
-SETUP = """#!/usr/bin/env bash
-# Run once, as root, when the image is built.
-set -euo pipefail
-cd "$(dirname "$0")"
-apt-get update && apt-get install -y python3 python3-venv
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{
-    echo "Python $(python3 --version) is too old for minidist: choose an image with 3.11 or later" >&2; exit 1; }}
-python3 -m venv .venv
-# EDIT: where wheels of torch for the CPU are to be had, name that index with --index-url: they are far smaller.
-.venv/bin/pip install {requirements}
-id student 2>/dev/null || useradd --create-home student
-"""
-
-RUN = """#!/usr/bin/env bash
-# Run for each submission. The grader writes the results; a student's processes run as somebody who cannot.
-here="$(cd "$(dirname "$0")" && pwd)"
-export PYTHONPATH="$here/source" OMP_NUM_THREADS=1
-python="$here/source/.venv/bin/python"
-[ -x "$python" ] || python=python3
-[ "$(id -u)" = 0 ] && user="--user student"
-mkdir -p "$here/results"
-"$python" -m minidist grade {lesson} --lessons "$here/source/lessons" --student "$here/submission" --seed {seed} \\
-    --format gradescope --out "$here/results/results.json" $user
-[ -s "$here/results/results.json" ]  # a low score is no failure of the autograder
-"""
+DATA = (".html", ".toml")  # that the package reads
 
 
 def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
@@ -63,15 +38,14 @@ def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
     lines = [line.partition("#")[0].strip() for line in requirements.read_text(encoding="utf-8").splitlines()]
     needed = " ".join(f"'{line}'" for line in lines if line.startswith(NEEDED))
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, text in (
-            ("setup.sh", SETUP.format(requirements=needed)),
-            ("run_autograder", RUN.format(lesson=lesson.name, seed=seed)),
-        ):
-            entry = zipfile.ZipInfo(name)
+        for script in sorted(Path(__file__).with_name("autograder").iterdir()):
+            text = script.read_text(encoding="utf-8").replace("{{requirements}}", needed)
+            text = text.replace("{{lesson}}", lesson.name).replace("{{seed}}", str(seed))
+            entry = zipfile.ZipInfo(script.name)
             entry.external_attr = 0o100755 << 16  # a file that may be executed
             file.writestr(entry, text)
         for path in sorted(PACKAGE.rglob("*")):
-            if path.suffix in (".py", ".html"):
+            if path.suffix in (".py", *DATA):
                 file.write(path, path.relative_to(PACKAGE.parent))
         for path in (path for name in PARTS for path in sorted(lesson.folder.glob(name))):
             file.write(path, Path("lessons", lesson.name, path.name))

@@ -1077,9 +1077,9 @@ TRAINER = [
     ),
     Mutation(
         "DeepSpeed's rate falls without anybody setting the steps of the run",
-        "minidist/trainer/foreign/names.py",
-        old='Row(f"{SCHEDULE}total_num_steps", int, "run.steps", note=',
-        new='Row(f"{SCHEDULE}total_num_steps", int, note=',
+        "minidist/trainer/foreign/names.toml",
+        old='scheduler.params.total_num_steps", kind = "int", to = "run.steps"',
+        new='scheduler.params.total_num_steps", kind = "int"',
         tests=("tests/trainer/foreign/test_deepspeed.py::test_what_has_a_counterpart_is_translated",),
     ),
 ]

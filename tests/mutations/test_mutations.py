@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ def test_there_are_many_of_all_floors_and_no_two_alike() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_can_be_made_and_its_tests_exist(mutation: Mutation) -> None:
     whole = (REPOSITORY / mutation.file).read_text(encoding="utf-8")
-    compile(mutation.broken(whole), mutation.file, "exec")  # a slip, not a file that cannot be read
+    broken = mutation.broken(whole)  # a slip, not a file that cannot be read
+    tomllib.loads(broken) if mutation.file.endswith(".toml") else compile(broken, mutation.file, "exec")
     assert mutation.tests
     for test in mutation.tests:
         file, name = test.split("::")

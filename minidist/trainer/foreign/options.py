@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, flatten, read_tree, retold
-from minidist.trainer.foreign.names import ADAM, DEEPSPEED, DEEPSPEED_BATCH, ZERO, Row
+from minidist.trainer.foreign.names import DEEPSPEED, DEEPSPEED_BATCH, Row
 
 
 def translate(
-    rows: Iterable[Row], batch: tuple[str, str, str], given: dict[str, Any], files: Sections, flags: Sections
+    rows: Iterable[Row], batch: Sequence[str], given: dict[str, Any], files: Sections, flags: Sections
 ) -> tuple[Sections, list[str]]:
     """Return our options for those of another program, and notes on those with no effect here, or another effect.
 
@@ -52,14 +52,12 @@ def translate(
             continue
         ours = value = given[row.name]
         if row.choices is not None:
-            word = value.lower() if isinstance(value, str) else value
-            if word not in row.choices:
-                choices = ", ".join(map(str, row.choices))
-                raise ConfigError(f"{row.name} {value} cannot be: it must be one of {choices}")
-            ours = row.choices[word]
+            ours = row.choices.get(str(value).lower())
+            if ours is None:
+                raise ConfigError(f"{row.name} {value} cannot be: it must be one of {', '.join(row.choices)}")
         if row.note:
             notes.append(f"{row.name}: {'' if row.to else 'no effect here, '}{row.note}")
-        if not row.to or ours is None:
+        if not row.to or (row.choices and ours == ""):
             continue
         section, option = row.to.split(".")
         earlier = sections.setdefault(section, {}).setdefault(option, ours)
@@ -92,7 +90,7 @@ def read_deepspeed(path: Path, files: Sections, flags: Sections) -> tuple[Sectio
             tree = read_tree(path, lambda text: json.loads(_without_comments(text)))
             given = flatten(tree, {row.name: row.kind for row in DEEPSPEED})
         sections, notes = translate(DEEPSPEED, DEEPSPEED_BATCH, given, files, flags)
-        betas, elements = given.get(f"{ADAM}betas"), given.get(f"{ZERO}reduce_bucket_size")
+        betas, elements = given.get("optimizer.params.betas"), given.get("zero_optimization.reduce_bucket_size")
         if betas is not None:
             sections = merged(sections, {"optimizer": {"beta1": betas[0], "beta2": betas[1]}})
         if elements is not None:
@@ -110,7 +108,7 @@ def merged(*parts: Sections) -> Sections:
     return whole
 
 
-def _batch_sections(names: tuple[str, str, str], given: dict[str, Any], parallel: dict[str, Any]) -> Sections:
+def _batch_sections(names: Sequence[str], given: dict[str, Any], parallel: dict[str, Any]) -> Sections:
     """Solve batch = microbatch * microbatches * dp for what is missing; `dp` is 0 if it takes all ranks there are."""
     batch, micro, count = (given.get(name) for name in names)
     dp = parallel["dp"]
