@@ -29,7 +29,7 @@ from minidist.trace import Event
 BY_HAND = ("minidist.collectives", "minidist.parallel")
 ODD = Task(1, "who makes another call", (*BY_HAND, "minidist.comm.agree"))
 DIFFERENCE = Task(2, "where the weights differ", (*BY_HAND, "minidist.trainer"))
-SLOW = Task(3, "the slow rank", ("minidist.trace.table",))
+SLOW = Task(3, "the slow rank", ("minidist.draw.table",))
 MEMORY = Task(4, "who runs out of memory", BY_HAND)
 WATCH = Task(5, "a watchdog")
 

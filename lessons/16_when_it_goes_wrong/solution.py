@@ -11,9 +11,9 @@ import numpy as np
 
 from minidist import Communicator
 from minidist.collectives import all_gather
+from minidist.draw.table import covered
 from minidist.trace import Event
 from minidist.trace.events import COMMUNICATION
-from minidist.trace.table import covered
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Timeline: TypeAlias = list[tuple[float, dict[str, int]]]

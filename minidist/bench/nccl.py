@@ -22,8 +22,8 @@ from minidist.bench.measure import Measurement
 from minidist.bench.options import Options
 from minidist.comm import LaunchError
 from minidist.comm.torch_wire.gpus import SHARING, ranks_per_gpu, share_gpus
+from minidist.draw.table import aligned
 from minidist.launch.mpirun import environment
-from minidist.trace.table import aligned
 
 HEADER = ("by", "size (B)", "count", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)")
 TYPES = {"float16": "half", "float32": "float", "float64": "double"}  # as nccl-tests call them

@@ -11,7 +11,7 @@ from minidist.bench.measure import Measurement
 from minidist.bench.subject import DTYPE, ON_ONE_GPU, RANKS, Bound, find_subject
 from minidist.bench.subjects.messages import state
 from minidist.collectives import COLLECTIVES
-from minidist.trace.table import aligned, format_seconds
+from minidist.draw.table import aligned, format_seconds
 
 
 @dataclass(frozen=True)

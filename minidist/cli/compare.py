@@ -10,9 +10,9 @@ import numpy as np
 
 from minidist.cli.together import on_all_ranks, stopping_together, together
 from minidist.comm import Communicator
+from minidist.draw.table import aligned, format_bytes, format_sent
 from minidist.memory.account import CATEGORIES, Account, total
 from minidist.mesh import Mesh
-from minidist.trace.table import aligned, format_bytes, format_sent
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
 from minidist.trainer.config import Config
 from minidist.trainer.flags import parse

@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict
 from statistics import median
 
+from minidist.draw.table import format_sent
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
-from minidist.trace.table import format_sent
 from minidist.trainer.checkpoint.cadence import advice
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.verify import Verdict

@@ -16,6 +16,8 @@ from minidist.cli.train_checks import check_files, check_memory, metrics_file
 from minidist.comm import Communicator
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
+from minidist.draw.perfetto import write
+from minidist.draw.table import time_table
 from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace
@@ -131,11 +133,11 @@ def write_trace(comm: Communicator, path: Path) -> None:
     if comm.rank > 0:
         return
     try:
-        trace.save(path)
+        write(trace.events, path)
     except OSError as error:
         print(f"minidist train: the trace {path} cannot be written ({error.strerror})", file=sys.stderr)
     else:
-        print(f"\n{trace.table()}\ntrace written to {path}: open it at https://ui.perfetto.dev", flush=True)
+        print(f"\n{time_table(trace.events)}\ntrace written to {path}: open it at https://ui.perfetto.dev", flush=True)
 
 
 def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt: Tokens) -> None:

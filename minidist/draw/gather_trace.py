@@ -2,7 +2,7 @@
 
     trace = gather_trace(comm)                  # on every rank
     if comm.rank == 0:
-        trace.save("step.json")
+        write(trace.events, "step.json")        # of `perfetto.py`
 
 The processes of one host read one clock. Clocks of different hosts begin anywhere, so hosts are aligned at a barrier:
 they leave it within about the time of a message, and by so much may two of them be drawn too early or too late.

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from minidist.draw.table import format_bytes
 from minidist.memory.account import Timeline, total
-from minidist.trace.table import format_bytes
 
 # Bottom first: what stays, then what comes and goes. Colours of Okabe & Ito 2008, told apart by the colour-blind and,
 # by their lightness and the white lines between them, in grey print.

@@ -21,7 +21,9 @@ from minidist import Cluster, Trace
 from minidist.collectives import all_reduce, broadcast
 from minidist.draw.memory import draw_memory
 from minidist.draw.notebook import picture, show
+from minidist.draw.perfetto import write
 from minidist.draw.recording import record
+from minidist.draw.table import time_table
 from minidist.memory.account import Account
 
 
@@ -69,7 +71,7 @@ picture(
 
 # %%
 as_fast = traced(lambda comm: three_steps(comm, slow=None))
-print(slow_run.table(), as_fast.table().partition("\n\n")[0], sep="\n\n")
+print(time_table(slow_run.events), time_table(as_fast.events).partition("\n\n")[0], sep="\n\n")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
@@ -81,14 +83,14 @@ print(slow_run.table(), as_fast.table().partition("\n\n")[0], sep="\n\n")
 #
 # ## The same for Perfetto
 #
-# `trace.save` writes the events for https://ui.perfetto.dev: drop the file there.
+# `write` writes the events for https://ui.perfetto.dev: drop the file there.
 #
 # **Predict:** what will be drawn for each rank, besides the bars above?
 
 # %%
 with TemporaryDirectory() as folder:
     file = Path(folder, "step.json")
-    slow_run.save(file)
+    write(slow_run.events, file)
     entries = json.loads(file.read_text())["traceEvents"]
 
 rows = {(entry["pid"], entry["args"]["name"]) for entry in entries if entry["name"] == "thread_name"}

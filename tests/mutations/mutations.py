@@ -31,28 +31,28 @@ class Mutation:
 TRACE = [
     Mutation(
         "a moment that two events cover counts twice",
-        "minidist/trace/table.py",
+        "minidist/draw/table.py",
         old="total += end - max(start, reached)",
         new="total += end - start",
         tests=("tests/trace/test_trace.py::test_covered_counts_each_moment_once",),
     ),
     Mutation(
         "a message posted ahead counts as waited for all along",
-        "minidist/trace/table.py",
+        "minidist/draw/table.py",
         old="return event.start if event.waited_from is None else event.waited_from",
         new="return event.start",
         tests=("tests/trace/test_trace.py::test_a_message_posted_ahead_is_overlapped_until_it_is_waited_for",),
     ),
     Mutation(
         "the arrow of a receive that was posted early runs back in time",
-        "minidist/trace/perfetto.py",
+        "minidist/draw/perfetto.py",
         old="arriving = max(start, _nanoseconds(sent - begin))",
         new="arriving = start",
         tests=("tests/trace/test_trace.py::test_a_receive_posted_early_shows_when_its_message_was_sent",),
     ),
     Mutation(
         "slices of one row may cross",
-        "minidist/trace/perfetto.py",
+        "minidist/draw/perfetto.py",
         old="if not ends or (may_nest and event.end <= ends[-1]):",
         new="if not ends or may_nest:",
         tests=("tests/trace/test_trace.py::test_spans_that_cross_lie_in_two_rows",),

@@ -28,9 +28,9 @@ from minidist.collectives import (
     scatter,
 )
 from minidist.draw.gather_trace import clocks_ahead, gather_trace, moved
+from minidist.draw.perfetto import entries, write
+from minidist.draw.table import covered, format_bytes, format_seconds, time_table
 from minidist.trace.events import Event, messages, source_line
-from minidist.trace.perfetto import entries, write
-from minidist.trace.table import covered, format_bytes, format_seconds, time_table
 
 LINK = Cluster.uniform(latency=1e-5, bandwidth=1e9)
 patient = settings(deadline=None, max_examples=150)
@@ -109,7 +109,7 @@ def test_a_message_knows_since_when_it_was_waited_for() -> None:
             comm.advance(2e-6)  # of the 18 us that 8 kB take
         request.wait()
 
-    table = rows(traced(program, ranks=2).table())
+    table = rows(time_table(traced(program, ranks=2).events))
     assert [(row["compute"], row["exposed"]) for row in table] == [("2.0 us", "16.0 us"), ("2.0 us", "6.0 us")]
     assert [row["overlapped"] for row in table] == ["2.0 us", "2.0 us"]  # a sender is done when its port is free
 
@@ -134,7 +134,7 @@ def test_the_source_line_is_the_callers() -> None:
 
 
 def test_table_of_a_ring_by_hand() -> None:
-    first, *_, collective = rows(traced(ring).table())
+    first, *_, collective = rows(time_table(traced(ring).events))
     assert first == {
         "rank": "0", "total": "2.1 ms", "compute": "2.0 ms", "exposed": "72.0 us", "other": "0", "overlapped": "0",
         "communicating": "3.5%", "messages": "4", "sent": "31.2 KiB",
@@ -330,7 +330,7 @@ def test_the_file_of_a_busy_program_loses_nothing(cluster: Cluster | None) -> No
 
 def test_the_file_of_a_ring(tmp_path: Path) -> None:
     trace = traced(ring)
-    trace.save(tmp_path / "ring.json")
+    write(trace.events, tmp_path / "ring.json")
     file = json.loads((tmp_path / "ring.json").read_text())["traceEvents"]
     seen = view(file)
     assert len(seen.slices) == 30 and len(seen.arrows) == 12
@@ -433,6 +433,8 @@ def test_gathering_from_processes(tmp_path: Path) -> None:
         from minidist import Trace, init
         from minidist.collectives import all_reduce
         from minidist.draw.gather_trace import gather_trace
+        from minidist.draw.perfetto import write
+        from minidist.draw.table import time_table
 
         comm = init(trace=Trace())
         assert len(comm.trace.events) == 0
@@ -440,8 +442,8 @@ def test_gathering_from_processes(tmp_path: Path) -> None:
             all_reduce(np.ones(3000), comm, algorithm="ring")
         trace = gather_trace(comm)
         if comm.rank == 0:
-            trace.save({str(tmp_path / "mpi.json")!r})
-            print(trace.table())
+            write(trace.events, {str(tmp_path / "mpi.json")!r})
+            print(time_table(trace.events))
     """
     outcome = mpirun(3, program)
     assert outcome.returncode == 0, outcome.stderr

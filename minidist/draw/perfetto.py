@@ -38,10 +38,10 @@ COMPUTE, COMMUNICATION, SENDS, RECEIVES = range(4)
 ROW_OF_KIND = {EventKind.COMPUTE: COMPUTE, EventKind.SEND: SENDS, EventKind.RECEIVE: RECEIVES}
 
 
-def write(events: Iterable[Event], path: Path) -> None:
+def write(events: Iterable[Event], path: str | Path) -> None:
     """Write events to a file, an entry a line. Times are microseconds since the first event, kept to the nanosecond."""
     lines = ",\n".join(json.dumps(entry) for entry in entries(events))
-    path.write_text('{"traceEvents": [\n' + lines + "\n]}\n")
+    Path(path).write_text('{"traceEvents": [\n' + lines + "\n]}\n")
 
 
 def entries(events: Iterable[Event]) -> list[Entry]:
