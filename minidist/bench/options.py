@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidist.collectives import COLLECTIVES, algorithms
-from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, flag_of, read_number, shown
-from minidist.launch.parser import Parser
+from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, read_number, shown
+from minidist.launch.parser import Parser, flag_of
 
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash")
 NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")

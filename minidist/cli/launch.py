@@ -14,10 +14,10 @@ import sys
 from typing import NoReturn
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.number import RANKS, SECONDS, flag_of
+from minidist.comm.job.number import RANKS, SECONDS
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import environment, find_mpirun
-from minidist.launch.parser import Parser
+from minidist.launch.parser import Parser, flag_of
 
 
 def main(argv: list[str]) -> int:

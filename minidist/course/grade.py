@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
-from minidist.comm.job.number import NOT_NEGATIVE, SECONDS, flag_of
+from minidist.comm.job.number import NOT_NEGATIVE, SECONDS
 from minidist.course.grader import report
 from minidist.course.grader.contract import Check
 from minidist.course.grader.grading import AT_ONCE, LIMIT, Graded, grade
 from minidist.course.grader.runner import warm_processes
 from minidist.course.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
 from minidist.course.package import package
+from minidist.launch.parser import flag_of
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = PACKAGE / "lessons"

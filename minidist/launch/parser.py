@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import NoReturn
+
+from minidist.comm.job.number import Limit, Number, read_number, shown
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,3 +19,15 @@ class Parser(argparse.ArgumentParser):
             f"{self.prog.removeprefix('python -m ')}: {message.removeprefix('argument ')}; see --help", file=sys.stderr
         )
         raise SystemExit(2)
+
+
+def flag_of(kind: type[Number], limit: Limit | None = None) -> Callable[[str], Number]:
+    """Return the function by which `argparse` reads a flag's number."""
+
+    def convert(word: str) -> Number:
+        try:
+            return read_number(word, kind, limit)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{shown(word)} {error}") from None
+
+    return convert

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.comm.job.number import flag_of
+from minidist.launch.parser import flag_of
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, flatten, read_tree, retold
 from minidist.trainer.foreign.names import MEGATRON, MEGATRON_BATCH

@@ -66,16 +66,3 @@ def shown(value: object) -> str:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-
-
-def flag_of(kind: type[Number], limit: Limit | None = None) -> Callable[[str], Number]:
-    """Return the function by which `argparse` reads a flag's number."""
-    import argparse  # here, because ranks that read no flag start without it
-
-    def convert(word: str) -> Number:
-        try:
-            return read_number(word, kind, limit)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{shown(word)} {error}") from None
-
-    return convert
