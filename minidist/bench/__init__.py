@@ -8,8 +8,8 @@
 The second launch is there because MPI allocates a temporary in each call, and fresh memory costs a page fault every
 4 KiB. If it is told to keep freed memory, its all-reduce of 64 MiB is 2.5 times as fast: that is the honest peer.
 
-`subject.py` says how a bench is declared. `subjects/` has the benches, one in a file: `ddp.py` is a good first read.
-`training.py` has the model and the steps that the benches of training share.
+`subject.py` says how a bench is declared, `bounds.toml` what is promised. `subjects/` has the benches, one in a file:
+`ddp.py` is a good first read. `training.py` has the model and the steps that the benches of training share.
 The rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` lets
 the competitors take turns, `machine.py` describes the machine, and `report.py` compares the ratios with the bounds.
 

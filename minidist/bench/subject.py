@@ -1,19 +1,22 @@
 """How a bench is declared: which competitors do the same thing, in which cases, and how fast minidist has to be.
 
-    @subject(peers=("local", "torch DDP"), bounds=at_most("DDP", "torch DDP", {"D=256, 8 x 128": 0.96}))
+    @subject(peers=("local", "torch DDP"))
     def ddp(setting: Setting) -> Iterator[Case]:
         for hidden in setting.options.hidden:
             yield Case(f"D={hidden}, 8 x 128", {"DDP": ..., "torch DDP": ...})
 
-The rest is the same for every bench: `measured` lets the competitors of a case take turns, `report.py` prints ratios.
+The bounds stand in `bounds.toml`: `[ddp.DDP] "torch DDP" = { "D=256, 8 x 128" = 0.96 }`. The rest is the same for every
+bench: `measured` lets the competitors of a case take turns, `report.py` prints ratios.
 """
 
 from __future__ import annotations
 
 import importlib
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from minidist.bench.measure import Measurement, Run, alternate
@@ -45,11 +48,6 @@ class Bound:
     peer: str
     limit: float
     least: bool = False
-
-
-def at_most(competitor: str, peer: str, limits: Mapping[str, float]) -> tuple[Bound, ...]:
-    """Return the bounds of one competitor over one peer, from the limit of each case."""
-    return tuple(Bound(case, competitor, peer, limit) for case, limit in limits.items())
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,6 @@ class Subject:
         Sets up one case after the other. Its docstring says what is measured, and against what.
     peers : tuple of str
         The competitors to which the report gives ratios, in the order of its columns.
-    bounds : tuple of Bound
-        What is promised.
     rounds : int
         Turns of every competitor, unless the command line says otherwise.
     gloo : bool
@@ -129,16 +125,22 @@ class Subject:
     name: str
     cases: Cases
     peers: tuple[str, ...]
-    bounds: tuple[Bound, ...]
     rounds: int
     gloo: bool
 
+    @property
+    def bounds(self) -> Iterator[Bound]:
+        """What `bounds.toml` promises."""
+        promised = tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
+        for competitor, peers in promised.get(self.name, {}).items():
+            for peer, limits in peers.items():
+                other = "" if peer in ("at most", "at least") else peer
+                yield from (Bound(case, competitor, other, limit, peer == "at least") for case, limit in limits.items())
 
-def subject(
-    peers: tuple[str, ...] = (), bounds: tuple[Bound, ...] = (), rounds: int = 8, gloo: bool = True
-) -> Callable[[Cases], Subject]:
+
+def subject(peers: tuple[str, ...] = (), rounds: int = 8, gloo: bool = True) -> Callable[[Cases], Subject]:
     """Make a function that yields cases the `Subject` of its name."""
-    return lambda cases: Subject(cases.__name__, cases, peers, bounds, rounds, gloo)
+    return lambda cases: Subject(cases.__name__, cases, peers, rounds, gloo)
 
 
 def find_subject(name: str) -> Subject:

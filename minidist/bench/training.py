@@ -15,7 +15,6 @@ from minidist.parallel.replica import Replica
 
 VOCABULARY, LAYERS = 256, 4
 BATCH, TIME = 8, 128  # sequences and tokens of each a rank: computing dominates
-WIDTHS = tuple(f"D={hidden}, {BATCH} x {TIME}" for hidden in (256, 512))  # the cases that have bounds
 
 
 def gpt(hidden: int, time: int = TIME, layers: int = LAYERS) -> GPT:

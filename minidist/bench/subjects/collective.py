@@ -7,7 +7,7 @@
     gloo         torch.distributed's, on tensors
 
 Every competitor has buffers of its own, full of zeros (sums of zeros never overflow). Sizes are those of the whole
-buffer, rounded to a multiple of the ranks. The bounds lie above what docs/speed.md shows.
+buffer, rounded to a multiple of the ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy as np
 from minidist import collectives
 from minidist.bench.measure import Run
 from minidist.bench.options import size_text
-from minidist.bench.subject import Bound, Case, Setting, Subject, at_most
+from minidist.bench.subject import Case, Setting, Subject
+from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
 
@@ -82,7 +83,7 @@ def by_gloo(b: Buffers, gloo: Any) -> dict[str, Run]:
     }
 
 
-def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
+def collective(operation: str) -> Subject:
     """Return the bench of one collective: seconds of a call at every size, with the bus bandwidth of nccl-tests."""
 
     def cases(setting: Setting) -> Iterator[Case]:
@@ -109,7 +110,7 @@ def collective(operation: str, bounds: tuple[Bound, ...] = ()) -> Subject:
                 runs["gloo"] = by_gloo(buffers(comm, count, options.dtype, "cpu"), setting.gloo)[operation]
             yield Case(size_text(count * itemsize), runs, count * itemsize)
 
-    return Subject(operation, cases, ("native", "native tuned", "gloo"), bounds, rounds=15, gloo=True)
+    return Subject(operation, cases, ("native", "native tuned", "gloo"), rounds=15, gloo=True)
 
 
 def buffers(comm: Communicator, count: int, dtype: str, device: str = "", registered: Any = None) -> Buffers:
@@ -126,16 +127,4 @@ def buffers(comm: Communicator, count: int, dtype: str, device: str = "", regist
     return Buffers(full, shard, out, [share] * comm.size)
 
 
-all_reduce = collective(
-    "all_reduce",
-    at_most("auto", "native", {"4 KiB": 1.5, "64 KiB": 1.2, "1 MiB": 1.1, "16 MiB": 0.9, "64 MiB": 0.4})
-    + at_most("auto", "native tuned", {"64 MiB": 0.85})
-    + at_most("registered", "native", {"64 KiB": 0.6, "1 MiB": 0.8, "16 MiB": 0.5, "64 MiB": 0.3})
-    + at_most("registered", "native tuned", {"64 MiB": 0.7})
-    + at_most("auto", "gloo", {"4 KiB": 0.02, "64 KiB": 0.1, "1 MiB": 0.5, "16 MiB": 0.3, "64 MiB": 0.25}),
-)
-reduce_scatter = collective("reduce_scatter", at_most("auto", "native", {"16 MiB": 0.7}))
-all_gather = collective("all_gather", at_most("auto", "native", {"16 MiB": 1.1}))
-broadcast, reduce, gather, scatter, all_to_all = map(
-    collective, ("broadcast", "reduce", "gather", "scatter", "all_to_all")
-)
+all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all = map(collective, COLLECTIVES)
