@@ -9,8 +9,8 @@ while the rank computes. A checkpoint counts only the batches that were used: a 
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol, Self
 
 import torch
@@ -171,13 +171,13 @@ class ReadAhead:
             raise ValueError(f"depth = {depth}: at least one batch has to be read ahead")
         if pin and not torch.cuda.is_available():
             raise ValueError("pin = True, but there is no CUDA device here: pinned memory serves copies to a GPU only")
-        self._source, self._depth = source, depth
+        self._source = source
         # A new thread would start on device 0, and every rank of the node would take memory there.
         self._pin_for = torch.cuda.current_device() if pin else None
-        self._ready: deque[tuple[Batch, State]] = deque()  # each batch with the state just after it
+        self._ready: SimpleQueue[tuple[Batch, State] | BaseException] = SimpleQueue()  # with the state just after each
+        self._room = threading.Semaphore(depth)  # how many more batches are wanted
         self._consumed = source.state_dict()
-        self._changed = threading.Condition()  # guards the queue, and `_end`
-        self._end: BaseException | None = None  # what is raised instead of one more batch
+        self._closed: RuntimeError | None = None
         self._thread = BackgroundThread(self._read, name="read-ahead")
         self._thread.start()
 
@@ -196,14 +196,13 @@ class ReadAhead:
         BaseException
             What the source raised, with its own traceback, once the batches before it are used up.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._end)
-            if not self._ready:
-                assert self._end is not None
-                raise self._end
-            batch, self._consumed = self._ready.popleft()
-            self._changed.notify_all()
-            return batch
+        entry = self._closed or self._ready.get()
+        if isinstance(entry, BaseException):
+            self._ready.put(entry)  # it stays at its end
+            raise entry
+        batch, self._consumed = entry
+        self._room.release()
+        return batch
 
     def state_dict(self) -> State:
         """Return the state after the last batch *handed out*; those read ahead will be read again after a restart."""
@@ -211,10 +210,9 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the thread. It ends at once while waiting, and after its batch while preparing one."""
-        with self._changed:
-            self._end = RuntimeError("no batch can be read after close(): create a new ReadAhead")
-            self._ready.clear()
-            self._changed.notify_all()
+        self._closed = RuntimeError("no batch can be read after close(): create a new ReadAhead")
+        self._ready.put(self._closed)  # for a consumer that waits, as the thread may wait for room
+        self._room.release()
         self._thread.join(timeout=1.0)  # a source that is stuck must not hold us up as well
 
     def __enter__(self) -> Self:
@@ -228,20 +226,10 @@ class ReadAhead:
             if self._pin_for is not None:
                 torch.cuda.set_device(self._pin_for)
             batches = iter(self._source)
-            while self._wait_for_room():
+            while self._room.acquire() and not self._closed:
                 with self._thread.working():
                     batch = next(batches)
-                    entry = (batch if self._pin_for is None else batch.pin_memory(), self._source.state_dict())
-                with self._changed:
-                    self._ready.append(entry)
-                    self._changed.notify_all()
+                    batch = batch if self._pin_for is None else batch.pin_memory()
+                    self._ready.put((batch, self._source.state_dict()))
         except BaseException as error:  # everything: the consumer would wait for ever for a thread that died
-            with self._changed:
-                self._end = self._end or error  # StopIteration, if all went well
-                self._changed.notify_all()
-
-    def _wait_for_room(self) -> bool:
-        """Wait until a batch is wanted; return whether one still is."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._end or len(self._ready) < self._depth)
-            return self._end is None
+            self._ready.put(error)  # StopIteration, if all went well

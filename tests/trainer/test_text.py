@@ -189,7 +189,7 @@ def numbers(batches: ReadAhead) -> list[int]:
 def test_order_end_and_depth(depth: int) -> None:
     source = Numbers(9)
     with ReadAhead(source, depth) as batches:
-        wait_until(lambda: len(batches._ready) == depth)
+        wait_until(lambda: batches._ready.qsize() == depth)
         time.sleep(0.02)
         assert source.made == depth
         assert numbers(batches) == list(range(1, 10))
@@ -208,7 +208,7 @@ def test_an_error_arrives_after_the_good_batches_with_its_traceback() -> None:
 
 def test_closing_ends_a_thread_that_waits_for_room() -> None:
     full = ReadAhead(Numbers(100), depth=2)
-    wait_until(lambda: len(full._ready) == 2)
+    wait_until(lambda: full._ready.qsize() == 2)
     started = time.monotonic()
     full.close()
     full.close()
@@ -255,7 +255,7 @@ def test_a_restart_has_exactly_the_next_batch(by_length: bool, used: int) -> Non
     with ReadAhead(batches_of(samples, 4, by_length=by_length), depth=3) as batches:
         for _, batch in zip(range(used), batches, strict=False):
             assert batch.tokens
-        wait_until(lambda: len(batches._ready) == 3)  # it has read ahead, and the state must not show it
+        wait_until(lambda: batches._ready.qsize() == 3)  # it has read ahead, and the state must not show it
         state = batches.state_dict()
     restarted = batches_of(samples, 4, by_length=by_length)
     restarted.load_state_dict(state)
