@@ -9,8 +9,9 @@ import numpy as np
 
 from minidist import Communicator
 from minidist.collectives import pairwise, recursive, ring, tree
-from minidist.collectives.fast import chunks_of, cut
+from minidist.collectives.fast import cut
 from minidist.comm import Link
+from minidist.comm.buffers import Chunks
 
 Array = np.ndarray[Any, Any]
 
@@ -32,7 +33,7 @@ def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) 
 
 def hierarchical_all_reduce(buffer: Array, inside: Communicator, across: Communicator) -> None:
     """Sum inside nodes, across, and inside: what `hierarchical.all_reduce` does once it has found the two levels."""
-    chunks = chunks_of(buffer, cut(len(buffer), inside.size))
+    chunks = Chunks(buffer, cut(len(buffer), inside.size))
     mine = chunks[inside.rank]
     ring.ring_reduce_scatter(chunks, mine, inside, np.add)
     ring.ring_all_reduce(mine, across, np.add)

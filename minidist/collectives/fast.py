@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.comm.buffers import Chunks, device_name, dtype_name, empty
+from minidist.comm.buffers import device_name, dtype_name, empty
 
 if TYPE_CHECKING:
     from minidist.comm.buffers import Array
@@ -45,11 +45,6 @@ def cut(length: int, parts: int) -> list[int]:
     """Return the lengths of `numpy.array_split`'s parts: as equal as possible, the longer ones first."""
     whole, rest = divmod(length, parts)
     return [whole + 1] * rest + [whole] * (parts - rest)
-
-
-def chunks_of(array: Array, lengths: list[int]) -> Chunks:
-    """Cut a flat array into consecutive views of `lengths` elements."""
-    return Chunks(array, lengths)
 
 
 def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from minidist.collectives.fast import chunks_of, cut, segments, temporary
+from minidist.collectives.fast import cut, segments, temporary
 from minidist.collectives.ring import ring_all_gather, ring_reduce_scatter
+from minidist.comm.buffers import Chunks
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    for pieces in segments(chunks_of(array, cut(len(array), comm.size))):
+    for pieces in segments(Chunks(array, cut(len(array), comm.size))):
         ring_reduce_scatter(pieces, pieces[comm.rank], comm, reduce, kept_room(pieces, comm))
         ring_all_gather(pieces, comm)
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from minidist.collectives import fast_ring, tree
-from minidist.collectives.fast import chunks_of, cut
+from minidist.collectives.fast import cut
 from minidist.collectives.ring import ring_all_gather
+from minidist.comm.buffers import Chunks
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
@@ -32,7 +33,7 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
             fast_ring.all_reduce(array, across, combine)
         tree.broadcast(array, inside, 0)
         return
-    chunks = chunks_of(array, cut(len(array), inside.size))
+    chunks = Chunks(array, cut(len(array), inside.size))
     mine = chunks[inside.rank]
     fast_ring.reduce_scatter(chunks, mine, inside, combine)
     fast_ring.all_reduce(mine, across, combine)

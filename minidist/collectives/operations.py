@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.collectives.choose import LEAST, find
-from minidist.collectives.fast import chunks_of, cut
+from minidist.collectives.fast import cut
 from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
 from minidist.comm.buffers import Chunks, copy, device_name, dtype_name, flatten, is_tensor
@@ -71,7 +71,7 @@ def reduce_scatter(full: Kind, comm: Communicator, op: str = "sum", algorithm: s
     name, function = find("reduce_scatter", algorithm, array.nbytes, comm)
     rows, counts = _shards(full, comm.size)
     shard: Kind = _new(full, rows[comm.rank])
-    out, chunks = flatten(shard), chunks_of(array, counts)
+    out, chunks = flatten(shard), Chunks(array, counts)
     with _span(comm, "reduce_scatter", name, array, counts):
         if comm.size == 1:
             copy(out, array)
@@ -164,7 +164,7 @@ def gather(
     name, function = find("gather", algorithm, sum(lengths) * source.itemsize, comm)
     result = _new(shard, sum(counts)) if comm.rank == root else None
     array = None if result is None else flatten(result)
-    chunks = None if array is None else chunks_of(array, lengths)
+    chunks = None if array is None else Chunks(array, lengths)
     with _span(comm, "gather", name, source, lengths, root):
         function(source, chunks, comm.internal, root, lengths)
     return result
@@ -185,7 +185,7 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
     shard: Kind = _new(template, rows[comm.rank])
     out = flatten(shard)
     name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
-    chunks = None if array is None else chunks_of(array, counts)
+    chunks = None if array is None else Chunks(array, counts)
     with _span(comm, "scatter", name, out, counts, root):
         function(chunks, out, comm.internal, root, counts)
     return shard
@@ -224,7 +224,7 @@ def all_to_all(
     leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
     name, function = find("all_to_all", algorithm, array.nbytes, comm)
     with _span(comm, "all_to_all", name, array, leaving_lengths):
-        function(chunks_of(array, leaving_lengths), chunks_of(arriving, arriving_lengths), comm.internal)
+        function(Chunks(array, leaving_lengths), Chunks(arriving, arriving_lengths), comm.internal)
     return result
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from minidist.collectives.fast import chunks_of, cut, empty_like
+from minidist.collectives.fast import cut, empty_like
+from minidist.comm.buffers import Chunks
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def ring_all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:
     """Leave the sum of all ranks' arrays in every rank's `array`."""
-    chunks = chunks_of(array, cut(len(array), comm.size))
+    chunks = Chunks(array, cut(len(array), comm.size))
     ring_reduce_scatter(chunks, chunks[comm.rank], comm, reduce)
     ring_all_gather(chunks, comm)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.collectives.fast import blocks, chunks_of, cut, segments, view_as
+from minidist.collectives.fast import blocks, cut, segments, view_as
 from minidist.comm.agree import agree
 from minidist.comm.buffers import Chunks, as_bytes, copy, device_name
 
@@ -48,7 +48,7 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
         for block in blocks(array, BLOCK):
             _add_up(_publish(block, comm), block, comm, combine)
     else:
-        for pieces in segments(chunks_of(array, cut(len(array), comm.size)), BLOCK // (comm.size - 1)):
+        for pieces in segments(Chunks(array, cut(len(array), comm.size)), BLOCK // (comm.size - 1)):
             everyones = _publish_pieces(pieces, comm)
             mine, answer = pieces[comm.rank], everyones[comm.rank][comm.rank]  # `answer` is unused until now
             _add_others(mine, everyones, mine, comm, combine)
@@ -77,7 +77,7 @@ def all_gather(chunks: Chunks, comm: Communicator) -> None:
     lengths, source, out = chunks.lengths, chunks.brought, chunks.whole
     shards = _counterparts(out, [len(out)] * comm.size, comm)
     if shards is not None:
-        shards = [chunks_of(whole, lengths)[owner] for owner, whole in enumerate(shards)]
+        shards = [Chunks(whole, lengths)[owner] for owner, whole in enumerate(shards)]
     elif source is not None and min(lengths):  # torch gives no address of an empty tensor
         shards = _counterparts(source, lengths, comm)
     agree(comm, "all_gather in shared memory", "ordinary" if shards is None else "registered")
@@ -165,7 +165,7 @@ def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
 def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[Chunks]:
     """Publish one piece for each other rank; return every rank's pieces."""
     counts = [len(piece) for piece in pieces]
-    everyones = [chunks_of(half, counts) for half in _half(pieces[0], sum(counts), comm)]
+    everyones = [Chunks(half, counts) for half in _half(pieces[0], sum(counts), comm)]
     for rank, piece in enumerate(pieces):
         if rank != comm.rank:
             copy(everyones[comm.rank][rank], piece)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minidist.collectives.fast import blocks, chunks_of, temporary
-from minidist.comm.buffers import copy, empty
+from minidist.collectives.fast import blocks, temporary
+from minidist.comm.buffers import Chunks, copy, empty
 
 if TYPE_CHECKING:
     from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array, Chunks
+    from minidist.comm.buffers import Array
     from minidist.comm.communicator import Communicator
 
 
@@ -101,7 +101,7 @@ def _subtree(shard: Array, comm: Communicator, root: int, counts: list[int]) -> 
     span = comm.size if number == 0 else number & -number
     held = [(n + root) % comm.size for n in range(number, min(number + span, comm.size))]
     lengths = [counts[rank] for rank in held]
-    return held, chunks_of(empty(shard, sum(lengths)), lengths)
+    return held, Chunks(empty(shard, sum(lengths)), lengths)
 
 
 def _part(inside: Chunks, first: int) -> Array:

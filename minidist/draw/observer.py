@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives.fast import chunks_of, cut
+from minidist.collectives.fast import cut
 from minidist.comm import Communicator
-from minidist.comm.buffers import Array, address, flatten, is_tensor
+from minidist.comm.buffers import Array, Chunks, address, flatten, is_tensor
 from minidist.draw.player import COUNTERS, MET, Buffers, Cell, Contents, Does, Line, Meetings, Step, words
 
 NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
@@ -90,7 +90,7 @@ class Observer:
 
     def watch(self, name: str, array: Array, cells: int, variable: str) -> None:
         """Show an array from now on, and then what the variable holds, if one is named."""
-        self.cells[name] = chunks_of(array, cut(len(array), cells))
+        self.cells[name] = Chunks(array, cut(len(array), cells))
         self.variables[name] = variable
         if self.steps:
             self.note(Does.WATCHES, f"shows {name}")
@@ -105,7 +105,7 @@ class Observer:
         value = getattr(value, attribute, None) if attribute else value
         if is_tensor(value):
             array = flatten(value)
-            self.cells[name] = chunks_of(array, cut(len(array), len(self.cells[name])))
+            self.cells[name] = Chunks(array, cut(len(array), len(self.cells[name])))
             self.cells.pop(self.temporaries.pop(address(array), ""), None)
 
     def expect(self, array: Array) -> None:
@@ -114,7 +114,7 @@ class Observer:
         if len(array) > shown and (not shown or address(array) in self.temporaries):
             name = self.temporaries.setdefault(address(array), f"temporary {len(self.temporaries) + 1}")
             width = max(1, len(next(iter(self.cells.values()), [array])[0]))
-            self.cells[name] = chunks_of(array, cut(len(array), max(1, round(len(array) / width))))
+            self.cells[name] = Chunks(array, cut(len(array), max(1, round(len(array) / width))))
             if len(self.shown.get(name, ())) != len(self.cells[name]):
                 self.shown = self.shown | {name: ("",) * len(self.cells[name])}
         self.expected.append(array)

@@ -33,11 +33,12 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def at_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors in the dtype of autocast, if that is on: torch's own attention does so by itself."""
+    """Return tensors in the dtype of autocast, if that is on; float64 stays, as in torch's own attention."""
     kind = tensors[0].device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)
 
 
 def cudnn_is_fastest(capability: tuple[int, int], dtype: torch.dtype, head_dim: int, time: int) -> bool:

@@ -32,6 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minidist.model.attention import at_autocast
+
 HAS_TRITON = find_spec("triton") is not None
 TILE = 128  # queries, and keys, of a tile of the page
 
@@ -114,11 +116,8 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> 
     ValueError
         If the shapes do not fit.
     """
-    kind = query.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
-    found: tuple[Tensor, Tensor] = FlashAttention.apply(query, key, value, causal)  # type: ignore[no-untyped-call]
+    inputs = at_autocast(query, key, value)
+    found: tuple[Tensor, Tensor] = FlashAttention.apply(*inputs, causal)  # type: ignore[no-untyped-call]
     return found
 
 
