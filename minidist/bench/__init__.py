@@ -11,7 +11,7 @@ The second launch is there because MPI allocates a temporary in each call, and f
 `subject.py` says how a bench is declared, `bounds.toml` what is promised. `subjects/` has the benches, one in a file:
 `ddp.py` is a good first read. `training.py` has the model and the steps that the benches of training share.
 The rest is the same for all: `options.py` reads the command line, `worker.py` is what each rank runs, `measure.py` lets
-the competitors take turns, `machine.py` describes the machine, and `report.py` compares the ratios with the bounds.
+the competitors take turns, and `report.py` compares the ratios with the bounds.
 
 Two benches are for GPUs. `bench gpu` (`gpu/`) measures in this process, and `bench nccl` (`nccl.py`) starts torchrun in
 place of mpirun.
@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
-from minidist.bench.machine import machine
 from minidist.bench.measure import Measurement
 from minidist.bench.options import Options, parse
 from minidist.bench.report import Results
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("minidist bench: start it without mpirun or torchrun; it starts --ranks of them itself\n")
         return 2
     measurements: list[Measurement] = []
-    described = machine()
+    described: dict[str, object] = {}
     for launch in options.launches:
         try:
             seen, found = run_workers(launch, options, argv)
@@ -89,7 +89,7 @@ def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[dict[st
     """
     if launch == "here":
         from minidist.bench.gpu import one_rank  # which imports torch
-        from minidist.bench.worker import collected
+        from minidist.bench.worker import collected, machine
 
         with one_rank(options.device) if options.names == ("gpu",) else nullcontext(init()) as comm:
             return machine(), collected(Setting(options, launch, comm))
@@ -102,9 +102,9 @@ def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[dict[st
         start, env = [mpirun.path, "-n", str(options.ranks), sys.executable], environment(mpirun)
         env |= {"OMP_NUM_THREADS": "1"} | (KEEP_MEMORY if launch == "tuned" else {})
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "measurements.json")
+        file = Path(folder, "measured")
         outcome = run_job([*start, "-m", "minidist.bench.worker", launch, str(file), *argv], env=env)
         if outcome.returncode or not file.exists():
             raise LaunchError(f"the {launch} launch ended with status {outcome.returncode}; nothing is reported")
-        found = json.loads(file.read_text())
-    return found["machine"], [Measurement(**{**row, "values": tuple(row["values"])}) for row in found["measurements"]]
+        found: tuple[dict[str, object], list[Measurement]] = pickle.loads(file.read_bytes())
+    return found

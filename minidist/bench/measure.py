@@ -13,8 +13,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from minidist.comm import Communicator
 
@@ -84,16 +84,6 @@ class Measurement:
     def ratio(self, peer: Measurement) -> float:
         """Return the median of the rounds' ratios to `peer`, which took turns with this one."""
         return statistics.median(mine / other for mine, other in zip(self.values, peer.values, strict=True))
-
-    def as_row(self) -> dict[str, Any]:
-        """Return what `--json` says about it."""
-        lower, upper = self.quartiles
-        return asdict(self) | {
-            "median": self.median,
-            "lower_quartile": lower,
-            "upper_quartile": upper,
-            "bus_bandwidth": self.bus_bandwidth,
-        }
 
 
 def alternate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from textwrap import indent
 from typing import Any
 
@@ -70,7 +70,7 @@ class Results:
             "machine": self.machine,
             "dtype": self.dtype,
             "states": {m.case: state(m.median) for m in self._probes()},
-            "results": [m.as_row() | {"ratios": self._ratios(m)} for m in self.measurements],
+            "results": [self._json_row(m) for m in self.measurements],
             "bounds": [
                 {"bench": v.bench, **vars(v.bound), "measured": v.measured, "met": v.met} for v in self.verdicts
             ],
@@ -121,10 +121,13 @@ class Results:
     def _probes(self) -> list[Measurement]:
         return [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]
 
-    def _ratios(self, m: Measurement) -> dict[str, float]:
-        """Return the ratios to the peers that took turns with this one."""
+    def _json_row(self, m: Measurement) -> dict[str, Any]:
+        """Return a measurement, with its ratios to the peers that took turns with it."""
         peers = [peer for peer in self.subjects[m.bench].peers if (peer == "native tuned") == (m.launch == "tuned")]
-        return {peer: ratio for peer in peers if (ratio := self.ratio(m, peer)) is not None}
+        ratios = {peer: ratio for peer in peers if (ratio := self.ratio(m, peer)) is not None}
+        lower, upper = m.quartiles
+        found = {"median": m.median, "lower_quartile": lower, "upper_quartile": upper, "bus_bandwidth": m.bus_bandwidth}
+        return asdict(m) | found | {"ratios": ratios}
 
 
 def quantity(value: float, unit: str) -> str:

@@ -153,14 +153,11 @@ def find_subject(name: str) -> Subject:
 def measured(subject: Subject, setting: Setting) -> Iterator[Measurement]:
     """Yield what a bench measures, case by case. Collective."""
     for case in subject.cases(setting):
-        ranks = setting.comm.size
-        found = partial(Measurement, subject.name, case.name, launch=setting.launch, bytes=case.bytes)
-        if isinstance(case, Counted):
-            found = partial(found, unit=case.unit, ranks=case.ranks or ranks, flops=case.flops)
-            for name, values in case.values.items():
-                yield found(name, values=tuple(values))
-        else:
+        if isinstance(case, Case):
             rounds = setting.options.rounds or case.rounds or subject.rounds
-            for name, seconds in alternate(case.runs, setting.comm, rounds).items():
-                yield found(name, values=tuple(second / case.units for second in seconds), ranks=ranks)
-        del case  # its models make room for what the next one counts
+            times = alternate(case.runs, setting.comm, rounds).items()
+            seconds = {name: [each / case.units for each in values] for name, values in times}
+            case = Counted(case.name, seconds, bytes=case.bytes)  # its models make room for what the next one counts
+        found = partial(Measurement, subject.name, case.name, launch=setting.launch, unit=case.unit, bytes=case.bytes)
+        for name, values in case.values.items():
+            yield found(name, values=tuple(values), ranks=case.ranks or setting.comm.size, flops=case.flops)

@@ -1,20 +1,24 @@
 """What every rank of a launch does: `python -m minidist.bench.worker LAUNCH FILE NAME [options]`, under mpirun.
 
-Rank 0 writes what was measured to FILE, as JSON.
+Rank 0 writes to FILE what was measured, and on which machine.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import pickle
+import platform
+import re
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from minidist.bench.machine import machine
+import numpy
+
 from minidist.bench.measure import Measurement
 from minidist.bench.options import parse
 from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject, measured
@@ -28,8 +32,7 @@ def main(launch: str, file: str, argv: list[str]) -> None:
     gloo = start_gloo(comm) if wanted else None
     measurements = collected(Setting(options, launch, comm, gloo))
     if comm.rank == 0:
-        rows = [asdict(measurement) for measurement in measurements]
-        Path(file).write_text(json.dumps({"machine": machine(), "measurements": rows}))
+        Path(file).write_bytes(pickle.dumps((machine(), measurements)))
     if gloo is not None:
         gloo.destroy_process_group()
 
@@ -72,6 +75,28 @@ def start_gloo(comm: Communicator) -> Any:
         port = comm.roll_call(probe.getsockname()[1])[0]  # rank 0's
     distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size)
     return distributed
+
+
+def machine() -> dict[str, object]:
+    """Return what the numbers depend on, by name; empty where this process has not loaded the library."""
+    torch, mpi = sys.modules.get("torch"), sys.modules.get("mpi4py.MPI")
+    library = "" if mpi is None else mpi.Get_library_version().replace("\t", " ").split("\n")[0]
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "mpi": " ".join(library.split()),
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__ if torch is not None else "",
+        "gpu": torch.cuda.get_device_name() if torch is not None and torch.cuda.is_initialized() else "",
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor, or of its architecture where the system tells no more."""
+    known = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", known.read_text()) if known.exists() else [platform.processor()]
+    return "".join(names[:1]) or platform.machine()
 
 
 if __name__ == "__main__":
