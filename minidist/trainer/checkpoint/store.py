@@ -23,7 +23,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from safetensors.torch import save_file
 from minidist.trainer.checkpoint import index
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.plain import flush
-from minidist.trainer.files import reason
+from minidist.trainer.files import reason, retold
 
 INDEX, STATE, SUMS, UNFINISHED = "index.json", "state.json", "SHA256SUMS", ".unfinished"
 
@@ -63,14 +64,12 @@ def begin(folder: Path, step: int) -> Path:
         If the disk refuses, or there is a checkpoint of this step.
     """
     final, unfinished = final_of(folder, step), folder / f"{UNFINISHED}-{step:08d}"
-    try:
+    with _writing(final):
         if final.exists():
             raise CheckpointError(f"{final} is there already and is not overwritten: save to another folder")
         for remains in folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
         unfinished.mkdir(parents=True)
-    except OSError as error:
-        raise _unwritten(final, reason(error)) from None
     return unfinished
 
 
@@ -92,13 +91,10 @@ def write_shard(unfinished: Path, rank: int, pieces: Sequence[Piece]) -> Written
     if not pieces:
         return Written("", "", {})
     file = unfinished / f"rank-{rank:04d}.safetensors"
-    try:
+    with _writing(final_of(unfinished.parent, int(unfinished.name.removeprefix(f"{UNFINISHED}-")))):
         save_file(tensors, file)
         flush(file)
         checksum = digest(file)
-    except (OSError, SafetensorError) as error:
-        step = int(unfinished.name.removeprefix(f"{UNFINISHED}-"))
-        raise _unwritten(final_of(unfinished.parent, step), reason(error)) from None
     return Written(file.name, checksum, {name: (tensor.dtype, extent) for name, extent, tensor in pieces})
 
 
@@ -116,10 +112,11 @@ def commit(folder: Path, step: int, written: Iterable[Written], state: dict[str,
     """
     final, unfinished = final_of(folder, step), folder / f"{UNFINISHED}-{step:08d}"
     shards = {shard.file: shard for shard in written if shard.file}
-    try:
+    with ExitStack() as at_the_end, _writing(final):
+        at_the_end.callback(abandon, unfinished)  # there is none any more, if all went well
         for name in shards:
             if not (unfinished / name).exists():
-                raise _unwritten(final, f"rank 0 does not find {name}: all ranks must share the folder")
+                raise OSError(f"rank 0 does not find {name}: all ranks must share the folder")
         (unfinished / INDEX).write_text(index.compose({name: shard.pieces for name, shard in shards.items()}))
         (unfinished / STATE).write_text(json.dumps({"step": step, **state}, indent=1))
         sums = {name: shard.sha256 for name, shard in shards.items()}
@@ -129,10 +126,6 @@ def commit(folder: Path, step: int, written: Iterable[Written], state: dict[str,
             flush(path)
         unfinished.rename(final)  # fails if there is one already
         flush(folder)
-    except OSError as error:
-        raise _unwritten(final, reason(error)) from None
-    finally:
-        abandon(unfinished)  # there is none any more, if all went well
     return final
 
 
@@ -149,18 +142,14 @@ def forget(folder: Path, keep: int, every: int = 0) -> None:
     CheckpointError
         If one cannot be removed.
     """
-    try:
+    fix = "), the newest is intact: remove them yourself, or keep more of them"
+    with retold(CheckpointError, OSError, before=f"old checkpoints in {folder} cannot be removed (", after=fix):
         for old in complete(folder)[: -max(keep, 1)]:
             if every and step_of(old) % every == 0:
                 continue
             doomed = old.rename(folder / f"{UNFINISHED}-{step_of(old):08d}")
             flush(folder)  # so that nobody takes a half-removed folder for a checkpoint
             shutil.rmtree(doomed)
-    except OSError as error:
-        raise CheckpointError(
-            f"old checkpoints in {folder} cannot be removed ({reason(error)}), the newest is intact: remove them "
-            "yourself, or keep more of them"
-        ) from None
 
 
 # ---------------------------------------------------------------- finding
@@ -217,7 +206,12 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _unwritten(final: Path, problem: str) -> CheckpointError:
-    there = [path.name for path in complete(final.parent) if path != final]
-    intact = f"{there[-1]} is intact: --resume continues from it" if there else "none was written before"
-    return CheckpointError(f"the checkpoint {final} cannot be written ({problem}); {intact}")
+@contextmanager
+def _writing(final: Path) -> Iterator[None]:
+    """Tell what the disk refuses, and which checkpoint is intact."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        there = [path.name for path in complete(final.parent) if path != final]
+        intact = f"{there[-1]} is intact: --resume continues from it" if there else "none was written before"
+        raise CheckpointError(f"the checkpoint {final} cannot be written ({reason(error)}); {intact}") from None
