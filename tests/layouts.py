@@ -15,6 +15,7 @@ from minidist.comm import Communicator
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
+from minidist.model.moe import rebalance
 from minidist.parallel.context.order import positions
 from minidist.parallel.data.sampler import share
 from minidist.parallel.parallelize import Parallel, parallelize
@@ -98,11 +99,13 @@ def serial(case: Case, kind: Callable[..., Any] = adamw) -> Outcome:
     for step in range(case.steps):
         optimizer.zero_grad()
         whole = tokens(case, step)
-        loss = cross_entropy_sum(model(whole[:, :-1], Where(7, step)), whole[:, 1:]) / whole[:, 1:].numel()
+        count = whole[:, 1:].numel()
+        loss = cross_entropy_sum(model(whole[:, :-1], Where(7, step, weight=1 / count)), whole[:, 1:]) / count
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
         optimizer.step()
         update_scales(model)
+        rebalance(model)
         losses.append(float(loss.detach()))
     return {name: p.detach() for name, p in model.named_parameters()}, losses, norms
 
@@ -133,7 +136,8 @@ def one_step(parallel: Parallel, case: Case, step: int) -> float:
     mine = tokens(case, step)[rows]
     cuts = [share(len(mine), microbatches, number) for number in range(microbatches)]
     columns = positions(case.recipe.cp_order, mesh.cp.size, mesh.cp.rank, case.config.sequence)
-    where = [Where(7, step, rows.start + cut.start, columns) for cut in cuts]
+    weight = 1 / (case.batch * case.config.sequence)
+    where = [Where(7, step, rows.start + cut.start, columns, weight) for cut in cuts]
     inputs, targets = mine[:, columns], mine[:, columns + 1]
     return float(parallel.step([inputs[cut] for cut in cuts], [targets[cut] for cut in cuts], where))
 
@@ -158,11 +162,11 @@ def trained(comm: Communicator, case: Case, kind: Callable[..., Any] = adamw) ->
     return {name: value.clone() for name, value in whole}, losses, norms
 
 
-def worst(case: Case) -> float:
+def worst(case: Case, kind: Callable[..., Any] = adamw) -> float:
     """Return the largest max|a - b| / max|b| of parameters, losses and norms on any rank, against the serial run."""
-    exact, *numbers = serial(case.alone(torch.float64))
+    exact, *numbers = serial(case.alone(torch.float64), kind)
     found = []
-    for parameters, *others in minidist.run(lambda comm: trained(comm, case), case.layout.size):
+    for parameters, *others in minidist.run(lambda comm: trained(comm, case, kind), case.layout.size):
         assert parameters.keys() == exact.keys()
         found += [difference(parameters[name], exact[name]) for name in exact]
         found += [

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+SCORES = ("softmax", "sigmoid")
+BALANCES = ("none", "aux", "bias")
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -27,6 +30,19 @@ class GPTConfig:
         Probability, in training, of zeroing an element that a layer adds to the residual stream.
     tied : bool
         Whether the head reuses the matrix of the embedding (Press & Wolf 2017).
+    experts, top_k, shared_experts : int
+        Experts in place of each MLP (E; 0: none), how many of them each token is sent to (k), and how many more every
+        token goes through. Each expert has `intermediate` channels. See `moe.py`.
+    capacity : float
+        An expert takes at most capacity * k * T / E tokens of a sequence of T, the earliest; 0: all that come.
+    scores : {"softmax", "sigmoid"}
+        What the router makes of its products.
+    raw_weights : bool
+        Whether an expert's output is weighted by its score as it is, or by its share in those of the k.
+    balance : {"none", "aux", "bias"}
+        What keeps the experts evenly loaded: nothing, an auxiliary loss per sequence, or a bias that only selects.
+    balance_rate, z_loss : float
+        Coefficient of the auxiliary loss or, for the bias, its change in a step; coefficient of the z-loss.
 
     Raises
     ------
@@ -45,11 +61,22 @@ class GPTConfig:
     norm_epsilon: float = 1e-5
     dropout: float = 0.0
     tied: bool = False
+    experts: int = 0
+    top_k: int = 2
+    shared_experts: int = 0
+    capacity: float = 0.0
+    scores: str = "softmax"
+    raw_weights: bool = False
+    balance: str = "none"
+    balance_rate: float = 1e-3
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         """Fill in the derived sizes and refuse what cannot be built."""
-        for name in ("vocabulary", "layers", "hidden", "heads", "sequence", "key_value_heads", "intermediate"):
-            self._check_whole(name, smallest=0 if name in ("key_value_heads", "intermediate") else 1)
+        for name in ("vocabulary", "layers", "hidden", "heads", "sequence", "top_k"):
+            self._check_whole(name, smallest=1)
+        for name in ("key_value_heads", "intermediate", "experts", "shared_experts"):
+            self._check_whole(name, smallest=0)
         # A frozen dataclass can be filled in only through `object`.
         object.__setattr__(self, "key_value_heads", self.key_value_heads or self.heads)
         object.__setattr__(self, "intermediate", self.intermediate or _round_up(8 * self.hidden / 3, multiple=16))
@@ -64,9 +91,14 @@ class GPTConfig:
     @property
     def parameter_count(self) -> int:
         """Parameters of the whole model; a tied head counts once."""
+        return self._count(self.experts)
+
+    def _count(self, experts: int) -> int:
+        """Return the parameters of the model with so many experts, beside the router and the shared ones."""
         heads_of_a_layer = 2 * self.heads + 2 * self.key_value_heads  # query and output, key and value
         attention = self.hidden * self.head_dim * heads_of_a_layer
-        mlp = 3 * self.hidden * self.intermediate
+        mlp = 3 * self.hidden * self.intermediate * (experts + self.shared_experts if self.experts else 1)
+        mlp += self.hidden * self.experts  # the router
         norms = (2 * self.layers + 1) * self.hidden
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return self.layers * (attention + mlp) + norms + embeddings
@@ -77,7 +109,7 @@ class GPTConfig:
         6N + 12 * layers * hidden * T: forward multiplies and adds each parameter once, backward twice. The same holds
         for each pair of query and key, and each pair of weight and value. By convention causal attention is not
         discounted, and recomputation is not counted. N leaves out an untied embedding, which is looked up, not
-        multiplied. (Chowdhery et al. 2022, PaLM, appendix B.)
+        multiplied, and all experts but k. (Chowdhery et al. 2022, PaLM, appendix B.)
 
         Parameters
         ----------
@@ -86,7 +118,7 @@ class GPTConfig:
         """
         looked_up = 0 if self.tied else self.vocabulary * self.hidden
         attention = 12 * self.layers * self.hidden * (sequence or self.sequence)
-        return 6 * (self.parameter_count - looked_up) + attention
+        return 6 * (self._count(self.top_k) - looked_up) + attention
 
     def _check_whole(self, name: str, smallest: int) -> None:
         """Refuse a value that is not an integer (a JSON file may hold a float or a string), or too small."""
@@ -112,6 +144,25 @@ class GPTConfig:
             yield f"rope_theta={self.rope_theta} is not a positive number: 10000 is usual."
         if not 0 < self.norm_epsilon < 1:
             yield f"norm_epsilon={self.norm_epsilon} is not a small positive number: 1e-5 is usual."
+        yield from self._faults_of_experts()
+
+    def _faults_of_experts(self) -> Iterator[str]:
+        if self.scores not in SCORES:
+            yield f"scores={self.scores!r} is unknown: choose one of {', '.join(SCORES)}."
+        if self.balance not in BALANCES:
+            yield f"balance={self.balance!r} is unknown: choose one of {', '.join(BALANCES)}."
+        for name in ("capacity", "balance_rate", "z_loss"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                yield f"{name}={value} is not a number of at least 0: use 0 for none."
+        if self.experts and self.top_k > self.experts:
+            yield f"top_k={self.top_k} is more than experts={self.experts}: send a token to at most all of them."
+        for name in ("shared_experts", "capacity", "raw_weights", "balance", "z_loss", "scores", "top_k"):
+            if not self.experts and (value := getattr(self, name)) != getattr(GPTConfig, name):
+                yield f"{name}={value} is for a model with experts: say how many, or leave it out."
+        if self.balance == "none" and self.balance_rate != GPTConfig.balance_rate:
+            yield f"balance_rate={self.balance_rate} is for balance='aux' or 'bias': choose one, or leave it out."
+        if self.top_k == 1 and self.experts and not self.raw_weights:
+            yield "top_k=1 gives every output the weight 1, so the router would learn nothing: use raw_weights=True."
 
 
 def _round_up(value: float, multiple: int) -> int:

@@ -43,12 +43,15 @@ class Where:
         [B] with the row of each.
     positions : int or Tensor
         Position of the first token in its whole sequence; or an int64 tensor [T] with the position of each.
+    weight : float
+        What the loss of a token is multiplied by before losses are summed: a layer's own losses get the same factor.
     """
 
     seed: int = 0
     step: int = 0
     rows: int | Tensor = 0
     positions: int | Tensor = 0
+    weight: float = 1.0
 
     def row_numbers(self, count: int, device: torch.device) -> Tensor:
         """Return the global rows of this rank's `count` sequences, int64 [B]."""

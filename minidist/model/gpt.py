@@ -6,7 +6,7 @@
                  └─────────────────────────────────────────────┘   └─────────────────────────────────┘
 
     attention    query, key, value ─▶ rotate query and key ─▶ softmax(QKᵀ/√d, causal) V ─▶ output
-    mlp          down(silu(gate(x)) * up(x))
+    mlp          down(silu(gate(x)) * up(x)); or, with experts, that of some of many such (`moe.py`)
 
 A strategy changes the model from outside, by the names of its parts: it replaces a linear layer, a dropout or the
 function `attention.attend`, or hooks a layer. So attention reads the number of heads from the shapes it gets, because a
@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from minidist.model.attention import causal_attention
 from minidist.model.config import GPTConfig
 from minidist.model.dropout import ORIGIN, Dropout, Where
+from minidist.model.mlp import MLP, linear
+from minidist.model.moe import MoE
 
 Rotary: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines of the rotation at each position, both [T, d/2] for heads of d channels."""
@@ -131,7 +133,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             weight = torch.ones(parameter.shape, device="cpu", dtype=torch.float32)
             if weight.dim() > 1:
-                writes_to_residual = name.endswith(("output.weight", "down.weight"))
+                writes_to_residual = name.endswith(("output.weight", "down.weight", "down"))
                 deviation = 0.02 / (2 * self.config.layers) ** 0.5 if writes_to_residual else 0.02
                 weight.normal_(0, deviation, generator=generator)
             yield name, weight
@@ -146,13 +148,13 @@ class Layer(nn.Module):
         self.attention = Attention(config)
         self.attention_dropout = Dropout(config.dropout, site=2 * index)
         self.mlp_norm = RMSNorm(config.hidden, config.norm_epsilon)
-        self.mlp = MLP(config)
+        self.mlp = MoE(config, index) if config.experts else MLP(config.hidden, config.intermediate)
         self.mlp_dropout = Dropout(config.dropout, site=2 * index + 1)
 
     def forward(self, x: Tensor, rotary: Rotary, where: Where) -> Tensor:
         """Map the residual stream [B, T, D] to the next. It is a pure function, so it can be recomputed."""
         attended: Tensor = x + self.attention_dropout(self.attention(self.attention_norm(x), rotary), where)
-        mapped: Tensor = attended + self.mlp_dropout(self.mlp(self.mlp_norm(attended)), where)
+        mapped: Tensor = attended + self.mlp_dropout(self.mlp(self.mlp_norm(attended), where), where)
         return mapped
 
 
@@ -186,21 +188,6 @@ class Attention(nn.Module):
         return x.reshape(batch, time, channels // self.head_dim, self.head_dim).transpose(1, 2)
 
 
-class MLP(nn.Module):
-    """SwiGLU: a linear map, gated channel by channel by the silu of another."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.gate = linear(config.hidden, config.intermediate)
-        self.up = linear(config.hidden, config.intermediate)
-        self.down = linear(config.intermediate, config.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map every position of `x` [B, T, D] separately."""
-        mapped: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return mapped
-
-
 class RMSNorm(nn.Module):
     """Divide by the root mean square of the channels, and scale each channel by a learned weight."""
 
@@ -214,11 +201,6 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean_square = wide.square().mean(-1, keepdim=True)
         return self.weight * (wide * torch.rsqrt(mean_square + self.epsilon)).to(x.dtype)
-
-
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    """Linear map without bias: Llama has none."""
-    return nn.Linear(inputs, outputs, bias=False)
 
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:

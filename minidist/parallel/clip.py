@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.placement import counts, placement_of
+from minidist.parallel.placement import counts, expert_groups_of, placement_of
 
 
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit`; return the norm before, a scalar tensor.
 
     With plain data parallelism every rank holds all gradients, and finds the same norm without a message. With slices
-    (ZeRO), the squares of all ranks are added. Pass the `axes` along which ranks hold other parameters, those of tensor
-    parallelism and of the pipeline: their squares are added, too. What several ranks hold, only the first counts.
+    (ZeRO), and with experts that ranks have shared out, the squares of all ranks are added. Pass the `axes` along which
+    ranks hold other parameters, those of tensor parallelism and of the pipeline: their squares are added, too. What
+    several ranks hold, only the first counts.
 
     The norm is computed in float32 at least, since in float16 it would overflow at 65,504. If it is infinite or not a
     number, the gradients stay as they are: no scale could mend them, and the caller should skip the step. With a
@@ -34,13 +35,14 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
     """
     if not limit >= 0:
         raise ValueError(f"limit={limit} is no bound for a norm: give a positive number, or 0 for none")
-    by_axis: dict[Communicator | None, list[nn.Parameter]] = defaultdict(list)
+    by_axes: dict[tuple[Communicator, ...], list[nn.Parameter]] = defaultdict(list)  # along which others have more
     parameters = list(parameters)
     for parameter in parameters:
         if parameter.grad is not None:
-            placement = placement_of(parameter)
-            by_axis[placement.comm if placement else None].append(parameter)
-    gradients = [p.grad for several in by_axis.values() for p in several if p.grad is not None]
+            placement, groups = placement_of(parameter), expert_groups_of(parameter)
+            ranks = (*((placement.comm,) if placement else ()), *((groups.ep,) if groups else ()))
+            by_axes[ranks].append(parameter)
+    gradients = [p.grad for several in by_axes.values() for p in several if p.grad is not None]
     axes = tuple(comm for comm in axes if comm.size > 1)
     if not gradients and not axes:
         return torch.zeros(())
@@ -48,7 +50,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
     dtype = reduce(torch.promote_types, {parameter.dtype for parameter in parameters}, torch.float32)
     like = [*gradients, *parameters]
     nothing = like[0].new_zeros((), dtype=dtype) if like else torch.zeros((), dtype=dtype)
-    norm = _joint([_norm(several, comm, nothing) for comm, several in by_axis.items()], nothing)
+    norm = _joint([_norm(several, ranks, nothing) for ranks, several in by_axes.items()], nothing)
     for comm in axes:
         norm = _over_ranks(norm, comm)
     if 0 < limit < float("inf") and gradients:
@@ -57,11 +59,11 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
     return norm
 
 
-def _norm(parameters: list[nn.Parameter], comm: Communicator | None, nothing: Tensor) -> Tensor:
-    """Return the joint norm of the gradients that count here, and of those of the other ranks of `comm`."""
+def _norm(parameters: list[nn.Parameter], axes: tuple[Communicator, ...], nothing: Tensor) -> Tensor:
+    """Return the joint norm of the gradients that count here, and of those of the other ranks along `axes`."""
     gradients = [p.grad for p in parameters if p.grad is not None and counts(p)]
     norm = _joint(list(torch._foreach_norm(gradients, 2, dtype=nothing.dtype)) if gradients else [], nothing)
-    return norm if comm is None else _over_ranks(norm, comm)
+    return reduce(_over_ranks, (comm for comm in axes if comm.size > 1), norm)
 
 
 def _joint(norms: list[Tensor], nothing: Tensor) -> Tensor:

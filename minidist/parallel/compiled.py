@@ -29,7 +29,10 @@ AS_THEY_ARE = (
     "minidist.memory.adapters.nf4",
     "minidist.memory.precision.fp8",
     "minidist.memory.recompute",
+    "minidist.model.experts",
+    "minidist.model.moe",
     "minidist.parallel.adjoint",
+    "minidist.parallel.expert",
     "minidist.parallel.pipeline.weight_gradients",
 )
 """Modules that a compiler does not look into: it would make a graph for each layer, or break in their midst."""

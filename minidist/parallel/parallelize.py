@@ -1,6 +1,7 @@
 """A serial model, spread over a mesh: every strategy in one order.
 
     model, the same on every rank, with adapters if the recipe has some
+      │    expert parallelism                   leaves this rank's experts
       │ 1  tensor (and sequence) parallelism    leaves this rank's block of each matrix
       │ 2  pipeline                             leaves the layers of this rank's stages
       │    products in 8 bits                   of the layers that are left
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,10 +32,13 @@ from torch.optim.optimizer import ParamsT
 from minidist.collectives import broadcast
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.mesh import Mesh
+from minidist.model.moe import Load, rebalance, routed_in
+from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.clip import clip_by_global_norm
 from minidist.parallel.compiled import as_they_were, compile_blocks, name_of
 from minidist.parallel.context.context_parallel import attend_alone, check_context, parallelize_context
 from minidist.parallel.data.replicas import make_equal
+from minidist.parallel.expert.expert_parallel import parallelize_experts
 from minidist.parallel.optimizer.elementwise import check_elementwise
 from minidist.parallel.pipeline import with_communication
 from minidist.parallel.pipeline.actions import Plan
@@ -42,7 +47,7 @@ from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
 from minidist.parallel.placement import tensor_placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.replica import Optimizer, Replica
-from minidist.parallel.steps import adapt, blocks_of, recompute_blocks, replicate
+from minidist.parallel.steps import adapt, blocks_of, check_recipe_of_experts, recompute_blocks, replicate
 from minidist.parallel.tensor.plan import Plan as TensorPlan
 from minidist.parallel.tensor.plan import check_plan, split_equal
 from minidist.parallel.tensor.sequence import know_all_tokens
@@ -65,6 +70,8 @@ class Parallel:
         The strategy over the data axis.
     pipeline : Pipeline or None
         None if the mesh has no pipeline.
+    load : Load or None
+        How evenly the last step has loaded the experts of all ranks; None if the model has none.
     """
 
     model: nn.Module
@@ -73,6 +80,7 @@ class Parallel:
     loss: Loss
     replica: Replica
     pipeline: Pipeline | None = None
+    load: Load | None = None
 
     @property
     def kept(self) -> list[nn.Parameter]:
@@ -104,7 +112,7 @@ class Parallel:
         """
         if self.pipeline is not None:
             total = self.pipeline.step(inputs, targets, *arguments)
-            self._update_scales()
+            self._follow_up()
             return total
         if len(inputs) != (count := self.recipe.microbatches):
             raise ValueError(f"{len(inputs)} inputs, but the recipe has microbatches={count}: bring so many")
@@ -118,13 +126,14 @@ class Parallel:
                     loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         self.replica.synchronize()
-        self._update_scales()
+        self._follow_up()
         return total
 
-    def _update_scales(self) -> None:
-        """Let the scales of products in 8 bits follow this step: parts of one tensor lie on ranks of two axes."""
+    def _follow_up(self) -> None:
+        """Let the scales of products in 8 bits, and the biases of routers, follow what all ranks saw in this step."""
         if self.recipe.fp8:
-            update_scales(self.model, self.mesh.data, self.mesh.tp)
+            update_scales(self.model, self.mesh.data, self.mesh.tp)  # parts of one tensor lie on ranks of two axes
+        self.load = rebalance(self.model, partial(reduce_from, comm=self.mesh.world))
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT, elementwise: bool = False, **options: Any
@@ -134,7 +143,7 @@ class Parallel:
         `groups` are over this rank's parameters, those of `model`. Others are refused with ValueError.
         """
         optimizer = self.replica.optimizer(kind, groups, elementwise, **options)
-        if self.mesh.tp.size > 1:
+        if self.mesh.tp.size * self.mesh.ep.size > 1:
             check_elementwise(optimizer, elementwise)
         return optimizer
 
@@ -208,6 +217,7 @@ def check_fit(model: nn.Module, mesh: Mesh, recipe: Recipe, tensor_plan: TensorP
             check_context(model, mesh.layout.cp, recipe.cp_comm, recipe.cp_order, mesh.layout.tp)
         except ValueError as error:
             raise RecipeError(f"cp={mesh.layout.cp}: {error}") from None
+    check_recipe_of_experts(model, mesh, recipe)
     styles = check_plan(model, mesh.tp, tensor_plan, recipe.sequence) if mesh.layout.tp > 1 else {}
     return Fit(recipe, plan, styles)
 
@@ -259,6 +269,8 @@ def parallelize(
     adapt(model, fit.recipe, generator)
     if mesh.world.size > 1:
         make_equal(model, mesh.world)
+    if routed_in(model):
+        parallelize_experts(model, mesh, fit.recipe.ep_comm, fit.recipe.ep_fp8)
     tied, stages = tied_names(model), {0: model}
     if mesh.layout.tp > 1:
         split_equal(model, mesh.tp, fit.styles, fit.recipe.sequence)

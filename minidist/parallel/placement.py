@@ -3,6 +3,7 @@
 whole          weight [4, 6]     tensor parallelism gives a rank a block of it (`TensorPlacement`): columns 0 to 2
 block          [4, 3]            ZeRO gives a rank some elements of the block, flattened (`Placement`): 0 to 5
 copies         several ranks may hold the same elements; only one of them counts them (`counts`)
+experts        are a block of a stack, and have fewer copies than all else (`ExpertGroups`)
 """
 
 from __future__ import annotations
@@ -92,6 +93,29 @@ class Placement:
         return whole.flatten()[self.start : self.stop]
 
 
+def shard(parameter: Tensor, placement: TensorPlacement) -> None:
+    """Replace a parameter, in place, by this rank's slice of it, and free the rest.
+
+    A tied parameter stays tied, and is cut only once.
+
+    Raises
+    ------
+    ValueError
+        If the parameter was cut in another way before.
+    """
+    before = tensor_placement_of(parameter)
+    if before is None:
+        piece = placement.take(parameter.data)
+        parameter.data = piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
+        parameter.grad = None
+        parameter.tensor_placement = placement  # type: ignore[attr-defined]
+    elif (before.dim, before.bounds) != (placement.dim, placement.bounds) or placement.comm is not before.comm:
+        raise ValueError(
+            f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim}): give modules "
+            "that share a parameter styles that cut it alike, and split a model only once"
+        )
+
+
 def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
     """Return a slice of a parameter, for an optimizer to update: these flat `values`, with their record."""
     piece = nn.Parameter(values, parameter.requires_grad)
@@ -108,6 +132,25 @@ def placement_of(parameter: Tensor) -> Placement | None:
 def tensor_placement_of(parameter: Tensor) -> TensorPlacement | None:
     """Return the tensor-parallel record of a parameter, or of a slice of one; None if there is none."""
     return getattr(getattr(parameter, "block_of", parameter), "tensor_placement", None)
+
+
+@dataclass(frozen=True)
+class ExpertGroups:
+    """The record of shared-out experts: along `ep` ranks of the data axis hold others, along `copies` the same ones."""
+
+    ep: Communicator
+    copies: Communicator
+
+
+def expert_groups_of(parameter: Tensor) -> ExpertGroups | None:
+    """Return the record of experts, or of a slice of them, that ranks have shared out; None for all else."""
+    return getattr(getattr(parameter, "block_of", parameter), "expert_groups", None)
+
+
+def copies_of(parameter: Tensor, data: Communicator) -> Communicator:
+    """Return the ranks that hold the same as this one of a parameter: of experts their copies, else the data axis."""
+    groups = expert_groups_of(parameter)
+    return groups.copies if groups else data
 
 
 @dataclass(frozen=True)

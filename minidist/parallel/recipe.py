@@ -81,6 +81,8 @@ class Recipe:
     cp_comm, cp_order : str
         How attention reaches the tokens of other ranks, and in which order they lie, if there is context parallelism;
         see `parallelize_context`. The data axis is then dp and cp together.
+    ep_comm, ep_fp8 : str, bool
+        How tokens travel to experts on other ranks, and whether they do so in 8 bits; see `parallelize_experts`.
     """
 
     strategy: Strategy = "ddp"
@@ -101,11 +103,13 @@ class Recipe:
     node_ranks: int | None = None
     cp_comm: str = "ring"
     cp_order: str = "zigzag"
+    ep_comm: str = "direct"
+    ep_fp8: bool = False
 
     supported: ClassVar[Mapping[str, tuple[int | str, ...]]] = {
-        name: (0, 1, 2, 3, "cp", *ADAPTERS, "fp8", "zeropp")
+        name: (0, 1, 2, 3, "cp", "ep", *ADAPTERS, "fp8", "zeropp")
         if name in (NO_PIPELINE, "gpipe", "1f1b")
-        else (0, 1, "cp", *ADAPTERS, *(("fp8",) if name in ("naive", "interleaved") else ()))
+        else (0, 1, "cp", "ep", *ADAPTERS, *(("fp8",) if name in ("naive", "interleaved") else ()))
         for name in (NO_PIPELINE, *NAMES, OWN_PLAN)
     }
     """What can be combined with each schedule: stages of ZeRO, and options. 8 bits put no weight gradients off."""
@@ -163,8 +167,9 @@ class Recipe:
             yield f"ZeRO {self.zero} does not go with {row}: use ZeRO {offered}, or the schedule gpipe or 1f1b"
         yield from self._faults_of_data_axis(layout.dp * layout.cp)
         yield from self._faults_of_numbers(layout, row)
-        if layout.ep > 1:
-            yield f"no strategy uses the axis ep={layout.ep}: its ranks would keep copies of all experts: use ep=1"
+        if layout.ep > 1 and (self.strategy != "ddp" or self.zeropp or self.shard_ranks is not None):
+            what = self.strategy if self.strategy != "ddp" else "ZeRO++" if self.zeropp else "shard_ranks"
+            yield f"ep={layout.ep}: experts have fewer copies than all else, which {what} does not know: leave it out"
         if self.microbatches < 1:
             yield f"microbatches={self.microbatches}, but a step has at least 1"
         if own and self.microbatches not in (1, own.microbatches):

@@ -1,4 +1,4 @@
-"""Steps of `parallelize` that a recipe decides on: adapters, the strategy over the data axis, recomputation."""
+"""Steps of `parallelize` that a recipe decides on: adapters, experts, strategy over the data axis, recomputation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from torch import nn
 from minidist.memory.adapters import add_lora, add_qlora
 from minidist.memory.recompute.segments import recompute
 from minidist.mesh import Mesh
+from minidist.model.moe import routed_in
 from minidist.parallel.data.buckets import MIB
 from minidist.parallel.data.data_parallel import DDP
 from minidist.parallel.data.plain import NaiveDataParallel, ParameterServer
-from minidist.parallel.recipe import Recipe
+from minidist.parallel.expert.expert_parallel import check_experts
+from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.replica import Alone, Replica
 from minidist.parallel.sharded.fsdp import FSDP
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
@@ -22,6 +24,17 @@ def adapt(model: nn.Module, recipe: Recipe, generator: torch.Generator | None = 
     """Put adapters beside the layers of a serial model, if the recipe has some."""
     if recipe.lora:
         (add_qlora if recipe.qlora else add_lora)(model, recipe.lora, generator=generator)
+
+
+def check_recipe_of_experts(model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe or the mesh does not go with a model's experts, or with its having none."""
+    if recipe.fp8 and routed_in(model):
+        raise RecipeError("fp8=True multiplies linear layers in 8 bits, and experts are none: leave it out")
+    if mesh.layout.ep > 1 or routed_in(model):
+        try:
+            check_experts(model, mesh, recipe.ep_comm, recipe.ep_fp8)
+        except ValueError as error:
+            raise RecipeError(f"ep={mesh.layout.ep}: {error}") from None
 
 
 def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:

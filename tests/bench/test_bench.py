@@ -30,7 +30,7 @@ from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 from minidist.memory.precision import fp8
 from minidist.model import GPTConfig
-from minidist.model.gpt import MLP
+from minidist.model.mlp import MLP
 from minidist.parallel import DDP, FSDP, ZeRO1
 from minidist.parallel.replica import Alone
 

@@ -14,6 +14,7 @@ tokens, so that gradients are summed over dp and cp together. Who calls the mode
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import unwrap
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.model.gpt import Attend, Attention
+from minidist.model.moe import routed_in, sum_over
+from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.context.blocks import Across
 from minidist.parallel.context.gathered import Gathered
 from minidist.parallel.context.order import check_time, positions
@@ -58,6 +61,8 @@ def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring",
             module.attend = Ulysses(comm, order, serial)
         else:
             module.attend = Ring(comm, order, serial, stream) if stream else Gathered(comm, order, serial)
+    for layer in routed_in(model):
+        sum_over(layer, partial(reduce_from, comm=comm))
 
 
 def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 1) -> None:
@@ -90,7 +95,9 @@ def attending(model: nn.Module) -> list[Any]:
 
 
 def attend_alone(model: nn.Module) -> None:
-    """Let attention be as it was before `parallelize_context`."""
+    """Let attention, and what routers count, be as they were before `parallelize_context`."""
+    for layer in routed_in(model):
+        layer.whole = lambda mine: mine
     for module in attending(model):
         if isinstance(across := unwrap(module.attend), Across):
             module.attend = across.serial

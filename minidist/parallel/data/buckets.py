@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-from minidist.parallel.placement import tied_across
+from minidist.parallel.placement import expert_groups_of, tied_across
 
 MIB = 1 << 20
 
@@ -25,13 +25,14 @@ MIB = 1 << 20
 class Bucket:
     """Parameters whose gradients are reduced together.
 
-    The gradients stay where autograd has put them until `take` moves them into one flat tensor.
+    The gradients stay where autograd has put them until `take` moves them into one flat tensor. Ranks that hold the
+    same parameters reduce it on `link`.
     """
 
     flat: Tensor | None = None
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: list[nn.Parameter], link: Communicator) -> None:
+        self.parameters, self.link = parameters, link
         self.arrived: set[nn.Parameter] = set()  # in this backward
         self.taken: set[nn.Parameter] = set()  # whose gradients were taken since they were zeroed
         self.handle: Any = None
@@ -58,8 +59,8 @@ class FlatBucket(Bucket):
 
     flat: Tensor
 
-    def __init__(self, parameters: list[nn.Parameter], comm: Communicator) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: list[nn.Parameter], comm: Communicator, link: Communicator) -> None:
+        super().__init__(parameters, link)
         self.reduced = -1  # torch's count of changes when the gradients were reduced last
         self.flat = flat_buffer(parameters, comm)
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
@@ -141,9 +142,10 @@ def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:
     """Return what all parameters in one flat tensor must have in common.
 
     A parameter that another stage of a pipeline has, too, gets a flat tensor of its own: both stages then cut it alike.
+    Experts that ranks have shared out have other copies than all else.
     """
     alone = id(parameter) if tied_across(parameter) else None
-    return parameter.dtype, parameter.device, parameter.requires_grad, alone
+    return parameter.dtype, parameter.device, parameter.requires_grad, alone, expert_groups_of(parameter)
 
 
 def partition(parameters: list[nn.Parameter], bucket_bytes: int, first_bytes: int) -> list[list[nn.Parameter]]:

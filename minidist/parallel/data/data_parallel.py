@@ -29,6 +29,7 @@ from minidist.comm.stream import Stream
 from minidist.parallel.data.backward import BackwardEnd, Hook, remove_all
 from minidist.parallel.data.buckets import MIB, Bucket, FlatBucket, partition
 from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.placement import copies_of
 
 
 class Bucketed(DataParallel):
@@ -57,10 +58,12 @@ class Bucketed(DataParallel):
         first_bucket_bytes: int = MIB,
     ) -> None:
         super().__init__(model, comm, op, unused)
-        parts = partition(self.parameters_to_reduce[::-1], bucket_bytes, first_bucket_bytes)
-        self.buckets = [self._bucket(parameters) for parameters in parts]
-        self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.stream = comm.stream()
+        groups = [copies for copies in self.by_copies(self.parameters_to_reduce) if copies is not comm]
+        self.links = {comm: self.stream.comm} | {copies: copies.fork() for copies in groups}  # for the stream's thread
+        parts = partition(self.parameters_to_reduce[::-1], bucket_bytes, first_bucket_bytes)
+        self.buckets = [self._bucket(parameters, copies_of(parameters[0], comm)) for parameters in parts]
+        self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.line: list[Bucket] = []  # what is still to be launched in this backward
         self.unreduced: set[nn.Parameter] = set()  # whose gradients only `no_sync` has added up
         self.end = BackwardEnd(self._backward_ended, comm)
@@ -74,8 +77,8 @@ class Bucketed(DataParallel):
             bucket.adopt(parameter)
         self.zeroed = {parameter: parameter.grad for parameter in self.parameters_to_reduce}  # the zeros put there
 
-    def _bucket(self, parameters: list[nn.Parameter]) -> Bucket:
-        return FlatBucket(parameters, self.comm)
+    def _bucket(self, parameters: list[nn.Parameter], copies: Communicator) -> Bucket:
+        return FlatBucket(parameters, copies, self.links[copies])
 
     @abstractmethod
     def _launch(self, bucket: Bucket) -> Any:
@@ -152,22 +155,22 @@ class DDP(Bucketed):
     """All-reduce each bucket in place, so that every rank has all gradients. Arguments are those of `Bucketed`.
 
     A second backward adds to the first, as in a serial run: of gradients that are sums already, only rank 0's enter the
-    next sum. `torch.autograd.grad` runs no hooks, so it returns this rank's own gradients.
+    next sum (of experts, those of the first copy). `torch.autograd.grad` runs no hooks, so it returns this rank's own
+    gradients.
     """
 
     summed = False  # whether the gradients are those of all ranks
 
     def _launch(self, bucket: Bucket) -> Any:
-        return self.stream.launch(all_reduce, bucket.take(), self.stream.comm, self.op)
+        return self.stream.launch(all_reduce, bucket.take(), bucket.link, self.op)
 
     def _gradient_comes(self, *_: object) -> None:
         """Let gradients that are summed already, and the same on every rank, enter the next sum only once."""
         if self.summed:
             self.summed = False
-            if self.op == "sum" and self.comm.rank > 0:
-                for parameter in self.parameters_to_reduce:
-                    if parameter.grad is not None:
-                        parameter.grad.zero_()
+            for parameter in self.parameters_to_reduce if self.op == "sum" else ():
+                if parameter.grad is not None and copies_of(parameter, self.comm).rank > 0:
+                    parameter.grad.zero_()
         super()._gradient_comes()
 
     def _backward_ended(self) -> None:

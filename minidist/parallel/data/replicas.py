@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from minidist.collectives import broadcast
 from minidist.comm import Communicator, MismatchError
+from minidist.parallel.placement import expert_groups_of
 
 
 def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
     """Overwrite all parameters (without the `ignored` ones) and all buffers by rank 0's. Collective.
+
+    Experts that ranks have shared out are left as they are: they were equal before.
 
     Cost: one broadcast for each tensor, and the roll calls of `check_same`.
 
@@ -26,8 +29,9 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
         On every rank, for a complex parameter or buffer.
     """
     check_same(model, comm)
-    for tensor in [*(parameter for parameter in model.parameters() if parameter not in ignored), *model.buffers()]:
-        copy_from_root(tensor, comm)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor not in ignored and expert_groups_of(tensor) is None:
+            copy_from_root(tensor, comm)
 
 
 def check_same(model: nn.Module, comm: Communicator) -> None:
@@ -40,6 +44,7 @@ def check_same(model: nn.Module, comm: Communicator) -> None:
     described = [
         (name, tuple(tensor.shape), str(tensor.dtype), "trained" if tensor.requires_grad else "fixed")
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if expert_groups_of(tensor) is None  # ranks may have different numbers of experts
     ]
     for rank, other in enumerate(comm.roll_call(described)):
         if other != described:

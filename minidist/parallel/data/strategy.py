@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -13,6 +13,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.backward import hooked, kept_by_graph
 from minidist.parallel.data.replicas import copy_from_root, make_equal
+from minidist.parallel.placement import copies_of, expert_groups_of
 from minidist.parallel.replica import Replica
 
 
@@ -53,7 +54,18 @@ class DataParallel(nn.Module, Replica):
         self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
         self._check_unwrapped()
         self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
+        if op == "mean" and any(map(expert_groups_of, self.names)):
+            raise ValueError(
+                "op='mean' would divide shared-out experts by their copies, not by all ranks: use op='sum'"
+            )
         make_equal(model, comm, self.ignored)
+
+    def by_copies(self, parameters: Iterable[nn.Parameter]) -> dict[Communicator, list[nn.Parameter]]:
+        """Deal parameters out by the ranks that hold the same: all of the data axis, or fewer for experts."""
+        found: dict[Communicator, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            found.setdefault(copies_of(parameter, self.comm), []).append(parameter)
+        return found
 
     def _check_unwrapped(self) -> None:
         for parameter, name in self.names.items():
@@ -119,8 +131,9 @@ class DataParallel(nn.Module, Replica):
 
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step of any number of microbatches: one all-reduce, or its two halves."""
-        ranks, n = self.comm.size, sum(parameter.nbytes for parameter in self.parameters_to_reduce)
-        return "2 (P - 1)/P x bytes", 2 * (ranks - 1) / ranks * n
+        parts = self.by_copies(self.parameters_to_reduce).items()
+        sent = sum(2 * (comm.size - 1) / comm.size * sum(p.nbytes for p in several) for comm, several in parts)
+        return "2 (P - 1)/P x bytes" + ", of experts with P copies" * (len(parts) > 1), sent
 
     def _check_parameters(self) -> None:
         """Raise if the model has a trained parameter whose gradient nobody would reduce."""

@@ -13,17 +13,20 @@ If a weight has hooks, such as data parallelism's, its gradient comes from autog
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minidist.memory.precision.fp8 import Float8Multiply
+from minidist.model.experts import Counts, Experts, add_weight_gradient, grouped, products, weight_gradient
 from minidist.parallel.tensor.tensor_parallel import PartOfLinear
 
 
-class Product(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Product:
     """The factors of a weight's gradient: the layer's input [.., I], and the gradient of its output [.., O]."""
 
     weight: nn.Parameter
@@ -34,18 +37,37 @@ class Product(NamedTuple):
         """Return gᵀ x [O, I]."""
         return self.gradient.flatten(0, -2).T @ self.x.flatten(0, -2)
 
+    def add_to(self, total: Tensor) -> None:
+        """Add gᵀ x to `total` [O, I], by the product itself."""
+        total.addmm_(self.gradient.flatten(0, -2).T, self.x.flatten(0, -2))
+
     def add_up(self) -> bool:
-        """Add gᵀ x to the weight's gradient, if it has one and no hooks. Tell whether this was done."""
+        """Add it to the weight's gradient, if that has one and no hooks. Tell whether this was done."""
         weight = self.weight
         hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
         if weight.grad is None or hooked or weight.grad.dtype != self.x.dtype:
             return False
-        weight.grad.addmm_(self.gradient.flatten(0, -2).T, self.x.flatten(0, -2))
+        self.add_to(weight.grad)
         return True
 
 
+@dataclass(frozen=True, eq=False)
+class GroupedProduct(Product):
+    """The same of experts: the rows [M, I] and [M, O] are sorted by expert, and `counts` says how many each has."""
+
+    counts: Counts
+
+    def compute(self) -> Tensor:
+        """Return gᵀ x of each expert [E, O, I]."""
+        return weight_gradient(self.x, self.gradient, self.counts)
+
+    def add_to(self, total: Tensor) -> None:
+        """Add gᵀ x of each expert to `total` [E, O, I]."""
+        add_weight_gradient(total, self.x, self.gradient, self.counts)
+
+
 class WeightGradients:
-    """Computes the weight gradients of the linear layers in this rank's stages.
+    """Computes the weight gradients of the linear layers, and of the experts, in this rank's stages.
 
     Attributes
     ----------
@@ -58,11 +80,13 @@ class WeightGradients:
         self.waiting: list[Product] = []
 
     def take_over(self, module: nn.Module) -> None:
-        """Let all linear layers in `module`, cut or not, get their weight gradients from here."""
+        """Let all linear layers and experts in `module`, cut or not, get their weight gradients from here."""
         for layer in module.modules():
             if any(isinstance(part, Float8Multiply) for part in layer.children()):
                 continue  # its weight gradient is a product in 8 bits, too
-            if isinstance(layer, PartOfLinear):
+            if isinstance(layer, Experts):
+                layer.product = partial(multiply_grouped, self)
+            elif isinstance(layer, PartOfLinear):
                 layer.product = partial(multiply, self, layer, None)  # type: ignore[method-assign]
             elif type(layer) is nn.Linear:
                 layer.forward = partial(multiply, self, layer, layer.bias)  # type: ignore[method-assign]
@@ -73,10 +97,10 @@ class WeightGradients:
         return taken
 
 
-def compute(products: list[Product]) -> None:
+def compute(waiting: list[Product]) -> None:
     """Compute the products that were put off, and add them to `parameter.grad`."""
     with torch.no_grad():
-        left = [product for product in products if not product.add_up()]
+        left = [product for product in waiting if not product.add_up()]
     if left:
         torch.autograd.backward([Backward.apply(product.weight, product) for product in left])  # type: ignore[no-untyped-call]
 
@@ -86,31 +110,43 @@ def multiply(owner: WeightGradients, layer: nn.Linear, bias: nn.Parameter | None
     weight = layer.weight
     if not torch.is_grad_enabled() or not weight.requires_grad or not x.requires_grad:
         return nn.functional.linear(x, weight, bias)
-    y: Tensor = Multiply.apply(x, weight, owner)  # type: ignore[no-untyped-call]
+    y: Tensor = Multiply.apply(x, weight, owner, None)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias
 
 
+def multiply_grouped(owner: WeightGradients, rows: Tensor, weight: nn.Parameter, counts: Counts) -> Tensor:
+    """Return what `grouped` does. The owner computes the gradient of `weight` [E, O, I]."""
+    if not torch.is_grad_enabled() or not weight.requires_grad or not rows.requires_grad:
+        return grouped(rows, weight, counts)
+    return Multiply.apply(rows, weight, owner, counts)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class Multiply(torch.autograd.Function):
-    """x Wᵀ, whose backward computes the weight's gradient, or puts it off, as its owner says."""
+    """x Wᵀ, of experts with their counts, whose backward computes the weight's gradient, or puts it off."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, owner: WeightGradients) -> Tensor:
-        """Return [.., O] of x [.., I] and weight [O, I]."""
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, owner: WeightGradients, counts: Counts | None) -> Tensor:
+        """Return [.., O] of x [.., I] and weight [O, I], or [M, O] of x [M, I] and weight [E, O, I]."""
         ctx.save_for_backward(x, weight)
         # Hooks on saved tensors, such as recomputation's, may return a copy of the weight: keep the parameter itself.
-        ctx.parameter, ctx.owner = weight, owner
-        return nn.functional.linear(x, weight)
+        ctx.parameter, ctx.owner, ctx.counts = weight, owner, counts
+        return nn.functional.linear(x, weight) if counts is None else products(x, weight.mT, counts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         """Return the gradient of x, and that of the weight if autograd is to accumulate it."""
         x, weight = ctx.saved_tensors
         product = Product(ctx.parameter, x.detach(), gradient)
+        of_x = partial(torch.matmul, gradient, weight)
+        if ctx.counts is not None:
+            gradient = gradient.contiguous()
+            product = GroupedProduct(ctx.parameter, x.detach(), gradient, ctx.counts)
+            of_x = partial(products, gradient, weight, ctx.counts)
         if ctx.owner.put_off:
             ctx.owner.waiting.append(product)
         elif not product.add_up():
-            return gradient @ weight, product.compute(), None
-        return gradient @ weight, None, None
+            return of_x(), product.compute(), None, None
+        return of_x(), None, None, None
 
 
 class Backward(torch.autograd.Function):

@@ -210,7 +210,7 @@ class FSDP(ShardedModel):
         for same in (self.same, *self.same_across):
             same.step(f"reduce the gradients of {name or 'the root unit'}")
         for flat, gradient in gradients:
-            shard = flat.reduce(gradient, self.stream.comm, self.op)
+            shard = flat.reduce(gradient, self.op)
             if self.across is not None:
                 all_reduce(shard, self.across, self.op)
             flat.add_gradient(shard)

@@ -19,6 +19,7 @@ from minidist.comm import Communicator
 from minidist.comm.stream import Stream
 from minidist.parallel.data.backward import Hook, remove_all
 from minidist.parallel.meta import on_device
+from minidist.parallel.placement import copies_of
 from minidist.parallel.sharded.policy import Policy, Precision, precision_of, split
 from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, of_one_kind
@@ -148,15 +149,17 @@ class ShardedModel(Whole):
         Gradients of what is trained are reduced once.
         """
         ranks, group, m = self.comm.size, self.shard_comm.size, microbatches
-        n = sum(parameter.nbytes for parameter in self.module.parameters())
-        trained = sum(parameter.nbytes for parameter in self.parameters_to_reduce)
-        root = sum(parameter.nbytes for flat in self.root.flats for parameter in flat.parameters)
-        inside = (group - 1) / group * (2 * m * n + trained - m * root)
-        across = 2 * (1 - group / ranks) * trained / group
+        inside, n, trained = 0.0, 0, 0
+        for flat in self.flats:
+            times, size = 2 * m - m * (flat in self.root.flats), sum(parameter.nbytes for parameter in flat.parameters)
+            inside += (flat.link.size - 1) / flat.link.size * size * (times + flat.trained)
+            n, trained = n + size, trained + size * flat.trained
         if group == ranks:
             units = f"{2 * m + 1} x bytes" if trained == n else f"{2 * m} x bytes + those trained"
-            return f"(P - 1)/P x ({units} - {m} x root's)", inside
-        return f"the formula for groups of {group}", inside + across
+            return f"(P - 1)/P x ({units} - {m} x root's)" + ", of experts with P copies" * (
+                len(self.links) > 1
+            ), inside
+        return f"the formula for groups of {group}", inside + 2 * (1 - group / ranks) * trained / group
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:
         """Return this rank's tensors by category, for `Account`: shards, and gradients of any kind."""
@@ -173,6 +176,10 @@ class ShardedModel(Whole):
             self.shard_comm = comm.split(comm.rank // shard_ranks)
             self.across = comm.split(comm.rank % shard_ranks).fork()
         self.stream = self.shard_comm.stream()
+        groups = [copies for copies in self.by_copies(self.names) if copies is not comm]
+        if groups and shard_ranks is not None:
+            raise ValueError(f"shard_ranks={shard_ranks} knows no experts that ranks have shared out: leave it out")
+        self.links = {self.shard_comm: self.stream.comm} | {copies: copies.fork() for copies in groups}
         self.single = comm.split(comm.rank) if self.replicated else comm
         at_once = all(parameter.device.type != "cuda" for parameter in self.names)
         groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
@@ -187,11 +194,16 @@ class ShardedModel(Whole):
         kept = of_one_kind(parameter for parameter in mine if parameter in self.replicated)
         return [
             *(self._flat(kind, precision, allocate) for kind in cut),
-            *(Flat(kind, self.names, self.single, precision, replicated=True) for kind in kept),
+            *(Flat(kind, self.names, self.single, precision, None, True, self._link(kind)) for kind in kept),
         ]
 
+    def _link(self, parameters: list[nn.Parameter]) -> Communicator:
+        return self.links[copies_of(parameters[0], self.shard_comm)]
+
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
-        return Flat(parameters, self.names, self.shard_comm, precision, allocate)
+        comm, link = copies_of(parameters[0], self.shard_comm), self._link(parameters)
+        alone = comm is not self.shard_comm and comm.size == 1 and allocate is None  # experts with one copy
+        return Flat(parameters, self.names, comm, precision, allocate, alone, link)
 
     def _unshard(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
         """Make a unit whole, and begin to gather the one that is needed `then`."""

@@ -60,6 +60,8 @@ class Flat(Shard):
         This rank's own gradients of all elements, from when the first is collected until they are taken to be reduced.
     replicated : bool
         Every rank has all elements all the time: `comm` is this rank alone, and nothing is gathered or freed.
+    link : Communicator
+        On which the stream gathers the elements and reduces their gradients.
     """
 
     def __init__(
@@ -70,9 +72,10 @@ class Flat(Shard):
         precision: MixedPrecision,
         allocate: Allocate | None = None,
         replicated: bool = False,
+        link: Communicator | None = None,
     ) -> None:
         super().__init__(parameters, names, comm)
-        like, self.replicated = parameters[0], replicated
+        like, self.replicated, self.link = parameters[0], replicated, link or comm
         dtype = precision.parameters if precision.parameters and like.is_floating_point() else like.dtype
         self.device, self.trained, self.reduction = like.device, like.requires_grad, precision.reduction
         self.own: Tensor | None = None
@@ -110,18 +113,18 @@ class Flat(Shard):
         if self.values is not self.mine:
             self.mine.copy_(self.values)
 
-    def fetch(self, whole: Tensor, comm: Communicator) -> None:
+    def fetch(self, whole: Tensor) -> None:
         """Gather all elements from all ranks: one all-gather. Runs on the stream."""
         mine = self.mine.to(self.device, non_blocking=True)
         if mine.dtype != whole.dtype:  # cast to where it belongs: gathering then moves nothing of this rank's
             mine = whole[self.start : self.stop].copy_(mine)
-        all_gather(mine, comm, out=whole, counts=self.counts)
+        all_gather(mine, self.link, out=whole, counts=self.counts)
 
-    def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
+    def reduce(self, gradient: Tensor, op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
-        if not self.replicated and comm.size > 1:
-            return reduce_scatter(gradient, comm, op)
-        all_reduce(gradient, comm, op)  # in place: of one rank nothing is copied
+        if not self.replicated and self.link.size > 1:
+            return reduce_scatter(gradient, self.link, op)
+        all_reduce(gradient, self.link, op)  # in place: of one rank nothing is copied
         return gradient
 
     def stored(self) -> list[Tensor]:
@@ -189,14 +192,14 @@ class Unit:
     def unshard(self, stream: Stream[Communicator], same: SameSteps) -> None:
         """Begin to gather the parameters."""
         assert self.state is UnitState.SHARDED, "a unit is gathered once"
-        self.gathering = stream.launch(self._fetch, stream.comm, same, [make_room(flat.whole) for flat in self.cut])
+        self.gathering = stream.launch(self._fetch, same, [make_room(flat.whole) for flat in self.cut])
         self.state = UnitState.UNSHARDING
 
-    def _fetch(self, comm: Communicator, same: SameSteps, wholes: list[Tensor]) -> None:
+    def _fetch(self, same: SameSteps, wholes: list[Tensor]) -> None:
         """Gather the parameters. Runs on the stream."""
         same.step(f"gather {self.name or 'the root unit'}")
         for flat, whole in zip(self.cut, wholes, strict=True):
-            flat.fetch(whole, comm)
+            flat.fetch(whole)
 
     def wait_for_unshard(self) -> None:
         """Wait until the parameters are there."""

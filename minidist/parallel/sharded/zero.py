@@ -33,6 +33,7 @@ from minidist.comm import Communicator
 from minidist.parallel.data.backward import Hook
 from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
 from minidist.parallel.data.data_parallel import Bucketed
+from minidist.parallel.placement import copies_of
 from minidist.parallel.sharded.shard import Shard, Sharded
 
 
@@ -73,7 +74,10 @@ class ZeRO1(Sharded, Bucketed):
 
     def __init__(self, model: nn.Module, comm: Communicator, *args: Any, overlap: bool = False, **options: Any) -> None:
         super().__init__(model, comm, *args, **options)
-        self.shards = {bucket: BucketShard(bucket.parameters, self.names, comm) for bucket in self.buckets}
+        self.shards = {
+            bucket: BucketShard(bucket.parameters, self.names, copies_of(bucket.parameters[0], comm))
+            for bucket in self.buckets
+        }
         self.shard_of = {parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()}
         for shard in self.shards.values():
             shard.gradient = torch.zeros_like(shard.values)
@@ -97,11 +101,11 @@ class ZeRO1(Sharded, Bucketed):
                 self.gathering.pop(shard).wait()
 
     def _launch(self, bucket: Bucket) -> Any:
-        return self.stream.launch(self._reduce, self.shards[bucket], bucket.take())
+        return self.stream.launch(self._reduce, self.shards[bucket], bucket.take(), bucket.link)
 
-    def _reduce(self, shard: BucketShard, gradients: Tensor) -> None:
+    def _reduce(self, shard: BucketShard, gradients: Tensor, link: Communicator) -> None:
         """Reduce all ranks' gradients to this rank's shard of their sum. Runs on the stream."""
-        self._take_over(shard, reduce_scatter(gradients, self.stream.comm, self.op))
+        self._take_over(shard, reduce_scatter(gradients, link, self.op))
 
     def _take_over(self, shard: BucketShard, reduced: Tensor) -> None:
         """Replace the shard's gradient: the bucket holds the sum over all backwards."""
@@ -123,9 +127,9 @@ class ZeRO1(Sharded, Bucketed):
 
         With `updated`, only the buckets of these parameters are gathered; one that two optimizers update, twice.
         """
-        for shard in self.shards.values():
+        for bucket, shard in self.shards.items():
             if updated is None or any(parameter in updated for parameter in shard.parameters):
-                self.gathering[shard] = self.stream.launch(shard.publish, self.stream.comm)
+                self.gathering[shard] = self.stream.launch(shard.publish, bucket.link)
         if not self.overlap:
             self.wait()
 
@@ -142,8 +146,8 @@ class ZeRO2(ZeRO1):
 
     whole_gradients = False
 
-    def _bucket(self, parameters: list[nn.Parameter]) -> Bucket:
-        return Bucket(parameters)
+    def _bucket(self, parameters: list[nn.Parameter], copies: Communicator) -> Bucket:
+        return Bucket(parameters, self.links[copies])
 
     def _launch(self, bucket: Bucket) -> Any:
         if at := self.buckets.index(bucket):

@@ -69,10 +69,10 @@ class QuantisedFlat(Flat):
         Nothing is rounded: parameters are gathered to be read or kept, not to compute with.
     """
 
-    def __init__(self, nodes: Nodes, *args: Any) -> None:
+    def __init__(self, nodes: Nodes, *args: Any, **options: Any) -> None:
         self.nodes, self.exact = nodes, False
         self.second: Tensor | None = None
-        super().__init__(*args)
+        super().__init__(*args, **options)
         self.row = -(-self.counts[0] // BLOCK) * BLOCK  # elements of every rank's shard, filled up with zeros
 
     @property
@@ -88,11 +88,11 @@ class QuantisedFlat(Flat):
         super().publish()
         self.second = None
 
-    def fetch(self, whole: Tensor, comm: Communicator) -> None:
+    def fetch(self, whole: Tensor) -> None:
         """Gather all elements. Runs on the stream."""
         inside = self.nodes.inside
         if self.exact:
-            super().fetch(whole, comm)
+            super().fetch(whole)
         elif self.second is None:
             mine = whole.new_zeros(self.row)
             mine[: len(self.mine)] = self.mine
@@ -106,13 +106,13 @@ class QuantisedFlat(Flat):
         """Return what this rank has of the parameters between uses: the second partition, too."""
         return [self.mine] if self.second is None else [self.mine, self.second]
 
-    def reduce(self, gradient: Tensor, comm: Communicator, op: str) -> Tensor:
+    def reduce(self, gradient: Tensor, op: str) -> Tensor:
         """Return this rank's elements of the sum, or mean, of all ranks' whole gradients. Runs on the stream."""
-        rows = gradient.new_zeros(comm.size, self.row)  # one for each rank
+        rows = gradient.new_zeros(self.comm.size, self.row)  # one for each rank
         for row, part in zip(rows, torch.split(gradient, self.counts), strict=True):
             row[: len(part)] = part
         shard = self.nodes.reduce(rows)[: len(self.mine)]
-        return shard / comm.size if op == "mean" else shard
+        return shard / self.comm.size if op == "mean" else shard
 
 
 class ZeROPlusPlus(FSDP):
@@ -164,7 +164,8 @@ class ZeROPlusPlus(FSDP):
             flat.exact = False
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
-        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate)
+        link = self.links[self.shard_comm]
+        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate, link=link)
 
 
 def _swapped(rows: Tensor, outer: int) -> Tensor:

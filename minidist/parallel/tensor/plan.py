@@ -24,23 +24,34 @@ from minidist.comm import Communicator
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.data.replicas import make_equal
-from minidist.parallel.placement import TensorPlacement, tensor_placement_of
+from minidist.parallel.placement import TensorPlacement, shard, tensor_placement_of
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
 from minidist.parallel.tensor.styles import (
     ColumnParallel,
     ParallelRegion,
     RowParallel,
+    SplitTokens,
     Style,
     VocabularyParallel,
     linear_in,
 )
-from minidist.parallel.tensor.tensor_parallel import Boundary, shard, sum_gradient
+from minidist.parallel.tensor.tensor_parallel import Boundary, sum_gradient
 
 Plan: TypeAlias = Mapping[str, Style]
 
 
 def gpt_plan(config: GPTConfig) -> Plan:
-    """Return the plan for our GPT: attention by heads, the MLP by channels, embedding and head by words."""
+    """Return the plan for our GPT: attention by heads, MLPs by channels, embedding and head by words.
+
+    Routed experts are not cut: each rank sends its share of the tokens to them.
+    """
+    mlp = "layers.*.mlp.shared" if config.experts else "layers.*.mlp"
+    channels: Plan = {
+        mlp: ParallelRegion(),
+        f"{mlp}.gate": ColumnParallel(),
+        f"{mlp}.up": ColumnParallel(),
+        f"{mlp}.down": RowParallel(),
+    }
     key_value = ColumnParallel(heads=config.key_value_heads, shared=True)
     return {
         "embedding": VocabularyParallel(),
@@ -49,10 +60,8 @@ def gpt_plan(config: GPTConfig) -> Plan:
         "layers.*.attention.key": key_value,
         "layers.*.attention.value": key_value,
         "layers.*.attention.output": RowParallel(heads=config.heads),
-        "layers.*.mlp": ParallelRegion(),
-        "layers.*.mlp.gate": ColumnParallel(),
-        "layers.*.mlp.up": ColumnParallel(),
-        "layers.*.mlp.down": RowParallel(),
+        **(channels if config.shared_experts or not config.experts else {}),
+        **({"layers.*.mlp.routed": SplitTokens()} if config.experts else {}),
         "head": ColumnParallel(),  # its logits stay split: the loss is vocabulary_parallel_cross_entropy_sum
     }
 
@@ -141,7 +150,8 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
             shard(parameter, TensorPlacement(name, parameter.shape, None, nowhere, comm.size, comm))
             around = _around(name, styles)
             some_channels = any(style.enters for style in around) and not any(style.leaves for style in around)
-            some_tokens = sequence and not any(style.splits_sequence for style in around)
+            split = sequence or any(style.splits_tokens for style in around)
+            some_tokens = split and not any(style.splits_sequence for style in around)
             if some_channels or some_tokens:
                 sum_gradient(parameter, comm)
 

@@ -25,7 +25,7 @@ weights' gradients; Korthikanti et al. keep the shard and gather it again in bac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,7 @@ from torch import Tensor, nn
 from minidist.comm import Communicator
 from minidist.model.dropout import Dropout, Where
 from minidist.parallel.adjoint import all_gather, reduce_scatter, scatter_to
-from minidist.parallel.tensor.tensor_parallel import Boundary
-
-TIME = 1  # the dim of [B, T, D] that is split
+from minidist.parallel.tensor.tensor_parallel import TIME, Boundary, where_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,14 @@ class SequenceBoundary(Boundary):
         """Return this rank's tokens [B, T/P, D] of the sum of all ranks' `x` [B, T, D]. Raises as `check_time`."""
         check_time(x.shape[TIME], self.comm)
         return reduce_scatter(x, self.comm, TIME)
+
+    def take_tokens(self, x: Tensor, where: Where) -> tuple[Tensor, Where]:
+        """Return `x` [B, T/P, D], which is this rank's share already, and where these tokens are."""
+        return x, where_of(x.shape[TIME] * self.comm.size, where, self.comm, x.device)
+
+    def join_tokens(self, x: Tensor, time: int) -> Tensor:
+        """Return `x`, which stays split."""
+        return x
 
 
 def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
@@ -72,9 +78,7 @@ def split_dropout(dropout: Dropout, comm: Communicator) -> None:
 
     def shift(_: nn.Module, inputs: tuple[Tensor, Where]) -> tuple[Tensor, Where]:
         x, where = inputs
-        time = x.shape[TIME]
-        positions = where.position_numbers(time * comm.size, x.device)  # [T]
-        return x, replace(where, positions=positions[time * comm.rank : time * (comm.rank + 1)])
+        return x, where_of(x.shape[TIME] * comm.size, where, comm, x.device)
 
     dropout.register_forward_pre_hook(shift)
 

@@ -5,6 +5,7 @@
     VocabularyParallel  cuts an embedding's words
     ParallelRegion      a module around column- and row-parallel layers: its input enters once, for all of them
     SplitSequence       a module that every rank computes whole, and whose output is split along the sequence
+    SplitTokens         routed experts: each rank sends its share of the tokens to theirs
 
 A plan (`plan.py`) gives modules their styles. A layer with an adapter W + BA is cut as W is: columns cut B, rows cut A.
 """
@@ -13,22 +14,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minidist.comm import Communicator
 from minidist.memory.adapters.lora import LoRALinear
-from minidist.parallel.placement import Bounds, TensorPlacement
+from minidist.model.dropout import Where
+from minidist.model.moe import RoutedExperts, sum_over
+from minidist.parallel.adjoint import reduce_from
+from minidist.parallel.placement import Bounds, TensorPlacement, shard
 from minidist.parallel.tensor.sequence import split_sequence
 from minidist.parallel.tensor.tensor_parallel import (
+    TIME,
     Boundary,
     ColumnParallelLinear,
     RowParallelLinear,
     VocabularyParallelEmbedding,
     bounds_of,
-    shard,
     sum_gradient,
 )
 
@@ -47,12 +52,15 @@ class Style(ABC):
         Whole parameters inside, such as a bias, are used after the sum over channels.
     splits_sequence : bool
         With sequence parallelism the output is split; whole parameters inside see all tokens.
+    splits_tokens : bool
+        Each rank computes some tokens, also without sequence parallelism; whole parameters inside see these only.
     """
 
     kind: ClassVar[type[nn.Module]] = nn.Module
     enters: ClassVar[bool] = False
     leaves: ClassVar[bool] = False
     splits_sequence: ClassVar[bool] = False
+    splits_tokens: ClassVar[bool] = False
 
     def bounds(self, module: Any, name: str, comm: Communicator) -> tuple[Bounds, int]:
         """Return what each rank is to hold, and how many ranks hold the same. Raises ValueError if it cannot be cut."""
@@ -182,6 +190,27 @@ class SplitSequence(Style):
     def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
         """Hook the module."""
         module.register_forward_hook(lambda module, inputs, x: split_sequence(x, boundary.comm))
+        return module
+
+
+class SplitTokens(Style):
+    """Let each rank route its share of the tokens. Every rank has the whole router."""
+
+    kind = RoutedExperts
+    splits_tokens = True
+
+    def apply(self, module: RoutedExperts, name: str, boundary: Boundary, entered: bool) -> nn.Module:
+        """Hook the module."""
+        sum_over(module, partial(reduce_from, comm=boundary.comm))
+        times: list[int] = []  # of the tokens that come to the module
+
+        def take(_: nn.Module, inputs: tuple[Tensor, Where]) -> tuple[Tensor, Where]:
+            x, where = inputs
+            times.append(x.shape[TIME])
+            return boundary.take_tokens(x, where)
+
+        module.register_forward_pre_hook(take)
+        module.register_forward_hook(lambda module, inputs, x: boundary.join_tokens(x, times.pop()))
         return module
 
 

@@ -19,7 +19,7 @@ a matrix [d, D]. (Ainslie et al. 2023.) All other costs are those of `plain.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -28,9 +28,12 @@ from torch import Tensor, nn
 
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
-from minidist.parallel.adjoint import copy_to, gather_from, reduce_from
-from minidist.parallel.placement import Bounds, TensorPlacement, tensor_placement_of
+from minidist.model.dropout import Where
+from minidist.parallel.adjoint import copy_to, gather_from, reduce_from, scatter_to
+from minidist.parallel.placement import Bounds
 from minidist.parallel.tensor.vocabulary import check_ids, part_of
+
+TIME = 1  # the dim of [B, T, D] along which tokens are split
 
 # ---------------------------------------------------------------- what each rank holds
 
@@ -60,29 +63,6 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
     return tuple(parts[rank // copies] for rank in range(ranks)), copies
 
 
-def shard(parameter: Tensor, placement: TensorPlacement) -> None:
-    """Replace a parameter, in place, by this rank's slice of it, and free the rest.
-
-    A tied parameter stays tied, and is cut only once.
-
-    Raises
-    ------
-    ValueError
-        If the parameter was cut in another way before.
-    """
-    before = tensor_placement_of(parameter)
-    if before is None:
-        piece = placement.take(parameter.data)
-        parameter.data = piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
-        parameter.grad = None
-        parameter.tensor_placement = placement  # type: ignore[attr-defined]
-    elif (before.dim, before.bounds) != (placement.dim, placement.bounds) or placement.comm is not before.comm:
-        raise ValueError(
-            f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim}): give modules "
-            "that share a parameter styles that cut it alike, and split a model only once"
-        )
-
-
 def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
     """Make backward sum a parameter's gradient over `comm`, where each rank computes some of its terms.
 
@@ -102,6 +82,12 @@ def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
 # ---------------------------------------------------------------- the border of a region
 
 
+def where_of(time: int, where: Where, comm: Communicator, device: torch.device) -> Where:
+    """Return where this rank's share of `time` tokens is; `where` is that of all of them."""
+    positions = where.position_numbers(time, device)  # [T]
+    return replace(where, positions=torch.split(positions, cut(time, comm.size))[comm.rank])
+
+
 class Copies(dict[int, Communicator]):
     """Communicators of ranks that hold the same slice, by the number of these ranks."""
 
@@ -119,6 +105,14 @@ class Boundary:
     def leave(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' `x` [B, T, D]."""
         return reduce_from(x, self.comm)
+
+    def take_tokens(self, x: Tensor, where: Where) -> tuple[Tensor, Where]:
+        """Return this rank's share of `x` [B, T, D], along T, and where these tokens are."""
+        return scatter_to(x, self.comm, TIME), where_of(x.shape[TIME], where, self.comm, x.device)
+
+    def join_tokens(self, x: Tensor, time: int) -> Tensor:
+        """Return all ranks' shares, `time` tokens long together, on every rank."""
+        return gather_from(x, self.comm, TIME, time)
 
     def sharing(self, copies: int) -> Communicator:
         """Return the communicator of the `copies` neighbours that hold the same slice. Collective the first time."""

@@ -1,0 +1,106 @@
+"""Experts: several MLPs whose matrices are stacked, each for some of the rows.
+
+    rows, sorted by expert      r r r r │ r │ │ r r         counts [4, 1, 0, 2]
+    gate, up [E, F, D]          expert 0 │ 1 │2│ 3          one product for each expert that has rows
+    down     [E, D, F]
+
+An expert without rows computes nothing, and its gradient is zero, not missing: the stack is one parameter. The products
+are called *grouped*. On GPUs that have one, a single kernel computes all of them; elsewhere a loop does, which writes
+each product where it belongs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minidist.model.attention import at_autocast
+
+Counts: TypeAlias = list[int]
+"""How many rows each expert has."""
+
+KERNEL_DEVICES = ("cuda",)  # where torch's grouped kernel is worth asking for
+
+
+class Experts(nn.Module):
+    """SwiGLU of E experts; a rank may hold some of them.
+
+    `product` is a plain function. A pipeline that puts weight gradients off replaces it.
+    """
+
+    def __init__(self, experts: int, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(experts, intermediate, hidden))
+        self.up = nn.Parameter(torch.empty(experts, intermediate, hidden))
+        self.down = nn.Parameter(torch.empty(experts, hidden, intermediate))
+        self.product = grouped
+
+    def forward(self, rows: Tensor, counts: Counts) -> Tensor:
+        """Map rows [M, D], sorted by expert; `counts` has one number for each expert, and they add up to M."""
+        gated = F.silu(self.product(rows, self.gate, counts)) * self.product(rows, self.up, counts)
+        return self.product(gated, self.down, counts)
+
+
+def grouped(rows: Tensor, weight: nn.Parameter, counts: Counts) -> Tensor:
+    """Return x Wᵀ [M, O] for the rows x [M, I] of each expert, and its matrix W in `weight` [E, O, I]."""
+    product: Tensor = Grouped.apply(*at_autocast(rows, weight), counts)  # type: ignore[no-untyped-call]
+    return product
+
+
+class Grouped(torch.autograd.Function):
+    """`grouped`, whose backward is grouped as well."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Counts) -> Tensor:
+        """Return [M, O]."""
+        ctx.save_for_backward(rows, weight)
+        ctx.counts = counts
+        return products(rows, weight.mT, counts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        """Return the gradients of the rows and of the weight."""
+        rows, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_weight = weight_gradient(rows, gradient, ctx.counts) if ctx.needs_input_grad[1] else None
+        return products(gradient, weight, ctx.counts), of_weight, None
+
+
+def products(rows: Tensor, matrices: Tensor, counts: Counts) -> Tensor:
+    """Return the product of each expert's rows [M, I] and its matrix, in `matrices` [E, I, O]: [M, O]."""
+    if has_kernel(rows, matrices):
+        return F.grouped_mm(rows, matrices, offs=_ends(counts, rows.device))
+    found = rows.new_empty(len(rows), matrices.shape[2])
+    for x, matrix, y in zip(torch.split(rows, counts), matrices, torch.split(found, counts), strict=True):
+        torch.mm(x, matrix, out=y)
+    return found
+
+
+def weight_gradient(rows: Tensor, gradient: Tensor, counts: Counts) -> Tensor:
+    """Return gᵀ x [E, O, I] of each expert's rows x [M, I] and the gradients g [M, O] of their products."""
+    if has_kernel(rows, gradient):
+        return F.grouped_mm(gradient.mT, rows, offs=_ends(counts, rows.device))
+    found = rows.new_empty(len(counts), gradient.shape[1], rows.shape[1])
+    for x, g, of_expert in zip(torch.split(rows, counts), torch.split(gradient, counts), found, strict=True):
+        torch.mm(g.T, x, out=of_expert)  # zeros for no rows
+    return found
+
+
+def add_weight_gradient(total: Tensor, rows: Tensor, gradient: Tensor, counts: Counts) -> None:
+    """Add gᵀ x of each expert to `total` [E, O, I], by the product itself."""
+    for x, g, of_expert in zip(torch.split(rows, counts), torch.split(gradient, counts), total, strict=True):
+        of_expert.addmm_(g.T, x)
+
+
+def has_kernel(rows: Tensor, others: Tensor) -> bool:
+    """Tell whether torch's grouped kernel takes these: bfloat16, and sizes that are multiples of 16 bytes."""
+    sizes = (*rows.shape[1:], *others.shape[1:])
+    return rows.device.type in KERNEL_DEVICES and rows.dtype == torch.bfloat16 and not any(size % 8 for size in sizes)
+
+
+def _ends(counts: Counts, device: torch.device) -> Tensor:
+    """Return where each expert's rows end."""
+    return torch.tensor(counts).cumsum(0).to(device, torch.int32)

@@ -1,0 +1,143 @@
+"""`plain.py` with one product for each expert, whoever sent its rows; and with two ways to send fewer bytes.
+
+    plain.py                  here
+    told                      `Route`: the counts, and from them the order of the rows on each leg
+    all_to_all, there         `Route.there`, which ends by sorting the rows by expert
+    experts, sender by sender one call for all senders
+    all_to_all, back          `Route.back`: each leg undone, the last one first
+
+A *hierarchical* exchange goes inside nodes first. Rank i of a node gets from its neighbours all that any of them sends
+to the ranks i of other nodes, and passes it on: on N nodes of G ranks, a rank sends N - 1 messages to other nodes
+instead of G (N - 1), each G times as long. The bytes between nodes are the same; up to as many again move inside.
+(Rajbhandari et al. 2022, DeepSpeed-MoE, section 5.2; Nie et al. 2022, HetuMoE.)
+
+With *fp8*, rows travel to the experts as 8-bit floats, each 128 channels with a scale of 4 bytes: 1 + 4/128 bytes an
+element. What comes back, and all gradients, keep their dtype, since sums of 8-bit numbers would lose too much.
+(DeepSeek-AI 2024, V3, section 3.3.2.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minidist import collectives
+from minidist.collectives.fast import cut
+from minidist.comm import Communicator
+from minidist.memory.precision.blocks import pack_float8, unpack_float8
+from minidist.model.experts import Counts, Experts
+from minidist.parallel.adjoint import Linear
+
+
+class Levels(NamedTuple):
+    """The ranks of this one's node, and its counterparts on all nodes; rank r is number r % G of node r // G."""
+
+    inside: Communicator
+    across: Communicator
+
+
+class Dispatch:
+    """A `Compute`: rows, sorted by expert, go to the experts of all ranks and come back. Calling it is collective.
+
+    Parameters
+    ----------
+    experts : Experts
+        Those of this rank; experts are numbered by rank, in the cut of `numpy.array_split`.
+    comm : Communicator
+        The ranks that share the experts.
+    levels : Levels, optional
+        Send in this hierarchy of the same ranks.
+    fp8 : bool
+        Send the rows to their experts in 8 bits.
+    """
+
+    def __init__(self, experts: Experts, comm: Communicator, levels: Levels | None = None, fp8: bool = False) -> None:
+        self.experts, self.comm, self.levels, self.fp8 = experts, comm, levels, fp8
+
+    def __call__(self, rows: Tensor, counts: Counts) -> Tensor:
+        """Return what the experts make of `rows` [M, D]; the `counts` are of all E experts."""
+        route = Route(counts, self.comm, self.levels, rows.device)
+        there = (lambda x: in_float8(route.there, x)) if self.fp8 else route.there
+        received: Tensor = Linear.apply(rows, there, route.back)  # type: ignore[no-untyped-call]
+        made = self.experts(received, route.counts)
+        back: Tensor = Linear.apply(made, route.back, route.there)  # type: ignore[no-untyped-call]
+        return back
+
+
+def in_float8(send: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Send rows [M, D] in 8 bits; return those that came, in the dtype of `rows`."""
+    return unpack_float8(send(pack_float8(rows)), rows.shape[1]).to(rows.dtype)
+
+
+class Leg(NamedTuple):
+    """An exchange among the ranks of `comm`: rows are put in an order, then some are sent to each rank."""
+
+    order: Tensor
+    comm: Communicator
+    sent: list[int]
+    received: list[int]
+
+
+class Route:
+    """How the rows of one forward travel. Making it sends counts: one small all-to-all on each leg.
+
+    Attributes
+    ----------
+    counts : list of int
+        The rows that come to each expert of this rank.
+    """
+
+    def __init__(self, counts: Counts, comm: Communicator, levels: Levels | None, device: torch.device) -> None:
+        inside, across = levels or (comm, None)
+        self.device = torch.device("cpu") if device.type == "meta" else device
+        held = cut(len(counts), comm.size)
+        table = torch.zeros(comm.size, held[0], dtype=torch.int64)  # by rank and expert; the first ranks hold most
+        for row, of_rank in zip(table, torch.split(torch.tensor(counts), held), strict=True):
+            row[: len(of_rank)] = of_rank
+        table = table.view(-1, inside.size, held[0])  # [N, G, experts]
+        self.legs: list[Leg] = []
+        table = self._exchange(table, inside)
+        if across is not None:
+            table = self._exchange(table, across)
+        table = table.transpose(0, 1) if across is None else table
+        self.last = order_of(table, (2, 0, 1)).to(self.device)  # by expert, and of each expert by sender
+        self.counts = table.sum((0, 1))[: held[comm.rank]].tolist()
+
+    def _exchange(self, table: Tensor, comm: Communicator) -> Tensor:
+        """Add a leg to the ranks of the second dim; return the counts that come, by sender in the first dim."""
+        order, leaving = order_of(table, (1, 0, 2)), table.transpose(0, 1).contiguous()
+        arriving = collectives.all_to_all(leaving.to(self.device), comm).cpu()
+        sums = (part.sum((1, 2)).tolist() for part in (leaving, arriving))
+        self.legs.append(Leg(order.to(self.device), comm, *sums))
+        return arriving
+
+    def there(self, rows: Tensor) -> Tensor:
+        """Send rows [M, ...] on their way; return those that come, sorted by expert."""
+        for order, comm, sent, received in self.legs:
+            rows = collectives.all_to_all(rows[order], comm, "auto", sent, received)
+        return rows[self.last]
+
+    def back(self, rows: Tensor) -> Tensor:
+        """Send rows in the order of `there`'s result back; return them in the order of what was sent."""
+        rows = undone(rows, self.last)
+        for order, comm, sent, received in reversed(self.legs):
+            rows = undone(collectives.all_to_all(rows, comm, "auto", received, sent), order)
+        return rows
+
+
+def order_of(table: Tensor, dims: tuple[int, int, int]) -> Tensor:
+    """Return the order that sorts rows, which lie in blocks with these counts [a, b, c], by other dims first."""
+    starts = (table.flatten().cumsum(0) - table.flatten()).view(table.shape).permute(dims).flatten()
+    lengths = table.permute(dims).flatten()
+    shift = starts - (lengths.cumsum(0) - lengths)
+    return torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
+
+
+def undone(rows: Tensor, order: Tensor) -> Tensor:
+    """Return the rows x of which `rows` are x[order]."""
+    before = torch.empty_like(rows)
+    before[order] = rows
+    return before

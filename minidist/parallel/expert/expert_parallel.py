@@ -1,0 +1,98 @@
+"""Experts of a serial model, shared out among ranks; all other parameters stay as they are.
+
+    dp x cp ranks        edp copies of a group of ep neighbours; along tp, too, ranks have other experts
+    router, attention    on every rank; gradients are summed over dp and cp together
+    expert e             on one rank of each group of ep x tp; gradients are summed over its edp copies
+
+A rank's gradient of an expert has the terms of all tokens that came to it, from all ranks of its group. So the sum over
+the copies is the whole gradient: nothing is divided by ep, and nothing counts ep times. Whole experts are shared out
+along tp as well, instead of cutting each: the matrices stay large. There each rank routes some of the tokens (see
+`SplitTokens`), which without sequence parallelism all ranks have.
+
+The record of an expert's parameter (`TensorPlacement`, along dim 0) says which experts these are, and `ExpertGroups`
+among which ranks; data parallelism, ZeRO, clipping and checkpoints read them. (Singh et al. 2023; Liu et al. 2025,
+"MoE parallel folding".)
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate, groupby, pairwise
+from typing import Literal, TypeAlias, get_args
+
+from torch import nn
+
+from minidist.collectives.fast import cut
+from minidist.mesh import Mesh
+from minidist.model.moe import RoutedExperts, routed_in
+from minidist.parallel.expert.dispatch import Dispatch, Levels
+from minidist.parallel.expert.plain import plain_dispatch
+from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard
+
+Way: TypeAlias = Literal["direct", "hierarchical", "plain"]
+WAYS: tuple[str, ...] = get_args(Way)
+
+
+def parallelize_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool = False) -> None:
+    """Leave this rank's experts of a serial model, in place. Collective.
+
+    Apply it before tensor parallelism, and before any strategy over the data axis. All ranks must have the same values.
+
+    Parameters
+    ----------
+    way : {"direct", "hierarchical", "plain"}
+        How rows travel: in one exchange, inside nodes first (see `dispatch.py`), or as on the plain page.
+    fp8 : bool
+        Send rows to their experts in 8 bits.
+
+    Raises
+    ------
+    ValueError
+        As `check_experts`.
+    """
+    check_experts(model, mesh, way, fp8)
+    comm = mesh.over("ep", "tp")
+    if comm.size == 1:
+        return
+    groups = ExpertGroups(mesh.ep, mesh.data if mesh.layout.ep == 1 else mesh.over("edp"))
+    size = len(comm.node)
+    inwards = way == "hierarchical"
+    levels = Levels(comm.split(comm.rank // size), comm.split(comm.rank % size)) if inwards else None
+    for name, layer in model.named_modules():
+        if isinstance(layer, RoutedExperts):
+            bounds = tuple(pairwise((0, *accumulate(cut(layer.config.experts, comm.size)))))
+            for label, parameter in layer.experts.named_parameters():
+                full = f"{name}.experts.{label}"
+                shard(parameter, TensorPlacement(full, parameter.shape, 0, bounds, 1, comm))
+                parameter.expert_groups = groups  # type: ignore[attr-defined]
+            plain = partial(plain_dispatch, experts=layer.experts, comm=comm)
+            layer.compute = plain if way == "plain" else Dispatch(layer.experts, comm, levels, fp8)
+
+
+def check_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool = False) -> None:
+    """Find out whether a model's experts can be shared out over a mesh. Sends nothing.
+
+    Raises
+    ------
+    ValueError
+        If there is no such way, or there are no experts, or fewer than ranks of `ep` and `tp` together; for
+        "hierarchical", unless such a group has several nodes of as many neighbouring ranks each.
+    """
+    layout, found = mesh.layout, routed_in(model)
+    groups = layout.groups(("ep", "tp"))
+    if way not in WAYS:
+        raise ValueError(f"there is no way {way!r} to reach experts: choose one of {', '.join(WAYS)}")
+    if way == "plain" and fp8:
+        raise ValueError("the plain page sends nothing in 8 bits: use the way 'direct', or leave fp8 out")
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no experts to share out: give it some, or use ep=1")
+    if (experts := found[0].config.experts) < (ranks := len(groups[0])):
+        raise ValueError(f"{experts} experts are fewer than the {ranks} ranks of ep and tp: use at most {experts}")
+    for group in groups if way == "hierarchical" and ranks > 1 else ():
+        nodes = [key for key, _ in groupby(group, key=lambda rank: mesh.world.nodes[rank])]
+        sizes = [len(set(node) & set(group)) for node in nodes]
+        if len(nodes) == 1 or len(set(nodes)) < len(nodes) or set(sizes) != {sizes[0]} or sizes[0] == 1:
+            raise ValueError(
+                f"a hierarchical exchange needs several nodes of as many ranks each, at least 2, but the ranks "
+                f"{', '.join(map(str, group))} lie on nodes of {', '.join(map(str, sizes))}: use the way 'direct'"
+            )
