@@ -78,9 +78,12 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     for axis, what in (("tp", "activations"), ("pp", "activations"), ("cp", "keys and values")):
         if getattr(mesh.layout, axis) > 1:
             rows.append((f"bytes of {what} sent along {axis}", sent[axis]))
+    if mesh.layout.ep > 1:
+        rows.append(("bytes of tokens sent to experts and back", sent["ep"]))
     if mesh.data.size > 1 and parallel.strategy == "ddp":
         what = "gradients and parameters" if parallel.zero else "gradients"
-        rows.append((f"bytes of {what} sent by rank 0", sent["dp"]))
+        both = sum(counted for axis, counted in outcome.sent.items() if axis in ("dp", "edp"))  # experts' copies, too
+        rows.append((f"bytes of {what} sent by rank 0", format_sent(both, "{:,}".format)))
         if mesh.layout.pp == 1 or parallel.zero < 2:
             label, formula = trainer.parallel.replica.volume(parallel.accumulate)
             rows.append((f"    {label} x steps", f"{formula * len(outcome.history):,.0f}"))

@@ -122,6 +122,8 @@ def spreading(trainer: Trainer) -> str:
         words.append(f"pp={layout.pp} ({schedule}, {trainer.recipe.microbatches} microbatches)")
     if layout.cp > 1:
         words.append(f"cp={layout.cp} ({parallel.cp_comm}, {parallel.cp_order} order)")
+    if layout.ep > 1:
+        words.append(f"ep={layout.ep} ({parallel.ep_comm}{', in 8 bits' * parallel.ep_fp8})")
     if layout.tp > 1:
         words.append(f"tp={layout.tp}{' (with sequence parallelism)' if parallel.sp else ''}")
     return " ".join(words)

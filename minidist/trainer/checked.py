@@ -68,7 +68,7 @@ def layout_of(config: Config, ranks: int) -> Layout:
     asked = config.parallel
     with retold(ConfigError, ValueError):
         others = asked.pp * asked.cp * asked.tp
-        layout = Layout(asked.dp or max(1, ranks // others), asked.pp, asked.cp, asked.tp)
+        layout = Layout(asked.dp or max(1, ranks // others), asked.pp, asked.cp, asked.tp, asked.ep)
         layout.check(ranks)
     if (data := layout.dp * layout.cp) % (asked.hsdp or 1):
         raise ConfigError(f"--hsdp {asked.hsdp} must divide the {data} ranks of the data axis into groups of one size")
@@ -100,6 +100,11 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         raise ConfigError(
             f"{flags}: the {time} tokens of a sequence are not shared out evenly: use a --sequence "
             f"that {multiple} divides, such as {time // multiple * multiple or multiple}"
+        )
+    if sizes.experts and config.data.by_length and multiple > 1:
+        raise ConfigError(
+            f"--by-length pads rows to a multiple of {multiple} tokens on this layout, and experts would count these: "
+            "leave --by-length out, or --cp and --sp"
         )
     return CheckedRun(config, mesh, sizes, fit, device, dtype)
 
@@ -139,6 +144,8 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
         zeropp=parallel.zeropp,
         cp_comm=parallel.cp_comm,
         cp_order=parallel.cp_order,
+        ep_comm=parallel.ep_comm,
+        ep_fp8=parallel.ep_fp8,
     )
 
 

@@ -20,8 +20,10 @@ import torch
 
 from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
 from minidist.model import GPTConfig
+from minidist.model.config import BALANCES, SCORES
 from minidist.parallel.context.context_parallel import WAYS
 from minidist.parallel.context.order import ORDERS
+from minidist.parallel.expert.expert_parallel import WAYS as EP_WAYS
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
 from minidist.trainer.files import retold
@@ -68,6 +70,15 @@ class ModelOptions:
     intermediate: int = option(0, "channels inside the MLP; 0: 8/3 of hidden")
     dropout: float = option(0.0, "probability of dropping an element, in training")
     tied: bool = option(False, "let the head reuse the embedding's matrix")
+    experts: int = option(0, "experts in place of each MLP; 0: none", NOT_NEGATIVE)
+    top_k: int = option(2, "experts that each token is sent to", AT_LEAST_ONE)
+    shared_experts: int = option(0, "experts more, which all tokens go through", NOT_NEGATIVE)
+    capacity: float = option(0.0, "most tokens of an expert in a sequence, times the mean; 0: all", NOT_NEGATIVE)
+    scores: str = option("softmax", f"what the router makes of its products: {', '.join(SCORES)}", one_of(*SCORES))
+    raw_weights: bool = option(False, "weight outputs by scores, not by their shares in those of the chosen")
+    balance: str = option("none", f"what spreads tokens over experts: {', '.join(BALANCES)}", one_of(*BALANCES))
+    balance_rate: float = option(1e-3, "coefficient of the auxiliary loss, or change of a bias", NOT_NEGATIVE)
+    z_loss: float = option(0.0, "coefficient of the router's z-loss", NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,9 @@ class ParallelOptions:
     cp: int = option(1, "ranks of the context axis, which share the tokens of each sequence", AT_LEAST_ONE)
     cp_comm: str = option("ring", f"how attention reaches all tokens: {', '.join(WAYS)}", one_of(*WAYS))
     cp_order: str = option("zigzag", f"which tokens a rank has: {', '.join(ORDERS)}", one_of(*ORDERS))
+    ep: int = option(1, "ranks of the axes dp and cp that share the experts", AT_LEAST_ONE)
+    ep_comm: str = option("direct", f"how tokens reach experts: {', '.join(EP_WAYS)}", one_of(*EP_WAYS))
+    ep_fp8: bool = option(False, "with --ep: send tokens to experts in 8 bits")
     pp: int = option(1, "ranks of the pipeline axis, which share the layers", AT_LEAST_ONE)
     schedule: str = option("1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES))
     chunks: int = option(0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE)
@@ -210,6 +224,8 @@ class Config:
             "--zero 3": (parallel.zero == 3, ("hsdp", "zeropp")),
             "--tp RANKS": (parallel.tp > 1, ("sp",)),
             "--cp RANKS": (parallel.cp > 1, ("cp_comm", "cp_order")),
+            "--experts NUMBER": (self.model.experts > 0, ("ep",)),
+            "--ep RANKS": (parallel.ep > 1, ("ep_comm", "ep_fp8")),
             "--pp RANKS": (parallel.pp > 1, ("schedule", "microbatches", "plan")),
             "--schedule interleaved": (parallel.schedule == "interleaved", ("chunks",)),
             "--offload disk": (self.memory.offload == "disk", ("offload_folder",)),
@@ -226,11 +242,12 @@ class Config:
             )
         if parallel.zeropp and parallel.hsdp:
             yield f"--zeropp shards over all ranks of the data axis, not in --hsdp {parallel.hsdp}: leave one out"
-        if parallel.zeropp and self.run.verify:
-            yield (
-                "--zeropp rounds what it sends to 8 and 4 bits, so its parameters are not those of the serial run: "
-                "leave out --verify, or --zeropp"
-            )
+        for name in ("zeropp", "ep_fp8"):
+            if getattr(parallel, name) and self.run.verify:
+                yield (
+                    f"{flag(name)} rounds what it sends to 8 bits or fewer, so its parameters are not those of the "
+                    f"serial run: leave out --verify, or {flag(name)}"
+                )
         if parallel.pp > 1 and parallel.accumulate > 1:
             yield (
                 f"--accumulate {parallel.accumulate} is for runs without a pipeline: with --pp {parallel.pp} say "

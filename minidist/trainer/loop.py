@@ -27,6 +27,7 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
 from minidist.mesh import AXES
 from minidist.model import GPT, Where
+from minidist.model.moe import routed_in
 from minidist.parallel import Parallel, parallelize
 from minidist.parallel.compiled import name_of
 from minidist.parallel.data.sampler import DistributedSampler, State
@@ -170,7 +171,8 @@ class Trainer:
         """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
         self.parallel.zero_grad()
         parts = batch.microbatches(self.recipe.microbatches)
-        where = [Where(self.config.run.seed, step, part.first_row, part.positions) for part in parts]
+        weight = (self.scaler.scale if self.scaler else 1.0) / batch.tokens
+        where = [Where(self.config.run.seed, step, part.first_row, part.positions, weight) for part in parts]
         loss = self.parallel.step([part.inputs for part in parts], parts, where).double()
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
@@ -203,7 +205,9 @@ class Trainer:
         seconds = time.perf_counter() - started
         speed = batch.tokens / seconds
         share = (self.comm.traffic.seconds - waited) / seconds
-        return StepMetrics(step + 1, loss, norm, rate, seconds, speed, share, self._utilisation(speed))
+        return StepMetrics(
+            step + 1, loss, norm, rate, seconds, speed, share, self._utilisation(speed), self.parallel.load
+        )
 
     def _utilisation(self, tokens_per_second: float) -> float | None:
         peak = self.config.run.peak_tflops * 1e12
@@ -214,6 +218,8 @@ class Trainer:
 
     def _sent(self) -> Sent:
         each = {axis: getattr(self.mesh, axis).traffic for axis in AXES} | {"dp": self.mesh.data.traffic}
+        if self.mesh.layout.ep > 1:
+            each |= {"ep": self.mesh.over("ep", "tp").traffic, "edp": self.mesh.over("edp").traffic}
         if apart := self.parallel.replica.between_nodes():
             each["nodes"] = apart[0].traffic
         return {axis: np.array([traffic.bytes_sent, traffic.engine_bytes]) for axis, traffic in each.items()}
@@ -228,12 +234,17 @@ class Trainer:
     def _whole_model(self) -> GPT:
         """End training; return the model as one rank would have it. Collective."""
         self.parallel.unwrap()
-        if self.mesh.layout.tp == self.mesh.layout.pp == 1:
+        layout = self.mesh.layout
+        if layout.tp == layout.pp == layout.ep == 1:
             return self.model
         whole = adapted(self.model.config, self.dtype, self.recipe)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
         whole.load_state_dict(weights, strict=False, assign=True)  # a tied head has no weights of its own
         whole.tie()
+        biases = {layer.index: layer.bias for layer in routed_in(self.model)}
+        everywhere = {index: bias for held in self.mesh.pp.roll_call(biases) for index, bias in held.items()}
+        for layer in routed_in(whole):
+            layer.bias = everywhere[layer.index]
         return whole
 
     def _watch(self, account: Account) -> None:

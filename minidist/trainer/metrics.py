@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidist.model.moe import Load
 from minidist.trainer.files import FileError, at, parse_tree
 
 # Dense bfloat16 FLOP/s of one device, from the makers' data sheets.
@@ -19,7 +20,10 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S":
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a share of `seconds`."""
+    """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a share of `seconds`.
+
+    `load` is that of the experts, if there are some.
+    """
 
     step: int
     loss: float
@@ -29,6 +33,7 @@ class StepMetrics:
     tokens_per_second: float
     communication: float
     utilisation: float | None = None
+    load: Load | None = None
 
 
 def known_peak(device_name: str) -> float:
@@ -69,9 +74,9 @@ class Reporter:
             print(self._line(metrics), flush=True)
 
     def _record(self, file: Path, metrics: StepMetrics) -> None:
-        fields = {
-            name: value if value is None or math.isfinite(value) else None for name, value in vars(metrics).items()
-        }
+        numbers = {name: value for name, value in vars(metrics).items() if not isinstance(value, Load)}
+        fields = {name: value if value is None or math.isfinite(value) else None for name, value in numbers.items()}
+        fields |= metrics.load._asdict() if metrics.load else {}
         try:
             with file.open("a") as lines:
                 lines.write(json.dumps(fields) + "\n")
@@ -83,10 +88,13 @@ class Reporter:
         done = m.step - self.first_step
         left = int((time.perf_counter() - self.started) / done * (self.steps - m.step))
         utilisation = f"  mfu {m.utilisation:5.1%}" if m.utilisation is not None else ""
+        experts = (
+            f"  load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy {m.load.entropy:.2f}" if m.load else ""
+        )
         width = len(str(self.steps))
         return (
             f"{self.label}step {m.step:{width}}/{self.steps}  loss {m.loss:.4f}  norm {m.gradient_norm:.3f}  "
-            f"{m.tokens_per_second:9,.0f} tokens/s{utilisation}  communication {m.communication:4.0%}  "
+            f"{m.tokens_per_second:9,.0f} tokens/s{utilisation}{experts}  communication {m.communication:4.0%}  "
             f"left {left // 60}:{left % 60:02d}"
         )
 

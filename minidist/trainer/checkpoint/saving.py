@@ -22,8 +22,9 @@ from minidist.comm import Communicator
 from minidist.comm.stream import ThreadStream
 from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.memory.precision.masters import MasterWeights
+from minidist.model.moe import RoutedExperts, routed_in
 from minidist.parallel import Parallel
-from minidist.parallel.placement import counts, placement_of, tensor_placement_of, tied_across
+from minidist.parallel.placement import copies_of, counts, placement_of, tensor_placement_of, tied_across
 from minidist.trainer.agreement import all_or_none
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
@@ -112,6 +113,7 @@ def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
     found = []
     if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:  # the scales of a layer are equal on both axes
         found += [Piece(name, Extent.of(it.histories.shape), it.histories) for name, it in in_fp8(parallel).items()]
+        found += [Piece(name, Extent.of(it.bias.shape), it.bias) for name, it in biased(parallel).items()]
     for name, extent, parameter in held(parallel):
         if not (counts(parameter) and _first_replica(parallel, parameter)):
             continue
@@ -147,11 +149,16 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
                 states.setdefault(parameter, {})[full.removeprefix(f"{name}/")] = moment
                 wanted.append(Piece(full, part, moment))
     products = {name: product for name, product in in_fp8(parallel).items() if name in there}
+    biases = {name: layer for name, layer in biased(parallel).items() if name in there}
+    counts = {name: torch.empty_like(layer.bias) for name, layer in biases.items()}
+    wanted += [Piece(name, Extent.of(bias.shape), bias) for name, bias in counts.items()]
     histories = {name: torch.empty_like(product.histories, device="cpu") for name, product in products.items()}
     wanted += [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in histories.items()]
     restore.read(path, wanted)
     for name, product in products.items():
         product.continue_with(histories[name])
+    for name, layer in biases.items():
+        layer.bias = counts[name]
     with torch.no_grad():
         for parameter, value in values.items():
             parameter.copy_(value)
@@ -162,6 +169,12 @@ def in_fp8(parallel: Parallel) -> dict[str, Float8Multiply]:
     """Return this rank's products in 8 bits, each under the name that a checkpoint gives to its scales."""
     modules = parallel.model.named_modules()
     return {f"scales/{name}": module for name, module in modules if isinstance(module, Float8Multiply)}
+
+
+def biased(parallel: Parallel) -> dict[str, RoutedExperts]:
+    """Return this rank's routers that have a bias, each under the name that a checkpoint gives to this."""
+    routed = [layer for layer in routed_in(parallel.model) if layer.config.balance == "bias"]
+    return {f"biases/{layer.index}": layer for layer in routed}
 
 
 def held(parallel: Parallel) -> list[tuple[str, Extent, nn.Parameter]]:
@@ -190,4 +203,4 @@ def extent_of(parameter: Tensor) -> Extent:
 def _first_replica(parallel: Parallel, parameter: Tensor) -> bool:
     """Tell whether this rank is among the first, along the data axis, that together hold the parameter."""
     placement = placement_of(parameter)
-    return parallel.mesh.data.rank < (placement.comm.size if placement else 1)
+    return copies_of(parameter, parallel.mesh.data).rank < (placement.comm.size if placement else 1)
