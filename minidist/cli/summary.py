@@ -82,7 +82,7 @@ def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         rows.append(("bytes of tokens sent to experts and back", sent["ep"]))
     if mesh.data.size > 1 and parallel.strategy == "ddp":
         what = "gradients and parameters" if parallel.zero else "gradients"
-        both = sum(counted for axis, counted in outcome.sent.items() if axis in ("dp", "edp"))  # experts' copies, too
+        both = outcome.sent["dp"] + outcome.sent.get("edp", 0)  # among copies of experts, too
         rows.append((f"bytes of {what} sent by rank 0", format_sent(both, "{:,}".format)))
         if mesh.layout.pp == 1 or parallel.zero < 2:
             label, formula = trainer.parallel.replica.volume(parallel.accumulate)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit
+from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit, one_of
 from minidist.model import GPTConfig
 from minidist.model.config import BALANCES, SCORES
 from minidist.parallel.context.context_parallel import WAYS
@@ -44,11 +44,6 @@ HOURS = Limit("from 0 to 1e9", lambda value: 0 <= value <= 1e9)
 STAGE = Limit("0, 1, 2 or 3", lambda stage: 0 <= stage <= 3)
 POLICY = Limit(f"one of {RECOMPUTES}", is_policy)
 SEED = Limit("from 0 to 2**63 - 1", lambda value: 0 <= value < 1 << 63)
-
-
-def one_of(*choices: str) -> Limit:
-    """Limit an option to some words; an empty string stands for its default."""
-    return Limit(f"one of {', '.join(filter(None, choices))}", lambda value: value in choices)
 
 
 PRECISION = one_of("", *PRECISIONS)

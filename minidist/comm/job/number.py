@@ -26,6 +26,11 @@ class Limit:
     holds: Callable[[Any], bool]
 
 
+def one_of(*choices: str) -> Limit:
+    """Limit an option to some words; an empty string stands for its default."""
+    return Limit(f"one of {', '.join(filter(None, choices))}", lambda value: value in choices)
+
+
 AT_LEAST_ONE = Limit("at least 1", lambda value: value >= 1)
 NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
 POSITIVE = Limit("above 0", lambda value: 0 < value < math.inf)
