@@ -14,7 +14,7 @@ from minidist.plan.estimate import GB, Estimate, Recompute, estimate
 def combinations() -> str:
     """Return which stages of ZeRO, axes, adapters and numbers of few bits go with which schedule."""
     columns = {0: "ZeRO 0", 1: "ZeRO 1", 2: "ZeRO 2", 3: "ZeRO 3"}
-    columns |= {"cp": "context", "lora": "LoRA", "qlora": "QLoRA", "fp8": "fp8", "zeropp": "ZeRO++"}
+    columns |= {"cp": "context", "ep": "experts", "lora": "LoRA", "qlora": "QLoRA", "fp8": "fp8", "zeropp": "ZeRO++"}
     rows = [f"| schedule | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]
     for schedule, offered in Recipe.supported.items():
         rows.append(f"| {schedule} |{'|'.join(' yes ' if column in offered else ' ' for column in columns)}|")

@@ -128,15 +128,18 @@ def spread(comm: Communicator, case: Case) -> Parallel:
     return parallelize(model, mesh, recipe, loss, carried, costs=case.costs)
 
 
-def one_step(parallel: Parallel, case: Case, step: int) -> float:
-    """Run forward and backward of a step; return the sum of the losses that this rank has computed."""
+def one_step(parallel: Parallel, case: Case, step: int, scale: float = 1.0) -> float:
+    """Run forward and backward of a step; return the sum of the losses that this rank has computed.
+
+    The `scale` is that of the losses of layers alone.
+    """
     mesh = parallel.mesh
     microbatches = parallel.pipeline.plan.microbatches if parallel.pipeline else case.recipe.microbatches
     rows = share(case.batch, mesh.dp.size, mesh.dp.rank)
     mine = tokens(case, step)[rows]
     cuts = [share(len(mine), microbatches, number) for number in range(microbatches)]
     columns = positions(case.recipe.cp_order, mesh.cp.size, mesh.cp.rank, case.config.sequence)
-    weight = 1 / (case.batch * case.config.sequence)
+    weight = scale / (case.batch * case.config.sequence)
     where = [Where(7, step, rows.start + cut.start, columns, weight) for cut in cuts]
     inputs, targets = mine[:, columns], mine[:, columns + 1]
     return float(parallel.step([inputs[cut] for cut in cuts], [targets[cut] for cut in cuts], where))

@@ -227,10 +227,10 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
     Load or None
         None if no router was trained in this step.
     """
-    if not (routed := routed_in(model)):
+    if not (routed := routed_in(model)) or routed[0].router.is_meta:
         return None
     config = routed[0].config
-    table = torch.zeros(config.layers, config.experts + 3, dtype=torch.float64, device=routed[0].tally.device)
+    table = torch.zeros(config.layers, config.experts + 3, dtype=torch.float64, device=routed[0].router.device)
     for layer in routed:
         table[layer.index] = layer.tally
         layer.tally = torch.zeros_like(layer.tally)

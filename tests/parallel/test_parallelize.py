@@ -293,7 +293,7 @@ def test_every_rank_holds_its_own_layers_and_computes_with_them() -> None:
             Recipe(cp_comm="ulysses"),
             "cp=3: Ulysses shares 4 heads, and 2 of keys and values, out among 3",
         ),
-        (Layout(dp=2, ep=2), Recipe(zero=1), "no strategy uses the axis ep=2: "),
+        (Layout(dp=2, ep=2), Recipe(zero=1), "ep=2: GPT has no experts to share out: "),
         (DP2, Recipe(microbatches=0), "microbatches=0, but a step has at least 1"),
         (PP2, Recipe(schedule=plan("1f1b", 2, 2), microbatches=3), "microbatches=3, but the plan has 2 of its own"),
         (DP2, Recipe(schedule="interleaved", chunks=2), "chunks=2 is for a pipeline that is interleaved: leave"),

@@ -21,9 +21,10 @@ from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read
 FROZEN = """
     --help --config --print-config
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
+    --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
-    --dp --tp --sp --cp --cp-comm --cp-order --pp --schedule --chunks --microbatches --plan
+    --dp --tp --sp --cp --cp-comm --cp-order --ep --ep-comm --ep-fp8 --pp --schedule --chunks --microbatches --plan
     --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
     --recompute --offload --offload-folder
     --steps --seed --init --lora --qlora --precision --verify

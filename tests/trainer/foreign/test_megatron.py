@@ -144,7 +144,7 @@ def test_switches_and_spelling() -> None:
         ("--recompute-granularity full --recompute-method block",
          "--recompute-method block cannot be: it must be one of uniform"),
         ("--recompute-granularity half", "--recompute-granularity half cannot be: it must be one of full, selective"),
-        ("--num-experts 2", "there is no option --num-experts: did you mean --num-layers?"),
+        ("--num-layer 2", "there is no option --num-layer: did you mean --num-layers?"),
         ("--optimizer sgd", "--optimizer sgd cannot be: it must be one of adam, adamw"),
     ],
 )  # fmt: skip
