@@ -17,8 +17,6 @@ Two benches are for GPUs. `bench gpu` (`gpu/`) measures in this process, and `be
 place of mpirun.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -9,8 +9,6 @@
 `--device cpu` does the same over gloo, to try it. (NVIDIA's nccl-tests, doc/PERFORMANCE.md.)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The command line of `bench`, checked before anything starts. The workers are given the same arguments again."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From measurements to tables: ratios to peers, and whether the bounds were met."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from textwrap import indent

@@ -9,8 +9,6 @@ The bounds stand in `bounds.toml`: `[ddp.DDP] "torch DDP" = { "D=256, 8 x 128" =
 bench: `measured` lets the competitors of a case take turns, `report.py` prints ratios.
 """
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The model, the text and the steps that the benches of training share, so that all of them time the same work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

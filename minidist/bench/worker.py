@@ -3,8 +3,6 @@
 Rank 0 writes to FILE what was measured, and on which machine.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import platform

@@ -1,7 +1,5 @@
 """Train several variants of one run, and compare what each holds, sends and costs, and whether the numbers agree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median

@@ -7,8 +7,6 @@
 Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

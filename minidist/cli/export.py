@@ -13,8 +13,6 @@ A checkpoint of adapters has no other weights: those are read from the folder th
 folded into them (W + alpha/r BA), or with `--adapters` written alone, as Hugging Face's PEFT reads them.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Sequence

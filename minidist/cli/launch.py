@@ -5,8 +5,6 @@ sets what that mpirun needs, and marks each line of output with its rank. When a
 ends the whole job and leaves no process behind. The exit status is the job's.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -8,8 +8,6 @@ pp=2 tp=2, sequence parallel
 dp=2 pp=2
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

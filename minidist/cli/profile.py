@@ -6,8 +6,6 @@
 Spans stand in it by name, above the operators and, on a GPU, the kernels that they launched.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

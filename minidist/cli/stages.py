@@ -6,8 +6,6 @@ ZeRO-1
 ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

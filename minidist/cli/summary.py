@@ -1,7 +1,5 @@
 """What `train` says at its end: whether the numbers are right, what was sent, how fast it was."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from statistics import median

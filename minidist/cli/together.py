@@ -1,7 +1,5 @@
 """What commands that run on every rank share: the ranks start together, and a user's mistake stops all of them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`python -m minidist train`: the same program under `python`, `mpirun` and `torchrun`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

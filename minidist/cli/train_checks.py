@@ -3,8 +3,6 @@
 A mistake of the user is one sentence, and the same on every rank. Options are checked in `trainer/config.py`.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from contextlib import AbstractContextManager, ExitStack

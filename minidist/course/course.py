@@ -11,8 +11,6 @@ What is handed out has no solution, no mistake and no hidden check:
 A lesson's `checks.py` has its hidden checks at its end, below the line `HIDDEN`; the handout's copy ends at that line.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

@@ -10,8 +10,6 @@ Exit status: 0 at full score, 1 below it, 2 if nothing could be graded. `--forma
 file, which gives 0 points until the grade is known.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

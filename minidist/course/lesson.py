@@ -12,8 +12,6 @@
 What a check is made of stands in `grader/contract.py`.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ file: cells are numbered, and nothing tells when or where they ran. The answer t
 reader opens it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

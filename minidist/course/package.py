@@ -9,8 +9,6 @@ There they lie in `/autograder/source`, the submission in `/autograder/submissio
 `/autograder/results`: https://gradescope-autograders.readthedocs.io/en/latest/specs/
 """
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -10,8 +10,6 @@ Nothing tells a recording who meets whom: it is read off what the real code comp
 weigh the same, and the value of token t is the t-th unit vector, so that an output is its query's weights themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

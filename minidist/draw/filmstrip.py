@@ -8,8 +8,6 @@
 A frame shows the ranks when all of them have come equally far: after the last step of one moment of Lamport's clock.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import IO, Any
 

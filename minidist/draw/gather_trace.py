@@ -8,8 +8,6 @@ The processes of one host read one clock. Clocks of different hosts begin anywhe
 they leave it within about the time of a message, and by so much may two of them be drawn too early or too late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

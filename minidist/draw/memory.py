@@ -6,8 +6,6 @@ bytes │      ▗▄▟█▙▄▖
       └─────────────── time
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any

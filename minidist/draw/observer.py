@@ -1,7 +1,5 @@
 """One rank's part of a recording: what its buffers held at each of its own events."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from functools import partial

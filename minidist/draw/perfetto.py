@@ -18,8 +18,6 @@ with the send, and the arrow points at that. The part before it shows how long t
 Format: "Trace Event Format" (Google, 2016). Perfetto's reading of it: src/trace_processor/importers/json.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import defaultdict

@@ -7,8 +7,6 @@ rank 2  ......F0 B0--- F1 B1--- F2 B2--- F3 B3--- ............
 (Huang et al. 2019, figure 2; Narayanan et al. 2021, figures 3 and 4; Qi et al. 2023, figures 2 and 3.)
 """
 
-from __future__ import annotations
-
 from html import escape
 
 from minidist.parallel.pipeline.actions import Action, Kind

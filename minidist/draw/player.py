@@ -10,8 +10,6 @@ slider counts events, not seconds. The page is one fragment of HTML that loads n
 each step says only what changed on its own rank, and the script in `player.html` that draws them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

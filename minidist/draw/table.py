@@ -10,8 +10,6 @@ something else; compute + exposed + other = total. Events nest (a collective spa
 of a *union* of intervals, and no moment counts twice.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Imports that take less time."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

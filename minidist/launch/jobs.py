@@ -8,8 +8,6 @@ Launchers put ranks into sessions of their own, and a launcher that is killed le
 process of a job inherits a mark in its environment, and ending the job means: no process bears the mark.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

@@ -7,8 +7,6 @@ Each launcher has an option of its own for this, and none of them keeps lines wh
 of several ranks never mix. What C libraries and subprocesses print is not marked.
 """
 
-from __future__ import annotations
-
 import atexit
 import io
 import os

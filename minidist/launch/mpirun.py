@@ -1,7 +1,5 @@
 """Find the mpirun of the MPI that this Python speaks. Under another's, ranks start but do not see each other."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The command line of the commands that run as one process: a mistake is one sentence, and status 2."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -7,8 +7,6 @@ A launcher knows a rank by the descriptors and the environment that it gave it, 
 The stand-in ends as the rank does, and the system kills a rank whose stand-in has ended. Linux only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

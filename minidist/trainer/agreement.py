@@ -1,7 +1,5 @@
 """Ranks go on together, or stop together with one sentence; and what tells whether they have the same model."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from typing import TypeVar

@@ -8,8 +8,6 @@ whether to start (`agreement.py`). The command `train` checks what depends on on
 (`cli/train_checks.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

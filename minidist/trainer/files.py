@@ -6,8 +6,6 @@ Every fault is a `FileError`. Its message ends a sentence: the caller puts the f
 without opening it, because opening would wait for a writer.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import json

@@ -1,7 +1,5 @@
 """From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`, then flags."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

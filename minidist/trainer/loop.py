@@ -7,8 +7,6 @@ gradients is then that of the serial run, whatever the number of ranks and micro
 float32 masters. In float16 the loss is scaled, and all ranks leave out a step in which a gradient overflows on any.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

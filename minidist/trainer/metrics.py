@@ -1,7 +1,5 @@
 """What a run says about itself: a line a step for people, an object a step for programs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """What a run brings to `parallelize`: its loss, what goes from stage to stage, memory for shards, and AdamW."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

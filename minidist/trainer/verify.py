@@ -9,8 +9,6 @@ times the error of one rounding (2^-8 and 2^-11): roundings of many elements ave
 a fifth of one at most in models of 1 to 12 layers, while the mean instead of the sum is off by a half.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@
 `turns.py`, which measures them side by side, and `subjects.py`, which says in which cases, and has the bounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

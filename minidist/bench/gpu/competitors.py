@@ -14,8 +14,6 @@ torchtitan's way. As it is not certain which suits torch better, both take part 
 by `recompute`, the others by torch's `checkpoint_wrapper`, which torchtitan uses as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

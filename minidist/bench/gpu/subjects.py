@@ -9,8 +9,6 @@
 The model is a GPT of 0.94 billion parameters. The bounds are for one H100 and these sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product

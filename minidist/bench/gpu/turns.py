@@ -8,8 +8,6 @@ What stays of a competitor between its steps is counted before the next is built
 is no room for all, each is measured alone, as a case that says so: no two of them shared a moment, and no bound is met.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence

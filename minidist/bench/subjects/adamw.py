@@ -3,8 +3,6 @@
 Ranks do not communicate: each takes the same steps by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -7,8 +7,6 @@
 Both write the same, to the folder for temporary files.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import tempfile

@@ -10,8 +10,6 @@ Every competitor has buffers of its own, full of zeros (sums of zeros never over
 buffer, rounded to a multiple of the ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

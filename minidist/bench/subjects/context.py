@@ -9,8 +9,6 @@
 All of them compute a block by the same C++ kernel of torch. Before anything is timed, their first losses must agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

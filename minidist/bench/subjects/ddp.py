@@ -9,8 +9,6 @@ Each has a model and an optimizer of its own, and they take turns step by step. 
 documentation; what is measured is the whole step, zeroing of gradients included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

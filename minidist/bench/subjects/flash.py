@@ -9,8 +9,6 @@ memory, where a kernel keeps it in a cache or in registers. That is fine, as no 
 read, and computes what no kernel does here (float64 on a GPU, the gradient of lse on a CPU).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeAlias

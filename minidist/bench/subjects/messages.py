@@ -8,8 +8,6 @@ Virtual machines move between hosts' cores that share a cache and cores that do 
 about 45 GB/s (*near*) and 25 GB/s (*far*), and with it every ratio. The bounds are for the near state.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

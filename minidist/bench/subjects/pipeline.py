@@ -7,8 +7,6 @@
 With p stages and m microbatches no schedule without zero bubbles takes less than (m + p - 1)/(m p) of the serial step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

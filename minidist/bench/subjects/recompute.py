@@ -10,8 +10,6 @@ three products of the MLP are 2/3 of a block, so the second forward is 7/9 of th
 1.26 times as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

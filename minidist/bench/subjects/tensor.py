@@ -13,8 +13,6 @@ each attention and MLP, one after the embedding, one before the head, and a few 
 Before anything is timed, all of them take two steps from the same weights, and must agree on their losses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast

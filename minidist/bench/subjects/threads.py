@@ -1,7 +1,5 @@
 """64 simulated ranks, ring all-reduce of 1 GiB of meta tensors: how long it takes here, and what its clock says."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -9,8 +9,6 @@ Peak bytes are the most that malloc had given out, sampled every 0.3 ms from bef
 third step, plus minidist's registered memory, which does not come from malloc.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import threading

@@ -1,7 +1,5 @@
 """Which collectives an answer's forward and backward call: for the lessons that cut layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@
 The order is the point: student code that is loaded before step 1 has ended could read the nonces.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

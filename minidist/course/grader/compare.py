@@ -9,8 +9,6 @@ written, it is another rank's, so many times too large, transposed, in another o
 last resort.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias

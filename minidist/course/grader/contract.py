@@ -12,8 +12,6 @@ decides are counts of messages and bytes, from the notes, and never the clock. A
 ({"bubble": 0.2}), the smaller the better; the leaderboard shows the largest of all cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType

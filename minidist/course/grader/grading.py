@@ -1,7 +1,5 @@
 """From runs to points. Everything here happens in the grader's own process."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ Thread 0x00007f3a5c2f16c0 (most recent call first):         and this by faulthan
   File ".../exercise.py", line 14 in ring_all_gather        ─▶ rank 1 waits at exercise.py:14
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

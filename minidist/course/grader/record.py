@@ -7,8 +7,6 @@ The signature is made with the rank's nonce, which is not in the file: reading a
 record is no pickle and no archive: to read one runs nothing and unpacks nothing, whoever wrote it.
 """
 
-from __future__ import annotations
-
 import json
 import stat
 from base64 import b64decode, b64encode

@@ -3,8 +3,6 @@
 https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from xml.etree import ElementTree

@@ -7,8 +7,6 @@ The process gets an environment with nothing of the student's in it, an empty wo
 time limit. Neither what it prints nor its exit status is a grade: only records that are signed with the nonces count.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import secrets

@@ -13,8 +13,6 @@ barred function. So what an answer hands to a library is looked at, too.
 turn that off. Threads are started by a function of ours, in this process only, which remembers which line asked for it.
 """
 
-from __future__ import annotations
-
 import _thread
 import functools
 import itertools

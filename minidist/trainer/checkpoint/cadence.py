@@ -10,8 +10,6 @@ first order in δ/M, Daly's of higher. The curve is flat there: twice or half of
 optimum checkpoint interval for restart dumps.)
 """
 
-from __future__ import annotations
-
 from math import exp, expm1, sqrt
 from typing import NamedTuple
 

@@ -13,8 +13,6 @@ Only `compose` and `parse` know this format. It has no version number, so whoeve
 already on disks.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple
 

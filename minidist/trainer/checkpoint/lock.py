@@ -8,8 +8,6 @@ machines too. On a file system without locks the run goes on and says so: nothin
 from one that was killed.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import IO

@@ -11,8 +11,6 @@ Cost: each rank writes what it alone holds, once; nothing is sent. A rank that l
 wants only some elements. The files have the format of `store.py` without checksums, so `restore.read` reads them too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

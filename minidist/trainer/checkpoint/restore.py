@@ -11,8 +11,6 @@ Every rank asks for its own pieces. It opens only the files that have some of th
 is found before the first tensor is changed; one sentence names it and the fix.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@
 neither    weights drawn from --seed
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path

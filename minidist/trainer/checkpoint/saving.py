@@ -8,8 +8,6 @@ each element: the first of the replicas along the data axis, and of copies along
 Memory: one copy, on the CPU, of what this rank saves.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -16,8 +16,6 @@ no code.
 Cost of saving: each rank writes what it alone holds, once, and reads it once for its checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

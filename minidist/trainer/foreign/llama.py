@@ -14,8 +14,6 @@ Only names differ: both keep a linear map as [outputs, inputs] and rotate channe
 The functions on single tensors (`read_llama`, `write_llama`) are for a program that spreads the model over ranks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

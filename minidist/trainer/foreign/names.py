@@ -12,8 +12,6 @@ gradients are clipped. A name that is not in the table is refused: what is not o
 The table is `names.toml`. Names that mean the same share a row there; those without effect stand under their reason.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

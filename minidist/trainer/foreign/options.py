@@ -12,8 +12,6 @@ DeepSpeed's are in a JSON file, with `//` and `/* */` comments:
 What is left out keeps the default of minidist: without `gradient_clipping`, `--clip` is 1 here and off there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

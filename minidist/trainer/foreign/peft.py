@@ -7,8 +7,6 @@
 The weights that they stand beside are in another folder, which the configuration names. Both compute W + alpha/r BA.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
