@@ -8,15 +8,10 @@ grows with P; that of a ring does not. Still, no gather or scatter moves fewer b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from minidist.collectives.fast import temporary
-from minidist.comm.buffers import copy
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.collectives.reduction import Combine
+from minidist.comm.buffers import Array, copy
+from minidist.comm.communicator import Communicator
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:

@@ -7,15 +7,12 @@ it up. Large buffers travel in segments, so that a segment is still in the cache
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from minidist.comm.buffers import device_name, dtype_name, empty
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.comm.buffers import Array, device_name, dtype_name, empty
+from minidist.comm.communicator import Communicator
 
 SEGMENT = 1 << 20  # bytes of one message of a long transfer: two of them fit a core's cache
 

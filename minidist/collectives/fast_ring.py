@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 from minidist.collectives.fast import cut, segments, temporary
+from minidist.collectives.reduction import Combine
 from minidist.collectives.ring import ring_all_gather, ring_reduce_scatter
-from minidist.comm.buffers import Chunks
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.comm.buffers import Array, Chunks
+from minidist.comm.communicator import Communicator
 
 
 def all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:

@@ -11,22 +11,19 @@ of different sizes reduce to one leader each. (Jia et al. 2018, section 4.2; Mik
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from minidist.collectives import fast_ring, tree
 from minidist.collectives.fast import cut
+from minidist.collectives.reduction import Combine
 from minidist.collectives.ring import ring_all_gather
-from minidist.comm.buffers import Chunks
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.comm.buffers import Array, Chunks
+from minidist.comm.communicator import Communicator
 
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    inside, across, equal = _levels(comm)
+    inside, across, equal = comm.keep(Levels, lambda: _levels(comm))
     if not equal:
         tree.reduce(array, inside, 0, combine)
         if inside.rank == 0:
@@ -49,9 +46,6 @@ class Levels(NamedTuple):
 
 
 def _levels(comm: Communicator) -> Levels:
-    def make() -> Levels:
-        inside = comm.split(comm.node[0]).internal
-        across = comm.split(comm.node.index(comm.rank)).internal
-        return Levels(inside, across, len({len(node) for node in comm.nodes}) == 1)
-
-    return comm.keep(Levels, make)
+    inside = comm.split(comm.node[0]).internal
+    across = comm.split(comm.node.index(comm.rank)).internal
+    return Levels(inside, across, len({len(node) for node in comm.nodes}) == 1)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +26,10 @@ from minidist.collectives.choose import LEAST, find
 from minidist.collectives.fast import cut
 from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
-from minidist.comm.buffers import Chunks, copy, device_name, dtype_name, flatten, is_tensor
+from minidist.comm.buffers import Array, Buffer, Chunks, Kind, copy, device_name, dtype_name, flatten, is_tensor
+from minidist.comm.communicator import Communicator
+from minidist.comm.request import Span
 from minidist.trace.events import COLLECTIVE
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array, Buffer, Kind
-    from minidist.comm.communicator import Communicator
-    from minidist.comm.request import Span
 
 
 def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> None:

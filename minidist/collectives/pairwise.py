@@ -6,15 +6,10 @@ P - 1 messages. No all-to-all of large chunks sends fewer bytes. (Thakur, Rabens
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from minidist.collectives.fast import temporary
-from minidist.comm.buffers import copy
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.collectives.reduction import Combine
+from minidist.comm.buffers import Array, copy
+from minidist.comm.communicator import Communicator
 
 
 def all_to_all(leaving: list[Array], arriving: list[Array], comm: Communicator) -> None:

@@ -14,15 +14,11 @@ gets the result back at the end: two more messages of n bytes.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from minidist.collectives.fast import cut, temporary
-from minidist.comm.buffers import copy
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array, Chunks
-    from minidist.comm.communicator import Communicator
+from minidist.collectives.reduction import Combine
+from minidist.comm.buffers import Array, Chunks, copy
+from minidist.comm.communicator import Communicator
 
 
 def power_below(ranks: int) -> int:

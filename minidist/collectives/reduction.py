@@ -8,14 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from minidist.comm.buffers import FLOATS, device_name, dtype_name
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
+from minidist.comm.buffers import FLOATS, Array, device_name, dtype_name
 
 
 class Combine(Protocol):

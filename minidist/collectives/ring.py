@@ -14,15 +14,11 @@ All links carry equally much. Small buffers are slow: 2(P - 1) latencies. (Patar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from minidist.collectives.fast import cut, empty_like
-from minidist.comm.buffers import Chunks
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.collectives.reduction import Combine
+from minidist.comm.buffers import Array, Chunks
+from minidist.comm.communicator import Communicator
 
 
 def ring_all_reduce(array: Array, comm: Communicator, reduce: Combine) -> None:

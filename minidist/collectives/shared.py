@@ -12,18 +12,15 @@ the same idea.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidist.collectives.fast import blocks, cut, segments, view_as
+from minidist.collectives.reduction import Combine
 from minidist.comm.agree import agree
-from minidist.comm.buffers import Chunks, as_bytes, copy, device_name
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.comm.buffers import Array, Chunks, as_bytes, copy, device_name
+from minidist.comm.communicator import Communicator
 
 SMALL = 1 << 14
 BLOCK = 1 << 19  # bytes that are published at a time: they stay in a core's cache until another core reads them

@@ -10,15 +10,10 @@ broadcast and reduce send P - 1 messages of n bytes in total; gather and scatter
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from minidist.collectives.fast import blocks, temporary
-from minidist.comm.buffers import Chunks, copy, empty
-
-if TYPE_CHECKING:
-    from minidist.collectives.reduction import Combine
-    from minidist.comm.buffers import Array
-    from minidist.comm.communicator import Communicator
+from minidist.collectives.reduction import Combine
+from minidist.comm.buffers import Array, Chunks, copy, empty
+from minidist.comm.communicator import Communicator
 
 
 def family(comm: Communicator, root: int) -> tuple[int | None, list[int]]:

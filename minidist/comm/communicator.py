@@ -17,23 +17,20 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from minidist.comm.agree import agree
-from minidist.comm.buffers import dtype_of, flatten, shaped
+from minidist.comm.buffers import Array, Buffer, dtype_of, flatten, shaped
 from minidist.comm.ledger import Awaited, Ledger, Traffic
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
 from minidist.comm.request import Pending, Span, name_flow, record_end
+from minidist.comm.stream import Stream
 from minidist.comm.wire import Wire
+from minidist.trace import Trace
 from minidist.trace.events import COMPUTE, RECEIVE, SEND, EventKind
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array, Buffer
-    from minidist.comm.stream import Stream
-    from minidist.trace import Trace
 
 Kept = TypeVar("Kept")
 

@@ -12,13 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from minidist.comm.report import describe
-
-if TYPE_CHECKING:
-    from minidist.trace import Trace
-    from minidist.trace.events import EventKind
+from minidist.trace import Trace
+from minidist.trace.events import EventKind
 
 
 class Traffic:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from minidist.comm.buffers import address
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Buffer
+from minidist.comm.buffers import Buffer, address
 
 
 class Registered:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from minidist.comm.buffers import Array
 from minidist.comm.ledger import Awaited, Ranks
+from minidist.comm.wire import Request
 from minidist.trace.events import COLLECTIVE, COMPUTE, SEND, Event, EventKind, source_line
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
-    from minidist.comm.wire import Request
 
 
 class Pending:

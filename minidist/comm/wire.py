@@ -14,13 +14,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from minidist.comm.buffers import Array
+from minidist.comm.ledger import Status
 from minidist.comm.stream import Comm, Stream, ThreadStream
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
-    from minidist.comm.ledger import Status
 
 
 class Request(Protocol):

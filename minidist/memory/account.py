@@ -32,7 +32,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -43,10 +43,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minidist.comm import Communicator
-from minidist.comm.buffers import address
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Buffer
+from minidist.comm.buffers import Buffer, address
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "communication")
 

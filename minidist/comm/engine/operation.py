@@ -6,12 +6,9 @@ for a mean: the collectives ask for a sum, and divide.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from minidist.comm.buffers import dtype_name
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
+from minidist.comm.buffers import Array, dtype_name
 
 
 class Operation(Protocol):

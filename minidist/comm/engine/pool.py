@@ -16,10 +16,9 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from minidist.comm.wire import Wire
+from minidist.comm.wire import Wire
 
 MANY = 16
 

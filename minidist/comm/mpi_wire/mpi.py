@@ -13,12 +13,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from minidist.comm.buffers import as_bytes, device_name
+from minidist.comm.buffers import Array, as_bytes, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.engine.host import host
 from minidist.comm.engine.pool import Group
@@ -28,9 +28,6 @@ from minidist.comm.ledger import Awaited, Ledger, Status
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.comm.report import label, marked_traceback
 from minidist.comm.wire import Wire
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
 
 SPINS = 1000  # looks at a flag before the core is offered to somebody else
 NAP = 50e-6  # seconds between two looks of a stream's thread while its rank is computing on the same core

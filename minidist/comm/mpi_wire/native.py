@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
-from minidist.comm.buffers import as_bytes
+from minidist.comm.buffers import Array, Chunks, as_bytes
 from minidist.comm.engine.operation import Operation, check_reducible
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array, Chunks
-    from minidist.comm.ledger import Ranks
+from minidist.comm.ledger import Ranks
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 UNKNOWN = ("float16", "bfloat16", "bool")  # it has no type of the first two, and no sum or maximum of truth values

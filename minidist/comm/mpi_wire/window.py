@@ -15,12 +15,11 @@ import ctypes
 import mmap
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from minidist.comm.wire import Wire
+from minidist.comm.wire import Wire
 
 AVAILABLE = hasattr(os, "memfd_create")  # on Linux
 

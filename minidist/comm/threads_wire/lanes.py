@@ -11,14 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from minidist.comm.buffers import Array
 from minidist.comm.report import describe
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.trace.events import SEND, EventKind
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
 
 PATIENCE = 10_000  # fruitless polls in a row after which polling counts as waiting
 ROUNDS = 1_000  # times that a poller on the virtual clock hears "not yet" while nobody posts anything

@@ -13,12 +13,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from minidist.comm.agree import debug_mode
-from minidist.comm.buffers import device_name
+from minidist.comm.buffers import Array, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import RankFailed
 from minidist.comm.job.background import BackgroundThread
@@ -29,9 +29,6 @@ from minidist.comm.threads_wire.world import World
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
 from minidist.trace.events import RECEIVE, SEND, EventKind
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
 
 Result = TypeVar("Result")
 

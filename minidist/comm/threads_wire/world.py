@@ -12,18 +12,15 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
-from minidist.comm.buffers import copy, empty
+from minidist.comm.buffers import Array, copy, empty
 from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
 from minidist.comm.report import label, user_line
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation
 from minidist.trace.events import SEND, EventKind
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
 
 PERIOD = 0.5  # seconds after which a waiting lane looks again: a thread may have ended without a word
 

@@ -7,17 +7,14 @@ per shard; gather and scatter are an all-to-all in which one rank alone receives
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from minidist.comm.buffers import Chunks, dtype_name
+from minidist.comm.buffers import Array, Chunks, dtype_name
 from minidist.comm.engine.operation import Operation, check_reducible
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
-    from minidist.comm.ledger import Ranks
+from minidist.comm.ledger import Ranks
 
 OPERATIONS = {
     "sum": dist.ReduceOp.SUM,

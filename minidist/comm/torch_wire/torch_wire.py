@@ -13,28 +13,25 @@ import atexit
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from minidist.comm.buffers import as_bytes, device_name
+from minidist.comm.buffers import Array, as_bytes, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.engine.host import host
 from minidist.comm.engine.pool import Group
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Ledger
+from minidist.comm.stream import Comm, Stream
 from minidist.comm.torch_wire import marks
 from minidist.comm.torch_wire.store import StoreMailbox
 from minidist.comm.torch_wire.torch_groups import gather_answers, gloo_group, initialize, nccl_group, own_store
 from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, Verb, explaining, slot
 from minidist.comm.wire import Request, Wire
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
-    from minidist.comm.stream import Comm, Stream
 
 PATIENCE = 60.0  # seconds by which torch's own limit lies above ours, so that our report comes first
 

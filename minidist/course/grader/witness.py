@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minidist.comm.buffers import Array
+from minidist.comm.ledger import Status
 from minidist.comm.wire import Request, Wire, WireAround
 from minidist.course.grader.contract import Note
-
-if TYPE_CHECKING:
-    from minidist.comm.buffers import Array
-    from minidist.comm.ledger import Status
-    from minidist.course.grader.watch import Watch
+from minidist.course.grader.watch import Watch
 
 SHORTCUTS = ("roll_call", "allocate", "split")  # what carries data past the messages
 MESSAGES = ("isend", "exchange")

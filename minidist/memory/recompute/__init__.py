@@ -3,6 +3,6 @@
 Read `plain.py`, one page, then `segments.py`. (`plan/chain.py` finds the best plan under a budget of bytes.)
 """
 
-from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute, segment
+from minidist.memory.recompute.segments import best_interval, checkpoint, measure_block, recompute
 
-__all__ = ["best_interval", "checkpoint", "measure_block", "recompute", "segment"]
+__all__ = ["best_interval", "checkpoint", "measure_block", "recompute"]
