@@ -7,7 +7,7 @@
       state.json             ── sizes ─────▶   config.json
 
 One process does it, whatever layout of ranks wrote the checkpoint. It holds all parameters in memory once. The format
-is that of Hugging Face's Llama, in the precision of the run; `train --init FOLDER` reads it as well.
+is that of Hugging Face's Llama, or Mixtral, in the precision of the run; `train --init FOLDER` reads it as well.
 
 A checkpoint of adapters has no other weights: those are read from the folder that the run began from. Adapters are
 folded into them (W + alpha/r BA), or with `--adapters` written alone, as Hugging Face's PEFT reads them.
@@ -39,6 +39,7 @@ from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.files import retold
 from minidist.trainer.foreign.llama import CONFIG_FILE, WEIGHTS_FILE, write_llama
+from minidist.trainer.foreign.llama_names import check_known
 from minidist.trainer.foreign.peft import ADAPTER_FILES, write_peft
 
 COMMAND = "minidist export"
@@ -94,6 +95,8 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
     restore.verify(checkpoint)
     state = restore.read_state(checkpoint)
     saved, config = partial(restore.state_at, checkpoint, state), _sizes(checkpoint, state)
+    with retold(CheckpointError, ValueError, before=f"{checkpoint}: "):
+        check_known(config)
     if state.get("base"):
         model = read_adapted(checkpoint, state, config)
         if adapters:

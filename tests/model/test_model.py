@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum, generate
 from minidist.model.dropout import Dropout, child, dropout_mask
 from minidist.model.gpt import RMSNorm, rotary_table
-from minidist.trainer.foreign.llama import llama_name, load_llama, read_llama_config, save_llama
+from minidist.trainer.foreign.llama import load_llama, read_llama_config, save_llama
+from minidist.trainer.foreign.llama_names import llama_name
 
 SMALL = GPTConfig(
     vocabulary=37, layers=2, hidden=32, heads=4, key_value_heads=2, intermediate=48, sequence=16, rope_theta=500.0

@@ -20,6 +20,9 @@ from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import retold
 from minidist.trainer.foreign.llama import read_llama, read_llama_config
 
+CHANGEABLE = ("dropout", "capacity", "balance", "balance_rate", "z_loss")
+"""What may change of a model while it is trained: no shape depends on it."""
+
 
 @dataclass(frozen=True)
 class Resumed:
@@ -51,8 +54,9 @@ def prepare(
     check_base(path, saved("base", kind=str, default=""), base, config.run.init)
     sizes = saved("model", kind=dict)
     for name, now in asdict(model.config).items():
-        if name != "dropout" and sizes.get(name) != now:
-            raise restore.other_model(path, name, sizes.get(name), now)
+        before = sizes.get(name, getattr(GPTConfig, name, None))  # an option that is newer than the run
+        if name not in CHANGEABLE and before != now:
+            raise restore.other_model(path, name, before, now)
     counts = ("checksum", "epoch", "position")
     position = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in counts}
     there = saved("batches", kind=dict) | position
@@ -98,9 +102,10 @@ def check_base(path: Path, before: str, now: str, init: str) -> None:
 
 def changed_options(before: Sections, now: Sections) -> list[str]:
     """Return, in words, the options that affect the numbers of a run and have changed."""
-    names = [("model", "dropout"), ("data", "batch"), ("run", "steps"), ("run", "precision")]
+    names = [*(("model", name) for name in CHANGEABLE), ("data", "batch"), ("run", "steps"), ("run", "precision")]
     names += [("optimizer", name) for name in now["optimizer"]]
-    old_and_new = [(name, before[section].get(name), now[section][name]) for section, name in names]
+    known = [(section, name) for section, name in names if name in before[section]]  # none newer than the run
+    old_and_new = [(name, before[section][name], now[section][name]) for section, name in known]
     return [f"{name} {old} -> {new}" for name, old, new in old_and_new if old != new]
 
 
@@ -136,7 +141,7 @@ def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
             f"--init {folder} has {theirs.vocabulary} tokens, and the tokenizer here ({tokenizer}) has {vocabulary}: "
             f"give the model's own, --tokenizer FILE"
         )
-    return replace(theirs, sequence=asked.sequence, dropout=asked.dropout)
+    return replace(theirs, sequence=asked.sequence, **{name: getattr(asked, name) for name in CHANGEABLE})
 
 
 def load_initial(folder: Path, model: GPT) -> None:
@@ -152,6 +157,7 @@ def load_initial(folder: Path, model: GPT) -> None:
 
 
 def _flags(sizes: GPTConfig) -> str:
-    names = ("layers", "hidden", "heads", "key_value_heads", "intermediate")
+    names = ["layers", "hidden", "heads", "key_value_heads", "intermediate"]
+    names += ["experts", "top_k", "shared_experts", "scores", "raw_weights"] if sizes.experts else []
     words = [f"{flag(name)} {getattr(sizes, name)}" for name in names]
     return " ".join([*words, "--tied" if sizes.tied else "--no-tied"])

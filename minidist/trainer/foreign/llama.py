@@ -1,15 +1,9 @@
-"""Read and write the directories in which Hugging Face keeps a Llama: `config.json` and safetensors.
+"""Read and write the directories in which Hugging Face keeps a Llama, or with experts a Mixtral: JSON and safetensors.
 
-    ours                               theirs
-    embedding                          model.embed_tokens
-    layers.0.attention_norm            model.layers.0.input_layernorm
-    layers.0.attention.query           model.layers.0.self_attn.q_proj
-    layers.0.mlp.gate                  model.layers.0.mlp.gate_proj
-    head                               lm_head                               absent where tied
-
-Only names differ: both keep a linear map as [outputs, inputs] and rotate channel pairs (i, i + d/2). Weights are in
-`model.safetensors`, or in several files that `model.safetensors.index.json` lists. A safetensors file is a header
-(JSON: name, dtype, shape, offsets), then the bytes; so names, shapes and length are checked before any weight is read.
+Only names differ (`llama_names.py`): both keep a linear map as [outputs, inputs] and rotate channel pairs (i, i + d/2).
+Weights are in `model.safetensors`, or in several files that `model.safetensors.index.json` lists. A safetensors file is
+a header (JSON: name, dtype, shape, offsets), then the bytes; so names, shapes and length are checked before any weight
+is read.
 
 The functions on single tensors (`read_llama`, `write_llama`) are for a program that spreads the model over ranks.
 """
@@ -29,48 +23,29 @@ from torch import Tensor
 from minidist.model.config import GPTConfig
 from minidist.model.gpt import GPT
 from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree, retold
+from minidist.trainer.foreign.llama_names import (
+    EXPERT_SIZES,
+    FIXED,
+    LEFT_OUT,
+    SIZES,
+    check_known,
+    is_stack,
+    llama_name,
+    their_names,
+)
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-SIZES = {  # ours, and how config.json calls them
-    "vocabulary": "vocab_size",
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "key_value_heads": "num_key_value_heads",
-    "intermediate": "intermediate_size",
-    "sequence": "max_position_embeddings",
-    "norm_epsilon": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-}
-LEFT_OUT = {"key_value_heads": 0, "sequence": 2048, "norm_epsilon": 1e-6, "tied": False}  # what it means not to say it
-FIXED = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}  # for this GPT
-
-LLAMA_NAMES = {
-    "embedding": "model.embed_tokens",
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-    "norm": "model.norm",
-    "head": "lm_head",
-}
-
 
 def save_llama(model: GPT, directory: str | os.PathLike[str]) -> None:
-    """Write `model` so that `LlamaForCausalLM.from_pretrained(directory)` reads it; dropout is not part of the format.
+    """Write `model` so that `AutoModelForCausalLM.from_pretrained(directory)` reads it; dropout is not in the format.
 
     Raises
     ------
     ValueError
-        If the parameters are not those of the whole serial model.
+        If the parameters are not those of the whole serial model, or Mixtral has no such experts.
     """
     write_llama(model.config, dict(model.named_parameters()), directory)
 
@@ -107,7 +82,12 @@ def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str
     Each file appears under its name only when it is complete, so a crash never leaves half a checkpoint behind, and
     a tensor mapped from the old file stays readable.
     """
-    tensors = {llama_name(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    check_known(config)
+    tensors = {
+        theirs: part.detach().cpu().contiguous()
+        for name, weight in weights.items()
+        for theirs, part in zip(their_names(name, config), weight.unbind() if is_stack(name) else [weight], strict=True)
+    }
     _check_weights("the model to save", config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
@@ -127,8 +107,12 @@ def read_llama(directory: str | os.PathLike[str], config: GPTConfig) -> Iterator
     if config.tied:
         entries.pop(llama_name("head.weight"), None)
     _check_weights(str(directory), config, {name: entry.shape for name, entry in entries.items()})
-    ours = (name for name, _ in GPT(config, device="meta").named_parameters())
-    return ((name, _read_tensor(llama_name(name), entries[llama_name(name)].file)) for name in ours)
+
+    def whole(name: str) -> Tensor:
+        parts = [_read_tensor(theirs, entries[theirs].file) for theirs in their_names(name, config)]
+        return torch.stack(parts) if is_stack(name) else parts[0]
+
+    return ((name, whole(name)) for name, _ in GPT(config, device="meta").named_parameters())
 
 
 def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
@@ -139,11 +123,14 @@ def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
     # Version 5 of transformers moved the rotary settings into a dictionary; before, only a scaled variant had one.
     both: dict[str, Any] = {"rope_theta": said("rope_theta", kind=float, default=10_000.0)}
     rotary = said("rope_parameters", kind=dict, default={}) or said("rope_scaling", kind=dict, default={})
-    for name, supported in FIXED.items():
-        _demand(path, name, theirs.get(name, None if name == "model_type" else supported), supported)
+    if (kind := str(theirs.get("model_type"))) not in FIXED:
+        _demand(path, "model_type", theirs.get("model_type"), *FIXED)
+    for name, supported in FIXED[kind].items():
+        _demand(path, name, theirs.get(name, supported), supported)
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
     kinds = get_type_hints(GPTConfig)
-    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in SIZES.items()}
+    names = SIZES | (EXPERT_SIZES if kind == "mixtral" else {})
+    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in names.items()}
     config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
@@ -155,15 +142,6 @@ def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
         return at(tree, *keys, **what)
 
 
-def llama_name(name: str) -> str:
-    """Translate the name of a parameter, `layers.3.mlp.up.weight` to `model.layers.3.mlp.up_proj.weight`."""
-    module = name.removesuffix(".weight")
-    if not module.startswith("layers."):
-        return f"{LLAMA_NAMES[module]}.weight"
-    _, index, part = module.split(".", maxsplit=2)
-    return f"model.layers.{index}.{LLAMA_NAMES[part]}.weight"
-
-
 class _Entry(NamedTuple):
     """Where a weight is, and what its file says of it."""
 
@@ -173,10 +151,12 @@ class _Entry(NamedTuple):
 
 def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
     """Say `config` in Hugging Face's words."""
+    kind, names = ("mixtral", SIZES | EXPERT_SIZES) if config.experts else ("llama", SIZES)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        **FIXED,
-        **{name: getattr(config, ours) for ours, name in SIZES.items()},
+        "architectures": [f"{kind.title()}ForCausalLM"],
+        "model_type": kind,
+        **FIXED[kind],
+        **{name: getattr(config, ours) for ours, name in names.items()},
         "head_dim": config.head_dim,
         "rope_theta": config.rope_theta,  # transformers 4 reads this line, 5 the next
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
@@ -186,10 +166,11 @@ def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def _demand(path: Path, name: str, value: object, supported: object) -> None:
+def _demand(path: Path, name: str, value: object, *supported: object) -> None:
     """Refuse a setting that would make another model of the same weights."""
-    if value != supported:
-        raise ValueError(f"{path} says {name}={value!r}, but this GPT can only do {supported!r}: take another model.")
+    if value not in supported:
+        known = " or ".join(map(repr, supported))
+        raise ValueError(f"{path} says {name}={value!r}, but this GPT can only do {known}: take another model.")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -240,7 +221,11 @@ def _read_tensor(name: str, file: Path) -> Tensor:
 def _check_weights(source: str, config: GPTConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse weights of another model: name what is missing, unexpected, or of another shape."""
     parameters = GPT(config, device="meta").named_parameters()
-    expected = {llama_name(name): tuple(parameter.shape) for name, parameter in parameters}
+    expected = {
+        theirs: tuple(parameter.shape[is_stack(name) :])
+        for name, parameter in parameters
+        for theirs in their_names(name, config)
+    }
     complaints = [
         f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'left out')}"
         for name in {**expected, **found}

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from minidist.memory.adapters import LoRALinear
 from minidist.model import GPT
-from minidist.trainer.foreign.llama import llama_name
+from minidist.trainer.foreign.llama_names import llama_name
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 

@@ -1,0 +1,85 @@
+"""What is called how in Hugging Face's Llama and Mixtral.
+
+ours                               theirs
+embedding                          model.embed_tokens
+layers.0.attention_norm            model.layers.0.input_layernorm
+layers.0.attention.query           model.layers.0.self_attn.q_proj
+layers.0.mlp.gate                  model.layers.0.mlp.gate_proj
+layers.0.mlp.routed.router         model.layers.0.block_sparse_moe.gate
+layers.0.mlp.routed.experts.gate   model.layers.0.block_sparse_moe.experts.N.w1      each expert N by itself
+head                               lm_head                               absent where tied
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidist.model.config import GPTConfig
+
+SIZES = {  # ours, and how config.json calls them
+    "vocabulary": "vocab_size",
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "key_value_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "sequence": "max_position_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+EXPERT_SIZES = {"experts": "num_local_experts", "top_k": "num_experts_per_tok"}
+LEFT_OUT = {"key_value_heads": 0, "sequence": 2048, "norm_epsilon": 1e-6, "tied": False}  # what it means not to say it
+FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
+    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "mixtral": {"hidden_act": "silu", "sliding_window": None},
+}
+STACKS = {"gate": "w1", "up": "w3", "down": "w2"}  # of experts
+
+LLAMA_NAMES = {
+    "embedding": "model.embed_tokens",
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+    "mlp.routed": "block_sparse_moe",
+    "mlp.routed.router": "block_sparse_moe.gate",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+
+
+def check_known(config: GPTConfig) -> None:
+    """Raise ValueError if a model has experts such as Mixtral does not know."""
+    for name in ("shared_experts", "capacity", "scores", "raw_weights"):
+        if (value := getattr(config, name)) != getattr(GPTConfig, name):
+            raise ValueError(f"Mixtral has no {name}={value}: such a model cannot be written as one")
+    if config.balance == "bias":
+        raise ValueError("Mixtral has no balance='bias', which selects experts: such a model cannot be written as one")
+
+
+def llama_name(name: str) -> str:
+    """Translate the name of a parameter, `layers.3.mlp.up.weight` to `model.layers.3.mlp.up_proj.weight`."""
+    module = name.removesuffix(".weight")
+    if not module.startswith("layers."):
+        return f"{LLAMA_NAMES[module]}.weight"
+    _, index, part = module.split(".", maxsplit=2)
+    return f"model.layers.{index}.{LLAMA_NAMES[part]}.weight"
+
+
+def is_stack(name: str) -> bool:
+    """Tell whether a parameter is a stack of experts' matrices, of which Mixtral keeps each by itself."""
+    return ".experts." in name
+
+
+def their_names(name: str, config: GPTConfig) -> list[str]:
+    """Return the names of the tensors that hold a parameter: one, or one for each expert."""
+    if not is_stack(name):
+        return [llama_name(name)]
+    layer, _, stack = name.partition(".experts.")
+    block = llama_name(layer).removesuffix(".weight")
+    return [f"{block}.experts.{number}.{STACKS[stack]}.weight" for number in range(config.experts)]
