@@ -156,7 +156,7 @@ class RoutedExperts(nn.Module):
         order = order[: sum(counts)]
         copies = x.flatten(0, 1).repeat_interleave(k, 0)  # [B T k, D]
         outputs = self.compute(copies.index_select(0, order), counts)
-        back = torch.zeros_like(copies).index_copy(0, order, outputs).view(*choice.shape, -1)  # [B, T, k, D]
+        back = torch.zeros_like(copies).index_copy(0, order, outputs).view(*choice.shape, x.shape[-1])
         return (back.to(weights.dtype) * weights[..., None]).sum(2).to(x.dtype)
 
     def get_extra_state(self) -> Tensor:

@@ -28,8 +28,9 @@ def adapt(model: nn.Module, recipe: Recipe, generator: torch.Generator | None = 
 
 def check_recipe_of_experts(model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
     """Raise RecipeError if the recipe or the mesh does not go with a model's experts, or with its having none."""
-    if recipe.fp8 and routed_in(model):
-        raise RecipeError("fp8=True multiplies linear layers in 8 bits, and experts are none: leave it out")
+    for name in ("fp8", "qlora"):
+        if getattr(recipe, name) and routed_in(model):
+            raise RecipeError(f"{name}=True is for linear layers, and experts are none: leave it out")
     if mesh.layout.ep > 1 or routed_in(model):
         try:
             check_experts(model, mesh, recipe.ep_comm, recipe.ep_fp8)

@@ -21,6 +21,7 @@ import minidist
 from minidist.comm import Communicator
 from minidist.mesh import Layout
 from minidist.model import GPTConfig
+from minidist.model.config import BALANCES
 from minidist.parallel.context.context_parallel import WAYS
 from minidist.parallel.context.order import ORDERS, multiple
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
@@ -51,17 +52,45 @@ def with_few_bits(case: Case, random: Random) -> Case:
 
 
 def layouts(ranks: int) -> list[Layout]:
-    """Return all of so many ranks."""
+    """Return all of so many ranks, without experts."""
     sizes = range(1, ranks + 1)
     shapes = itertools.product(sizes, repeat=4)
     return [Layout(dp, pp, cp, tp) for dp, pp, cp, tp in shapes if dp * pp * cp * tp == ranks]
 
 
+def with_experts(case: Case, random: Random) -> Case:
+    """Return the case with experts, in one of three; those are shared out mostly."""
+    if random.random() < 0.6:
+        return case
+    data, tp = case.layout.dp * case.layout.cp, case.layout.tp
+    ep = random.choice([ep for ep in range(1, data + 1) if data % ep == 0])
+    config = replace(
+        case.config,
+        experts=(experts := max(2, ep * tp + random.choice((-1, 0, 0, 1, 2, 3)))),
+        top_k=random.randint(2, min(3, experts)),
+        shared_experts=random.choice((0, 0, 1, 2)),
+        capacity=random.choice((0.0, 0.0, 0.7, 1.3)),
+        scores=random.choice(("softmax", "sigmoid")),
+        raw_weights=random.random() < 0.3,
+        balance=random.choice(BALANCES),
+        z_loss=random.choice((0.0, 0.01)),
+    )
+    if config.balance != "none":
+        config = replace(config, balance_rate=random.choice((0.001, 0.1)))
+    recipe = replace(case.recipe, ep_comm=random.choice(("direct", "direct", "plain")))
+    dtype = case.dtype if recipe.lora else torch.float64  # in few bits, a token may go to another expert
+    frozen = tuple(name for name in case.frozen if ".mlp." not in name)
+    more = f"layers.{random.randrange(config.layers)}.mlp.routed.{random.choice(('router', 'experts.up', 'experts'))}"
+    return replace(
+        case, layout=replace(case.layout, ep=ep), recipe=recipe, config=config, dtype=dtype, frozen=(*frozen, more)
+    )
+
+
 def draws(seed: int) -> Iterator[Case]:
     """Yield cases of which some are refused."""
-    random, more = Random(seed), Random(f"few bits {seed}")
+    random, more, experts = Random(seed), Random(f"few bits {seed}"), Random(f"experts {seed}")
     while True:
-        yield with_few_bits(draw(random), more)
+        yield with_experts(with_few_bits(draw(random), more), experts)
 
 
 def draw(random: Random) -> Case:

@@ -115,7 +115,7 @@ def test_a_mixtral_is_exported_and_trained_on(text: Path, tmp_path: Path, capsys
             "experts have fewer copies than all else, which naive does not know",
         ),
         (2, "--experts 4 --ep 2 --ep-comm hierarchical", "needs several nodes of as many ranks each"),
-        (1, "--experts 4 --precision fp8", "experts are none: leave it out"),
+        (1, "--experts 4 --precision fp8", "fp8=True is for linear layers, and experts are none: leave it out"),
     ],
 )
 def test_a_mistake_is_one_sentence(ranks: int, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

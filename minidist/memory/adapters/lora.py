@@ -167,6 +167,11 @@ class _QuantizedProduct(torch.autograd.Function):
 Base: TypeAlias = nn.Linear | QuantizedLinear
 
 
+def linear_in(module: Any) -> Any:
+    """Return the linear layer itself, or the frozen one beside its adapter."""
+    return module.base if isinstance(module, LoRALinear) else module
+
+
 def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:
     """Return the linear layers that the targets name, in the model's order."""
     if any(isinstance(module, LoRALinear) for module in model.modules()):

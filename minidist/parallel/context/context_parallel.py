@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
+from minidist.memory.adapters.lora import linear_in
 from minidist.model.gpt import Attend, Attention
 from minidist.model.moe import routed_in, sum_over
 from minidist.parallel.adjoint import reduce_from
@@ -79,7 +80,8 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
         raise ValueError(f"there is no way {way!r} of context parallelism: choose one of {', '.join(WAYS)}")
     for module in (found := attending(model)):
         if way == "ulysses" and isinstance(module, Attention):
-            heads, groups = (part.out_features // module.head_dim // tp for part in (module.query, module.key))
+            parts = (linear_in(part).out_features for part in (module.query, module.key))
+            heads, groups = (features // module.head_dim // tp for features in parts)
             if fault := heads_fault(heads, groups, ranks):
                 raise ValueError(fault)
     if not found:

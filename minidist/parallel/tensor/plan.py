@@ -21,6 +21,7 @@ from typing import TypeAlias
 from torch import nn
 
 from minidist.comm import Communicator
+from minidist.memory.adapters.lora import linear_in
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.data.replicas import make_equal
@@ -33,7 +34,6 @@ from minidist.parallel.tensor.styles import (
     SplitTokens,
     Style,
     VocabularyParallel,
-    linear_in,
 )
 from minidist.parallel.tensor.tensor_parallel import Boundary, sum_gradient
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-from minidist.memory.adapters.lora import LoRALinear
+from minidist.memory.adapters.lora import LoRALinear, linear_in
 from minidist.model.dropout import Where
 from minidist.model.moe import RoutedExperts, sum_over
 from minidist.parallel.adjoint import reduce_from
@@ -212,11 +212,6 @@ class SplitTokens(Style):
         module.register_forward_pre_hook(take)
         module.register_forward_hook(lambda module, inputs, x: boundary.join_tokens(x, times.pop()))
         return module
-
-
-def linear_in(module: Any) -> Any:
-    """Return the module to cut: itself, or the frozen layer beside its adapter."""
-    return module.base if isinstance(module, LoRALinear) else module
 
 
 def around(module: nn.Module, layer: nn.Linear) -> nn.Module:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from data_parallel import largest_difference
+from layouts import Case, worst
 from torch import Tensor, nn
 
 import minidist
@@ -19,6 +20,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Cluster, Communicator
 from minidist.memory.account import Account
 from minidist.memory.recompute import recompute
+from minidist.mesh import Layout
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel.context import blocks, context_parallel
 from minidist.parallel.context.blocks import before_any, meet
@@ -26,6 +28,7 @@ from minidist.parallel.context.context_parallel import WAYS, parallelize_context
 from minidist.parallel.context.flash import attend
 from minidist.parallel.context.order import ORDERS, Meeting, meeting, multiple, pairs, positions
 from minidist.parallel.context.plain import PlainRingAttention
+from minidist.parallel.recipe import Recipe
 
 SMALL = GPTConfig(
     vocabulary=23,
@@ -93,6 +96,11 @@ def test_parity(ranks: int, way: str, order: str) -> None:
     for time in (multiple(order, ranks), 24):
         for found in minidist.run(partial(spread, time=time, way=way, order=order), ranks, debug=True):
             assert largest_difference(found, serial(time)) <= 1e-9
+
+
+def test_heads_beside_adapters_are_counted() -> None:
+    """Ulysses asks a layer how many heads it makes; with adapters, that is the layer beside them."""
+    assert worst(Case(Layout(cp=2), Recipe(lora=2, cp_comm="ulysses"), frozen=())) <= 1e-9
 
 
 @pytest.mark.parametrize(
