@@ -82,12 +82,10 @@ def torch_plan() -> dict[str, Any]:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
+    enters = PrepareModuleInput(input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None))
     plan: dict[str, Any] = {
         "embedding": RowwiseParallel(input_layouts=Replicate()),
-        "layers.*.attention": PrepareModuleInput(
-            input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None)
-        ),
-        "layers.*.mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
+        **dict.fromkeys(("layers.*.attention", "layers.*.mlp"), enters),
         "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
     plan |= {f"layers.*.attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
