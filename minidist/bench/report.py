@@ -1,9 +1,9 @@
 """From measurements to tables: ratios to peers, and whether the bounds were met."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.bench.measure import Measurement
 from minidist.bench.subject import DTYPE, ON_ONE_GPU, RANKS, Bound, find_subject
@@ -12,8 +12,7 @@ from minidist.collectives import COLLECTIVES
 from minidist.draw.table import aligned, format_seconds
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A bound, and what was measured."""
 
     bench: str
@@ -70,7 +69,7 @@ class Results:
             "states": {m.case: state(m.median) for m in self._probes()},
             "results": [self._json_row(m) for m in self.measurements],
             "bounds": [
-                {"bench": v.bench, **vars(v.bound), "measured": v.measured, "met": v.met} for v in self.verdicts
+                {"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met} for v in self.verdicts
             ],
         }
 

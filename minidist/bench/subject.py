@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from minidist.bench.measure import Measurement, Run, alternate
 from minidist.bench.options import Options
@@ -31,8 +31,7 @@ FILES = {
 RANKS, DTYPE = 2, "float32"  # for which the bounds are
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`, or
     with `least` at least that.
 
@@ -48,8 +47,7 @@ class Bound:
     least: bool = False
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """What a bench is given.
 
     Attributes
@@ -73,8 +71,7 @@ class Setting:
     when: str = "before"
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """Competitors that do the same thing, each by a function without arguments; a call is `units` units of work.
 
     `bytes` is the size of the whole buffer, where there is one.
@@ -87,8 +84,7 @@ class Case:
     rounds: int = 0  # 0: those of the bench
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """What a bench has measured itself for each competitor: a value for each round."""
 
     name: str

@@ -10,7 +10,6 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def measure(setting: Setting) -> Iterator[Measurement]:
         if not (by_mpirun and name in ("copy", "threads")):
             yield from measured(find_subject(name), setting)
     if by_mpirun and options.names != ("copy",):
-        yield from measured(copy, replace(setting, when="after"))
+        yield from measured(copy, setting._replace(when="after"))
 
 
 def start_gloo(comm: Communicator) -> Any:

@@ -1,8 +1,9 @@
 """Train several variants of one run, and compare what each holds, sends and costs, and whether the numbers agree."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ Variants = Callable[[Config, int], dict[str, Config]]
 """Returns the ways to do a run on so many ranks: the options of each, by its name."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What one variant did. Bytes are of the rank with the most: in each category, in all at once, sent a step."""
 
     name: str

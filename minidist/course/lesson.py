@@ -17,6 +17,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from minidist.course.grader.contract import Check
 
@@ -38,8 +39,7 @@ class Lesson:
         return self.folder.name
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A file to be graded.
 
     `beside` are folders that it may import from. `may_lean` lets it use the package's own answer, as the lesson's

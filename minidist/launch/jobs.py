@@ -15,16 +15,14 @@ import subprocess
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "MINIDIST_JOB"
 TIMED_OUT = 124  # exit status, as of timeout(1)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a job ended. `stdout` and `stderr` are empty if they were not captured."""
 
     returncode: int

@@ -5,8 +5,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from minidist.comm.errors import LaunchError
 
@@ -16,8 +16,7 @@ STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")  # left 
 ASK_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
-@dataclass(frozen=True)
-class Mpirun:
+class Mpirun(NamedTuple):
     """An mpirun that belongs to this Python's MPI. `library` and `version` are what the two say of themselves."""
 
     path: str

@@ -8,8 +8,8 @@ whether to start (`agreement.py`). The command `train` checks what depends on on
 (`cli/train_checks.py`).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ from minidist.trainer.files import FileError, read_text, retold
 from minidist.trainer.spread import shard_memory, tokens_multiple
 
 
-@dataclass(frozen=True)
-class CheckedRun:
+class CheckedRun(NamedTuple):
     """A run that fits its ranks; `check_run` makes it.
 
     Attributes

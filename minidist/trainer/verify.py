@@ -10,7 +10,8 @@ a fifth of one at most in models of 1 to 12 layers, while the mean instead of th
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,8 +27,7 @@ TOLERANCE = 1e-9  # of parameters in float64
 NORM_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9, "fp8": 2.0**-4}
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Whether the run equals the serial one, and by how much it differs."""
 
     same: bool

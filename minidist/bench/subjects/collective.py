@@ -11,8 +11,7 @@ buffer, rounded to a multiple of the ranks.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
 
-@dataclass(frozen=True)
-class Buffers:
+class Buffers(NamedTuple):
     """What a collective reads and writes: all of it, and this rank's shard; numpy arrays, or tensors for gloo."""
 
     full: Any

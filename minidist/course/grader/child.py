@@ -16,10 +16,10 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import minidist
 from minidist.comm.communicator import Communicator
@@ -36,8 +36,7 @@ FOR_EVER = 1e6  # seconds: the job's own limit comes first
 MEMORY = 4 << 30  # bytes that one process may hold
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """What is done once for many cases, in the process that forks theirs.
 
     Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all.
@@ -80,7 +79,7 @@ def main(name: str, prepared: Prepared | None = None) -> None:
                 share.error = describe(error, job["exercise"], job["lesson"])
     finally:
         for share in shares.values():
-            notes = [asdict(note) for note in list(share.notes)]
+            notes = [note._asdict() for note in list(share.notes)]
             facts = {"error": share.error, "done": share.results is not None, "notes": notes}
             record.write(folder / f"record-{share.rank}", facts, share.results or {}, share.nonce)
     if world is None:

@@ -15,7 +15,7 @@ decides are counts of messages and bytes, from the notes, and never the clock. A
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,8 +31,7 @@ GIVEN = ("minidist.course.grader.witness", "minidist.course.grader.watch")  # th
 BY_OPTIMIZERS = ("torch._dynamo",)  # imported by the first optimizer of a process
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One task of an exercise, and what an answer may not lean on.
 
     `not_from` lists modules that the student's code may neither call nor send through; a folder such as
@@ -49,8 +48,7 @@ class Task:
     imports: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One run: what each rank is given, by rank, and a label that says what is special about it."""
 
     given: tuple[Arrays, ...]
@@ -62,8 +60,7 @@ class Case:
         return len(self.given)
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """What the witness or the watch saw: a message of a rank, the use of a shortcut, or a call that the task bars.
 
     Attributes

@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ MORE_FOR_MPI = 3.0  # times as long under mpirun, which first has to start them
 AT_ONCE = 2  # cases that run beside each other
 
 
-@dataclass(frozen=True)
-class Graded:
+class Graded(NamedTuple):
     """One case of one check, graded."""
 
     lesson: str
@@ -31,7 +30,7 @@ class Graded:
     max_score: float
     status: str
     output: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -113,8 +112,8 @@ def numbered(tests: list[Graded]) -> list[Graded]:
         own = (test for test in tests if test.check.task.number == task)
         for number, test in enumerate(own, start=1):
             if task in found:
-                test = replace(test, score=0.0, status=FAILED, output=found[task])
-            result.append(replace(test, number=f"{task}.{number}"))
+                test = test._replace(score=0.0, status=FAILED, output=found[task])
+            result.append(test._replace(number=f"{task}.{number}"))
     return result
 
 

@@ -13,8 +13,8 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from minidist.course.grader import record
 from minidist.course.grader.contract import Arrays, Case, Note
@@ -31,8 +31,7 @@ found_mpirun = functools.cache(find_mpirun)
 SECONDARY = ("RankFailed", "CommunicationError")  # raised because another rank failed
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """The outcome of a case: all ranks' results, or why there are none."""
 
     results: Sequence[Arrays] = ()
@@ -41,14 +40,13 @@ class Ran:
     not_started: str = ""
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     """What one rank recorded: nothing, if no record is signed with its nonce."""
 
-    done: bool = False
-    error: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[Note] = ()
-    results: Arrays = field(default_factory=dict)
+    done: bool
+    error: Mapping[str, str]
+    notes: Sequence[Note]
+    results: Arrays
 
 
 def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: float, warm: Warm) -> Ran:
@@ -130,7 +128,7 @@ def told_by(path: Path, nonce: str) -> Told:
         error = {name: str(facts["error"][name]) for name in ("type", "text", "line")} if facts["error"] else {}
         return Told(bool(facts["done"]), error, notes, results)
     except (record.BadRecord, KeyError, TypeError):
-        return Told()
+        return Told(False, {}, (), {})
 
 
 def clean_environment(mpirun: Mpirun | None) -> dict[str, str]:

@@ -5,9 +5,10 @@
 neither    weights drawn from --seed
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from minidist.comm import Communicator
 from minidist.comm.job.number import NOT_NEGATIVE, POSITIVE
@@ -24,8 +25,7 @@ CHANGEABLE = ("dropout", "capacity", "balance", "balance_rate", "z_loss")
 """What may change of a model while it is trained: no shape depends on it."""
 
 
-@dataclass(frozen=True)
-class Resumed:
+class Resumed(NamedTuple):
     """Where a run continues: after `step` steps, with the tensors of the checkpoint `path`."""
 
     path: Path

@@ -14,15 +14,13 @@ The table is `names.toml`. Names that mean the same share a row there; those wit
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 KINDS = {"int": int, "float": float, "bool": bool, "str": str, "files": tuple[str, ...], "pair": tuple[float, float]}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One name of another program.
 
     Attributes
