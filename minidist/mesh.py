@@ -21,8 +21,6 @@ dp * cp ranks in another way: `ep` neighbouring ranks share the experts, because
 every layer, and there are `edp` copies of such a group. (Singh et al. 2023.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

@@ -6,8 +6,6 @@ Cost: the root receives (P - 1) n bytes through its one port, and sends as many,
 grows with P; that of a ring does not. Still, no gather or scatter moves fewer bytes. (Li et al. 2014.)
 """
 
-from __future__ import annotations
-
 from minidist.collectives.fast import temporary
 from minidist.collectives.reduction import Combine
 from minidist.comm.buffers import Array, copy

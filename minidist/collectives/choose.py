@@ -6,8 +6,6 @@ runs of a program make the same choices and give the same bits.
 The functions of one operation are all called alike, with flat arrays; so are the engines' own (`comm.native`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from minidist.collectives import central, fast_ring, hierarchical, pairwise, recursive, ring, shared, tree

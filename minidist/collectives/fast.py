@@ -4,8 +4,6 @@ Temporaries are allocated once per communicator: a fresh megabyte costs a page f
 it up. Large buffers travel in segments, so that a segment is still in the cache when it is added and sent on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ segment 1              │ ■■       │ ■■       │ ■■       │   
 segment 2              │   ■■     │   ■■     │   ■■     │       sent on
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import cycle
 

@@ -9,8 +9,6 @@ nodes, the slowest, carry 2 (P - 1)/P n bytes each. There are 2(N - 1) + 2(G - 1
 of different sizes reduce to one leader each. (Jia et al. 2018, section 4.2; Mikami et al. 2018 split as here.)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from minidist.collectives import fast_ring, tree

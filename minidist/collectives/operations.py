@@ -14,8 +14,6 @@ Shards are those of `numpy.array_split`: parts along the first axis, as equal as
 must call the same collectives in the same order. Every rank gets the same bits. Each algorithm's file states its cost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ There are P - 1 steps. Each rank sends every chunk of another rank once, straigh
 P - 1 messages. No all-to-all of large chunks sends fewer bytes. (Thakur, Rabenseifner & Gropp 2005, sections 4.3, 4.4.)
 """
 
-from __future__ import annotations
-
 from minidist.collectives.fast import temporary
 from minidist.collectives.reduction import Combine
 from minidist.comm.buffers import Array, copy

@@ -11,8 +11,6 @@ Let Q be the largest power of two that is at most P. Each rank from Q on first h
 gets the result back at the end: two more messages of n bytes.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 from minidist.collectives.fast import cut, temporary

@@ -3,8 +3,6 @@
 Collectives call `combine(a, b, out)` on flat arrays of equal length; `out` may be `a` or `b`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

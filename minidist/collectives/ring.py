@@ -11,8 +11,6 @@ in P - 1 messages. No algorithm sends fewer bytes: a rank has data for each of t
 All links carry equally much. Small buffers are slow: 2(P - 1) latencies. (Patarasuk & Yuan 2009, section 3.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from minidist.collectives.fast import cut, empty_like

@@ -10,8 +10,6 @@ always do so, because it costs them no more bytes. (NCCL's user buffer registrat
 the same idea.)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

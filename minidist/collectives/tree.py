@@ -8,8 +8,6 @@ broadcast and reduce send P - 1 messages of n bytes in total; gather and scatter
 (Thakur, Rabenseifner & Gropp 2005, section 4.1.)
 """
 
-from __future__ import annotations
-
 from minidist.collectives.fast import blocks, temporary
 from minidist.collectives.reduction import Combine
 from minidist.comm.buffers import Array, Chunks, copy, empty

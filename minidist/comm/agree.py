@@ -6,8 +6,6 @@
 Every call that all ranks must make together is compared here first.
 """
 
-from __future__ import annotations
-
 import os
 
 from minidist.comm.errors import MismatchError

@@ -1,7 +1,5 @@
 """What goes wrong between ranks, by name. Each message says what, with values, and the fix."""
 
-from __future__ import annotations
-
 
 class CommunicationError(RuntimeError):
     """Any failure of messages between ranks."""

@@ -1,7 +1,5 @@
 """Registered memory: where the other ranks hold what corresponds to an array of this one."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Words about a rank that waits: what for, and on which line. All wires report alike."""
 
-from __future__ import annotations
-
 import threading
 import traceback
 from pathlib import Path

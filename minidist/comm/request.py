@@ -1,7 +1,5 @@
 """A message under way, a piece of work under way: what is entered in the ledger when they end."""
 
-from __future__ import annotations
-
 from minidist.comm.buffers import Array
 from minidist.comm.ledger import Awaited, Ranks
 from minidist.comm.wire import Request

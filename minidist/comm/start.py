@@ -1,7 +1,5 @@
 """`init()`: which launcher started this process? Nothing outside this floor reads the environment."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

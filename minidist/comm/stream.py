@@ -9,8 +9,6 @@ The thread is a daemon and no executor: Python joins executors when it exits, an
 would keep the program from ending.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import deque

@@ -16,8 +16,6 @@ ends. Disk space is claimed when a file is made: a mapped file that meets a full
 SIGBUS.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

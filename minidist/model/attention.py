@@ -7,8 +7,6 @@
 No kernel holds the T x T weights, or copies of shared keys (Dao et al. 2022, FlashAttention).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

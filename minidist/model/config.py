@@ -1,7 +1,5 @@
 """The sizes of a GPT, checked once, and what follows from them alone: parameters and FLOPs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

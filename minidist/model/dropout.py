@@ -17,8 +17,6 @@ random numbers: as easy as 1, 2, 3".)
 Cost: about a dozen integer operations and 16 temporary bytes per element; autograd saves the mask, 1 byte per element.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

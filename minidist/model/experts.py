@@ -9,8 +9,6 @@ are called *grouped*. On GPUs that have one, a single kernel computes all of the
 each product where it belongs.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import torch

@@ -1,7 +1,5 @@
 """Sample text from a model, one token at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

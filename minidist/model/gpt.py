@@ -17,8 +17,6 @@ Sources: Touvron et al. 2023 (Llama), section 2.2; Zhang & Sennrich 2019 (RMSNor
 Shazeer 2020 (SwiGLU); Ainslie et al. 2023 (grouped queries). Weights and rotation follow Hugging Face's convention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 

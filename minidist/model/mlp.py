@@ -1,7 +1,5 @@
 """The MLP of a block: SwiGLU (Shazeer 2020)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

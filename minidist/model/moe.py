@@ -23,8 +23,6 @@ Sources: Shazeer et al. 2017; Fedus et al. 2021 (Switch), sections 2.1 and 2.2; 
 2022 (z-loss); Wang et al. 2024 (bias); DeepSeek-AI 2024 (V3), section 2.1.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 

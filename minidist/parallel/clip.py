@@ -1,7 +1,5 @@
 """Gradient clipping by the global norm (Pascanu, Mikolov & Bengio 2013, algorithm 1)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import reduce

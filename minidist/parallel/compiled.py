@@ -9,8 +9,6 @@ What is no arithmetic runs as it is, between compiled pieces: messages, recomput
 that are put off, and dropout, whose mask depends on its place in the model. (Ansel et al. 2024, "PyTorch 2".)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any

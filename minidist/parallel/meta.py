@@ -1,7 +1,5 @@
 """Models that are too large to be built: they begin on the device `meta`, where tensors have shapes and no bytes."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils import swap_tensors

@@ -17,8 +17,6 @@ only what the step before has left. That is why they combine: ZeRO shards blocks
 (Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.2.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass

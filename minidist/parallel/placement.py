@@ -6,8 +6,6 @@ copies         several ranks may hold the same elements; only one of them counts
 experts        are a block of a stack, and have fewer copies than all else (`ExpertGroups`)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 

@@ -10,8 +10,6 @@ more; `Recipe.supported` also says what goes with adapters, 8 bits and ZeRO++. Z
 in a pipeline of m microbatches they reduce m times, and send m times the bytes of ZeRO 0 and 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@
 The answers here are those of a rank that is alone on the data axis. Each strategy overrides those that differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar

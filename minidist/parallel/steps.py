@@ -1,7 +1,5 @@
 """Steps of `parallelize` that a recipe decides on: adapters, experts, strategy over the data axis, recomputation."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -4,8 +4,6 @@ rank 0   ├── forward ──┤├── all_reduce (ring) ─────�
                           ├ send ┤├ send ┤  ...             events nest: a collective spans its messages
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The list of events that ranks record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from minidist.trace.events import Event, EventKind

@@ -1,7 +1,5 @@
 """Which machine is this? Only its own processes share memory."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -4,8 +4,6 @@ An engine that learns of a wrong request from itself has often begun, and the ot
 for a mean: the collectives ask for a sum, and divide.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from minidist.comm.buffers import Array, dtype_name

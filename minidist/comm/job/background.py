@@ -5,8 +5,6 @@ back to it from a library, and libraries in Rust and C++, as safetensors and tor
 the process. So a piece of work that has begun is finished first, which may take it a second, and none is begun.
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time

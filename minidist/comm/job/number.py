@@ -4,8 +4,6 @@ What is returned can be counted with: it is finite, and whole numbers fit into 6
 digits and true are refused. Messages are the end of a sentence, `must be at least 1`: the reader names what it read.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

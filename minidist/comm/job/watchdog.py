@@ -8,8 +8,6 @@ A rank that has waited for `GRACE` seconds asks its peer whether that one has fi
 the limit need not pass. Watchdogs talk through a mailbox of their own, so they never disturb the program's messages.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """MPI's own collectives, to compare with. What they send is their secret: `traffic` has it by formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpi4py import MPI

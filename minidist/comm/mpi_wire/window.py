@@ -9,8 +9,6 @@ last mapping. Nor does it lie in /dev/shm, which is 64 MB in a container and end
 here memory is reserved before it is touched, and if there is none, all ranks are told so.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

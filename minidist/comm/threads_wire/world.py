@@ -5,8 +5,6 @@ second to arrive copies. A lane that has to wait says with a predicate what for.
 waits, and no predicate holds, then none ever will: nobody is left to change one. That is the proof of a deadlock.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import defaultdict, deque

@@ -7,8 +7,6 @@ No thread is needed: launching queues the work on the side stream and returns be
 no host thread either, it makes the waiter's stream wait for the event.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Generic
 

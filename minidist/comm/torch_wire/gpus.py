@@ -6,8 +6,6 @@ Ranks that share a GPU take turns on it: that shows whether a program is right, 
 it since version 2.30.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -6,8 +6,6 @@
 A ledger's `mark` is one of these. The torch wire's ledgers have one; elsewhere `train --profile` sets it.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

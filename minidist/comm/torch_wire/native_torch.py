@@ -4,8 +4,6 @@ These two want equal shards. Where shards are unequal (7 elements on 2 ranks) th
 per shard; gather and scatter are an all-to-all in which one rank alone receives, or sends. So does NCCL itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

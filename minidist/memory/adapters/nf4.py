@@ -11,8 +11,6 @@ one mean besides. (Dettmers et al. 2023, QLoRA, section 3 and appendix E. The pa
 mean is subtracted, int8 suits them as well, and its steps are finer near the ends.)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist

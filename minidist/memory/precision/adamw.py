@@ -13,8 +13,6 @@ a number in its register through all seven operations, such as torch's `fused=Tr
 State: 2 numbers per weight, in torch's names and shapes. `state_dict` fits `torch.optim.AdamW` and vice versa.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

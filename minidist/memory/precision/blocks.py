@@ -6,8 +6,6 @@ The error of a number is at most half its block's scale, so one large number spo
 (Wang et al. 2023, ZeRO++, section 4.1.) `pack_float8` keeps 8-bit floats, whose error is relative to each number.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -7,8 +7,6 @@
 `mixed.py` shows where masters stand in a training step. (Micikevicius et al. 2018, section 3.1.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -14,8 +14,6 @@ float32 by themselves. With AdamW a parameter then costs 16 bytes: 2 for the wei
 master and its two moments. (Micikevicius et al. 2018.)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -10,8 +10,6 @@ bfloat16 weights can be trained without a float32 copy. That saves 4 bytes a par
 (Gupta et al. 2015, section 3; Zamirai et al. 2021, "Revisiting bfloat16 training".)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

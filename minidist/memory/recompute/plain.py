@@ -7,8 +7,6 @@ Between the two, no activation inside the function is held. Cost: one more forwa
 nets with sublinear memory cost".)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

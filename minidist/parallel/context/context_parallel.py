@@ -12,8 +12,6 @@ tokens, so that gradients are summed over dp and cp together. Who calls the mode
 `shard_tokens`: labels are shifted before they are cut. (Liu et al. 2023; Jacobs et al. 2023; Llama 3, 2024.)
 """
 
-from __future__ import annotations
-
 from functools import partial
 from inspect import unwrap
 from typing import Any, Literal, TypeAlias, get_args

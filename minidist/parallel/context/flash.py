@@ -22,8 +22,6 @@ From forward to backward it holds Q, K, V, O, and 4 bytes a query for lse. (Dao 
 twice as fast, on a GPU `flash_triton.py` does; `attend` and `attend_backward` choose, by a rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from importlib.util import find_spec

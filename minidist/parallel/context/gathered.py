@@ -11,8 +11,6 @@ Cost, with n bytes of keys and values a rank: (P - 1) n forward, (P - 1) (n + m)
 gradients are summed in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import torch

@@ -17,8 +17,6 @@ is even up to T/P pairs a hop, but each of its blocks is cut by the diagonal, wh
 "Striped attention".)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -12,8 +12,6 @@ A block's share of the whole softmax is exp(score - lse) with the lse of *all* b
 and lse, never a block's own. (Liu, Zaharia & Abbeel 2023, "Ring attention", algorithm 1.)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -14,8 +14,6 @@ Cost, with n bytes of keys and values a rank (not repeated for grouped heads): (
 (Liu, Zaharia & Abbeel 2023; zigzag: see `order.py`.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

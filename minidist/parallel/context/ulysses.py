@@ -10,8 +10,6 @@ Cost: (P - 1)/P of B T/P (2 H + 2 H_kv) d elements forward, in 2 (P - 1) message
 that is 1/P of what a rank of a ring sends if no heads are grouped. (Jacobs et al. 2023, "DeepSpeed Ulysses".)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

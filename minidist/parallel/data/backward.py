@@ -1,7 +1,5 @@
 """Hooks of strategies on a model and its backward. They do not keep the strategy alive, and vanish with it."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

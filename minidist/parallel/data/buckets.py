@@ -8,8 +8,6 @@ Each message costs a latency, however small it is, and then a time for each byte
 hardly counts, and so small that there are several: one travels while the next is filled. (Li et al. 2020, section 3.2.)
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

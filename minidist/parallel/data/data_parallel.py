@@ -13,8 +13,6 @@
 `PlainDataParallel`: each rank sends 2 (P - 1)/P n bytes for n bytes of gradients. (Li et al. 2020, section 3.2.)
 """
 
-from __future__ import annotations
-
 import weakref
 from abc import abstractmethod
 from collections.abc import Set

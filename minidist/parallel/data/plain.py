@@ -17,8 +17,6 @@ serial gradient. `op="mean"` is torch's convention: it suits loops that divide b
 (Li et al. 2020, sections 2.2 and 3.2.)
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from minidist.collectives import all_reduce

@@ -1,7 +1,5 @@
 """Replicas: the same model on every rank of an axis, or else an error that says where two ranks differ."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from itertools import zip_longest
 

@@ -1,7 +1,5 @@
 """What all strategies over the data axis share; they differ in what they reduce, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn

@@ -16,8 +16,6 @@ element. What comes back, and all gradients, keep their dtype, since sums of 8-b
 (DeepSeek-AI 2024, V3, section 3.3.2.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -14,8 +14,6 @@ among which ranks; data parallelism, ZeRO, clipping and checkpoints read them. (
 "MoE parallel folding".)
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import Literal, TypeAlias, get_args

@@ -15,8 +15,6 @@ messages; backward does the same. With k experts a token, that is 2 k (P - 1)/P 
 forward. (Lepikhin et al. 2020, GShard, section 3.2; Fedus et al. 2021.)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

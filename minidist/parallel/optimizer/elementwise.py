@@ -4,8 +4,6 @@ A slice is some neighbouring elements of a parameter. AdamW updates them as it w
 at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS): on slices they would compute something else.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parameter groups as torch's optimizers take them, checked: each must name parameters of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

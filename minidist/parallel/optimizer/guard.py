@@ -6,8 +6,6 @@ models share one hook, because torch walks through its hooks in every step, and 
 with a single hook that does no harm.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterable

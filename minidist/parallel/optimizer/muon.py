@@ -13,8 +13,6 @@ n - m back: at most 2 n over all ranks, and 2 (P - 1)/P n if slices are equal. O
 bytes. Each matrix, the largest first, goes to the rank that owns least so far.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ rank (the count of steps). In the whole state this is less clear, since the mome
 dim either. There the name decides: it is one of torch's counts, or has no dim even for a parameter that has some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

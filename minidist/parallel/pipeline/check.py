@@ -9,8 +9,6 @@ An error is one sentence, and a grid with the failing cell in brackets (`errors.
     deadlock     when all ranks run their lists, with rendezvous for messages (`order.py`), none gets stuck
 """
 
-from __future__ import annotations
-
 from minidist.parallel.pipeline.actions import BACKWARDS, Action, Kind, Plan
 from minidist.parallel.pipeline.errors import Cell, ScheduleError
 from minidist.parallel.pipeline.order import execution_order

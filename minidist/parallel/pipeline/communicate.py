@@ -21,8 +21,6 @@ rank reduces last, once for all its stages; data parallelism that overlaps begin
 Cost: a sort of all actions.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from minidist.parallel.pipeline.actions import Action, Kind, Plan

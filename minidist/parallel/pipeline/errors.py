@@ -7,8 +7,6 @@ rank 0    0F0   0F1   0B0   0B1
 rank 1    1F1   1B1  [1B0]  1F0
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

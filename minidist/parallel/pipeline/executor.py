@@ -16,8 +16,6 @@ forward, and its gradient once in backward. If there are several, a stage return
 with all of them. Integers, such as a mask, have no gradient, and none is sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias

@@ -12,8 +12,6 @@ under all weaker ones: with buffered sends, or with receives that are posted bef
 Cost: O(1) per action.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 
 from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan

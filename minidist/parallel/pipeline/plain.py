@@ -15,8 +15,6 @@ Cost: between two neighbours 2 messages for each microbatch, an output and a gra
 "PipeDream", section 3.2; with a flush at the end of each step: Narayanan et al. 2021, section 2.2.1.)
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any

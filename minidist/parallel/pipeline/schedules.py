@@ -19,8 +19,6 @@ A schedule is a pure function of sizes. `simulate.py` has the formulas of its co
 section 3.2.1, folded into a V as in their repository DualPipe.)
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 

@@ -17,8 +17,6 @@ with them:
     zb-h1        idle time of a rank: (p - 1)(F + I - W), from m = p on
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -8,8 +8,6 @@ An identity replaces each module that a stage does not have. So the model's own 
 the stage before in place of tokens. Parameters keep the names that they have in the serial model.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Sequence
 from functools import cache

@@ -11,8 +11,6 @@ put the products off: nobody waits for them, and they fill the time in which a r
 If a weight has hooks, such as data parallelism's, its gradient comes from autograd, which runs the hooks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -25,8 +25,6 @@ Hybrid sharding cuts parameters inside groups of ranks, such as a node, and keep
 stay inside a group, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

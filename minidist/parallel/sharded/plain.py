@@ -17,8 +17,6 @@ state. With n bytes of parameters on P ranks, each rank sends (P - 1)/P of 2 n b
 (Rajbhandari et al. 2020, section 5: P_os, P_os+g and P_os+g+p.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 By default the elements of module lists are units, such as a GPT's layers. All other parameters are the root unit's.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

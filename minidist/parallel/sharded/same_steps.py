@@ -11,8 +11,6 @@ On a GPU the hosts queue work far ahead, and a roll call at each unit would make
 compare all steps when a forward or backward ends, before its gradients are used, and no GPU has to wait.
 """
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from minidist.comm import Communicator, MismatchError

@@ -4,8 +4,6 @@ parameters         embedding │ norm │ query ......│ key │ value
 on three ranks     ─ shard 0 ──────│── shard 1 ──────│─ shard 2 ─
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial

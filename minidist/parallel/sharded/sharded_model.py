@@ -4,8 +4,6 @@
 (`_unshard`), begins to gather the next (`_prefetch`), and frees another one if more than `MOST` would be whole.
 """
 
-from __future__ import annotations
-
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set

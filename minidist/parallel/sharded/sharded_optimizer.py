@@ -9,8 +9,6 @@ send 1.5 times the bytes of ZeRO-1. Each rank holds 1/P of the optimizer's state
 (Rajbhandari et al. 2020, section 5.1; `torch.distributed.optim.ZeroRedundancyOptimizer`.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

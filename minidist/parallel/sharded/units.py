@@ -4,8 +4,6 @@ between uses    shard 0 │ shard 1 │ shard 2        each rank has its own; th
 in use          ─────────── whole ───────────      on every rank; the parameters are views into it
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from enum import Enum, auto

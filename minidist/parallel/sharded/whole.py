@@ -1,7 +1,5 @@
 """The whole state of a model whose parameters are spread over ranks: to read it, to save it, to load it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 

@@ -20,8 +20,6 @@ bytes of parameters, and so 2 n bytes of AdamW's state, a rank holds:
 (Rajbhandari et al. 2020, sections 5.1, 5.2 and 7.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

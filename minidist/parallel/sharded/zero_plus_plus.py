@@ -17,8 +17,6 @@ passed on from rank to rank, as a ring does: ranks exchange by all-to-all, and t
 (Wang et al. 2023, ZeRO++.)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

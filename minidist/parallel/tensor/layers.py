@@ -8,8 +8,6 @@ torch draws the *whole* weight on every rank, from one seed, and each rank keeps
 starts from the same numbers. While a layer is built, every rank holds it whole.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -17,8 +17,6 @@ Cost of each function: one all-reduce of B T D numbers in forward and one in bac
 numbers from each rank. (Shoeybi et al. 2019, "Megatron-LM", section 3.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch.nn.functional as F

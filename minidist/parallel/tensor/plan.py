@@ -12,8 +12,6 @@ Afterwards all ranks call the model with the same tokens. `state_dict` has the s
 of each parameter (`tensor_placement_of`) says which slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TypeAlias

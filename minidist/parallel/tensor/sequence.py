@@ -23,8 +23,6 @@ backward. Between regions each rank keeps 1/P of the activations. The gathered i
 weights' gradients; Korthikanti et al. keep the shard and gather it again in backward. (2022, sections 4.2.2 and 4.3.)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

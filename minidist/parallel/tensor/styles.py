@@ -10,8 +10,6 @@
 A plan (`plan.py`) gives modules their styles. A layer with an adapter W + BA is cut as W is: columns cut B, rows cut A.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial

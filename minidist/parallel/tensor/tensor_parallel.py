@@ -17,8 +17,6 @@ own queries only, so they sum the gradients of that head's weights: two all-redu
 a matrix [d, D]. (Ainslie et al. 2023.) All other costs are those of `plain.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 

@@ -13,8 +13,6 @@ Cost: in forward two all-reduces, of 4N and 8N bytes in float32; in backward non
 logits and their exponentials. (Shoeybi et al. 2019, section 3, "output embedding".)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
