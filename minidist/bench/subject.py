@@ -25,7 +25,6 @@ from minidist.comm import Communicator
 ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products", "attention")  # the parts of `bench gpu`
 FILES = {
     **dict.fromkeys(COLLECTIVES, "subjects.collective"),
-    **dict.fromkeys(("copy", "p2p"), "subjects.messages"),
     **dict.fromkeys(ON_ONE_GPU, "gpu.subjects"),
 }
 RANKS, DTYPE = 2, "float32"  # for which the bounds are
@@ -35,9 +34,8 @@ class Bound(NamedTuple):
     """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`, or
     with `least` at least that.
 
-    A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, with the
-    two cores near each other (see `subjects/messages.py`). `native tuned` is MPI's own in a launch that is told to keep
-    freed memory.
+    A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, whose
+    cores share a cache. `native tuned` is MPI's own in a launch that is told to keep freed memory.
     """
 
     case: str
@@ -60,15 +58,12 @@ class Setting(NamedTuple):
         All ranks of the launch; `here` this process alone.
     gloo : module or None
         `torch.distributed` with a group of the same ranks, where a peer needs it.
-    when : str
-        `before` or `after` the other benches, for the probe of the machine.
     """
 
     options: Options
     launch: str
     comm: Communicator
     gloo: Any = None
-    when: str = "before"
 
 
 class Case(NamedTuple):
