@@ -7,8 +7,6 @@
 A machine that slows down for a second slows a whole round, and leaves its ratios alone.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time
@@ -81,7 +79,7 @@ class Measurement:
         factor = BUS_FACTORS.get(self.bench)
         return None if factor is None else factor(self.ranks) * self.bytes / self.median
 
-    def ratio(self, peer: Measurement) -> float:
+    def ratio(self, peer: "Measurement") -> float:
         """Return the median of the rounds' ratios to `peer`, which took turns with this one."""
         return statistics.median(mine / other for mine, other in zip(self.values, peer.values, strict=True))
 

@@ -7,18 +7,15 @@ One process is one rank: with NCCL on a GPU, of its own or shared (lessons/NCCL.
 prints the losses.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
+import torch.distributed as dist
 
-    from minidist import Communicator
+from minidist.comm import Communicator, init
 
-Training = Callable[["Communicator", "torch.device"], Sequence[float]]
+Training = Callable[[Communicator, torch.device], Sequence[float]]
 
 
 def run_twin(production: Training, ours: Training) -> None:
@@ -27,15 +24,10 @@ def run_twin(production: Training, ours: Training) -> None:
     Each is called with the communicator of all ranks, which wraps torch.distributed's default group, and with this
     rank's device; it returns the loss of each step, the same on every rank.
     """
-    import torch
-    import torch.distributed as dist
-
-    import minidist
-
     parser = argparse.ArgumentParser(description="A lesson at full scale: start me with torchrun.")
     parser.add_argument("--minidist", action="store_true", help="train with minidist instead of production's classes")
     options = parser.parse_args()
-    comm = minidist.init()
+    comm = init()
     if comm.wire.kind != "torch":
         parser.error("there are no ranks: start me with torchrun --nproc-per-node 2, or with lessons/cluster.sbatch")
     on_gpu = dist.get_backend() == "nccl"

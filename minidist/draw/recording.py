@@ -8,8 +8,6 @@ rank, which says how often that rank is in it. Nothing is simulated a second tim
 whose wire notes each message and passes it on; `sys.settrace` tells which line changed a buffer in between.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -32,7 +30,7 @@ MOST_RANKS = 16  # a float64 then has 3 bits for each
 
 
 def record(
-    program: Callable[[Watching], object],
+    program: "Callable[[Watching], object]",
     ranks: int,
     cluster: Cluster | None = None,
     formulas: Mapping[str, str] | None = None,
@@ -120,7 +118,7 @@ class Watching(Communicator):
     ) -> Span:
         return _WatchedSpan(self, name, kind, bytes, engine_bytes)
 
-    def split(self, color: int, key: int | None = None) -> Watching:
+    def split(self, color: int, key: int | None = None) -> "Watching":
         part = super().split(color, key)
         return Watching(part.wire, part.ledger, self.observer)
 

@@ -9,8 +9,6 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 `Recipe` refuses the same combinations of strategies, in its own names, for those who call `parallelize` directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -281,7 +279,7 @@ class Config:
         with retold(ConfigError, ValueError):
             return GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
 
-    def without_files(self) -> Config:
+    def without_files(self) -> "Config":
         """Return the run that computes the same, and leaves nothing on the disk."""
         names = ("save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace", "profile")
         unsaved: dict[str, Any] = {name: getattr(RunOptions, name) for name in names}

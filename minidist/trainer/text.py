@@ -13,8 +13,6 @@ The default token is the byte: no vocabulary to train, nothing unknown, every fi
 Face's library packs about four bytes of English into a token, for the price of a larger embedding.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Sequence
@@ -37,7 +35,7 @@ class TextError(ValueError):
     """The text, or the tokenizer, cannot be used; the message says why and what to do."""
 
 
-def read_corpus(options: DataOptions) -> tuple[Tokenizer, Samples, Tokens]:
+def read_corpus(options: DataOptions) -> "tuple[Tokenizer, Samples, Tokens]":
     """Return the tokenizer, the samples to train on, and an opening from the held-out text, or else from the text."""
     text, tokenizer = load_text(options.text), load_tokenizer(options.tokenizer or None)
     name = " ".join(options.text) or "the built-in text"
@@ -63,7 +61,7 @@ def load_text(files: Sequence[str | Path] = ()) -> bytes:
     return b"".join(_read(Path(file)) for file in files) if files else _python_documentation()
 
 
-def load_tokenizer(file: str | Path | None = None) -> Tokenizer:
+def load_tokenizer(file: str | Path | None = None) -> "Tokenizer":
     """Return the tokenizer of a `tokenizer.json` file; without a file, bytes.
 
     Raises

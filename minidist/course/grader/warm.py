@@ -9,8 +9,6 @@ answer that ends the importer, or makes it stand still, loses its case, and the 
 elsewhere every case imports for itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import importlib
@@ -74,7 +72,7 @@ class Warm:
         for number in range(processes):
             self.cores.put(os.getpid() + number)  # graders beside each other begin at different ones
 
-    def __enter__(self) -> Warm:
+    def __enter__(self) -> "Warm":
         return self
 
     def __exit__(self, *_: object) -> None:

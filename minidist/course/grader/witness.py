@@ -6,8 +6,6 @@ The answer's `Communicator` stands on the witness, so every message is seen: tho
 collective, those on a communicator that was split or forked. Calls that send nothing are seen by `watch.py`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -58,8 +56,8 @@ class Witness(WireAround):
     def fence(self, status: Status) -> bool:
         return super().fence(status)
 
-    def split(self, color: int, key: int, name: str) -> Witness:
+    def split(self, color: int, key: int, name: str) -> "Witness":
         return Witness(self.inner.split(color, key, name), self._note, self._watch)
 
-    def fork(self, name: str) -> Witness:
+    def fork(self, name: str) -> "Witness":
         return Witness(self.inner.fork(name), self._note, self._watch)

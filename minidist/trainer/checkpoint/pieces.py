@@ -16,8 +16,6 @@ pieces that may touch the wanted one are pasted into a whole tensor, and the wan
 Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -67,7 +65,7 @@ class Extent:
             raise ValueError(f"there are no such elements in a tensor {list(self.shape)}: {self}")
 
     @classmethod
-    def of(cls, shape: Iterable[int], dim: int | None = None, first: int = 0, last: int = 0) -> Extent:
+    def of(cls, shape: Iterable[int], dim: int | None = None, first: int = 0, last: int = 0) -> "Extent":
         """Return all of a block, or of the whole tensor."""
         nothing = cls(tuple(shape), dim, first, last, 0, 0)
         return replace(nothing, stop=prod(nothing.block_shape))
@@ -97,7 +95,7 @@ class Extent:
         behind = prod(self.shape[self.dim + 1 :])
         return self.shape[self.dim] * behind, self.first * behind, (self.last - self.first) * behind
 
-    def straight(self) -> Extent:
+    def straight(self) -> "Extent":
         """Return the same elements as a range of the whole tensor, flattened, if the block is one; otherwise `self`."""
         length, column, width = self.row
         if self.dim is None or (prod(self.shape[: self.dim]) != 1 and width != length):

@@ -10,8 +10,6 @@ layers.0.mlp.routed.experts.gate   model.layers.0.block_sparse_moe.experts.N.w1 
 head                               lm_head                               absent where tied
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from minidist.model.config import GPTConfig
