@@ -8,23 +8,17 @@ layers.0.mlp.gate                  model.layers.0.mlp.gate_proj
 layers.0.mlp.routed.router         model.layers.0.block_sparse_moe.gate
 layers.0.mlp.routed.experts.gate   model.layers.0.block_sparse_moe.experts.N.w1      each expert N by itself
 head                               lm_head                               absent where tied
+
+All names are in `llama.toml`.
 """
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from minidist.model.config import GPTConfig
 
-SIZES = {  # ours, and how config.json calls them
-    "vocabulary": "vocab_size",
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "key_value_heads": "num_key_value_heads",
-    "intermediate": "intermediate_size",
-    "sequence": "max_position_embeddings",
-    "norm_epsilon": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-}
+SIZES, LLAMA_NAMES = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8")).values()
 EXPERT_SIZES = {"experts": "num_local_experts", "top_k": "num_experts_per_tok"}
 LEFT_OUT = {"key_value_heads": 0, "sequence": 2048, "norm_epsilon": 1e-6, "tied": False}  # what it means not to say it
 FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
@@ -32,23 +26,6 @@ FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
     "mixtral": {"hidden_act": "silu", "sliding_window": None},
 }
 STACKS = {"gate": "w1", "up": "w3", "down": "w2"}  # of experts
-
-LLAMA_NAMES = {
-    "embedding": "model.embed_tokens",
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-    "mlp.routed": "block_sparse_moe",
-    "mlp.routed.router": "block_sparse_moe.gate",
-    "norm": "model.norm",
-    "head": "lm_head",
-}
 
 
 def check_known(config: GPTConfig) -> None:
