@@ -9,7 +9,7 @@ from minidist.collectives import COLLECTIVES, algorithms
 from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, read_number, shown
 from minidist.launch.parser import Parser, flag_of
 
-TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash")
+TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash", "experts")
 NAMES = ("p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`
 PEERS = ("native", "tuned", "gloo")

@@ -71,9 +71,9 @@ def in_float8(send: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 
 class Leg(NamedTuple):
-    """An exchange among the ranks of `comm`: rows are put in an order, then some are sent to each rank."""
+    """An exchange among the ranks of `comm`: rows are put in an order (None: as they are), then sent to each rank."""
 
-    order: Tensor
+    order: Tensor | None
     comm: Communicator
     sent: list[int]
     received: list[int]
@@ -106,23 +106,25 @@ class Route:
 
     def _exchange(self, table: Tensor, comm: Communicator) -> Tensor:
         """Add a leg to the ranks of the second dim; return the counts that come, by sender in the first dim."""
-        order, leaving = order_of(table, (1, 0, 2)), table.transpose(0, 1).contiguous()
+        leaving = table.transpose(0, 1).contiguous()
         arriving = collectives.all_to_all(leaving.to(self.device), comm).cpu()
         sums = (part.sum((1, 2)).tolist() for part in (leaving, arriving))
-        self.legs.append(Leg(order.to(self.device), comm, *sums))
+        order = None if len(table) == 1 else order_of(table, (1, 0, 2)).to(self.device)
+        self.legs.append(Leg(order, comm, *sums))
         return arriving
 
     def there(self, rows: Tensor) -> Tensor:
         """Send rows [M, ...] on their way; return those that come, sorted by expert."""
         for order, comm, sent, received in self.legs:
-            rows = collectives.all_to_all(rows[order], comm, "auto", sent, received)
+            rows = collectives.all_to_all(rows if order is None else rows[order], comm, "auto", sent, received)
         return rows[self.last]
 
     def back(self, rows: Tensor) -> Tensor:
         """Send rows in the order of `there`'s result back; return them in the order of what was sent."""
         rows = undone(rows, self.last)
         for order, comm, sent, received in reversed(self.legs):
-            rows = undone(collectives.all_to_all(rows, comm, "auto", received, sent), order)
+            rows = collectives.all_to_all(rows, comm, "auto", received, sent)
+            rows = rows if order is None else undone(rows, order)
         return rows
 
 

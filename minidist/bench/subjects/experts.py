@@ -1,0 +1,128 @@
+"""A training step with experts on as many ranks as there are, of which each token goes to two.
+
+    ep             minidist: DDP, and the experts shared out; tokens go where the router sends them
+    torch          the same, but for what lies between sorting and unsorting: all_to_all_single over gloo and
+                   F.grouped_mm, as torchtitan writes it, under DistributedDataParallel
+    ep balanced    as ep, with tokens dealt out in turn, so that all experts have as many
+    dense          minidist's DDP of a model without experts that multiplies as much for a token: an MLP twice as wide
+    bytes alone    the exchanges of `ep balanced` and nothing else
+
+What experts cost beside a dense model of equal work is `ep balanced` less `bytes alone`, over `dense`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minidist.bench.measure import Run
+from minidist.bench.options import HEADS
+from minidist.bench.subject import Case, Setting, subject
+from minidist.bench.training import BATCH, LAYERS, TIME, VOCABULARY, expect_same, text, training_step
+from minidist.comm import Communicator
+from minidist.mesh import Layout, Mesh
+from minidist.model import GPT, GPTConfig
+from minidist.model.moe import RoutedExperts, routed_in
+from minidist.parallel import DDP
+from minidist.parallel.adjoint import all_to_all
+from minidist.parallel.expert.expert_parallel import parallelize_experts
+from minidist.parallel.replica import Alone
+
+EXPERTS, CHOSEN = 8, 2
+
+
+@subject(peers=("torch", "dense"))
+def experts(setting: Setting) -> Iterator[Case]:
+    """Seconds of a training step at every width."""
+    comm, tokens = setting.comm, text(seed=setting.comm.rank)
+    everywhere = tokens[:, 1:].numel() * comm.size
+    mesh = Mesh(comm, Layout(dp=comm.size, ep=comm.size))
+    for hidden in setting.options.hidden:
+        ours, even, theirs = (shared_out(model_of(hidden, EXPERTS), mesh) for _ in range(3))
+        dense = model_of(hidden, 0)
+        for layer in routed_in(even):
+            layer.choose = in_turn  # type: ignore[method-assign]
+        runs: dict[str, Run] = {
+            "ep": training_step(DDP(ours, comm), tokens, everywhere),
+            "ep balanced": training_step(DDP(even, comm), tokens, everywhere),
+            "dense": training_step(DDP(dense, comm), tokens, everywhere),
+            "bytes alone": partial(exchanges, comm, hidden),
+        }
+        if setting.gloo is not None:
+            runs["torch"] = training_step(Alone(by_torch(theirs)), tokens)
+            first: Any = runs["ep"]()
+            expect_same({"ep": first * comm.size, "torch": runs["torch"]()}, 1e-4)
+        yield Case(f"D={hidden}, {BATCH} x {TIME}", runs)
+
+
+def model_of(hidden: int, experts: int) -> GPT:
+    """Return a model whose layers multiply as much for a token, with experts or without."""
+    each = 4 * hidden // 3 // 16 * 16
+    inside = each if experts else CHOSEN * each
+    sizes = GPTConfig(vocabulary=VOCABULARY, layers=LAYERS, hidden=hidden, heads=HEADS, sequence=TIME)
+    return GPT(replace(sizes, intermediate=inside, experts=experts, top_k=CHOSEN))
+
+
+def shared_out(model: GPT, mesh: Mesh) -> GPT:
+    """Return the model with this rank's experts."""
+    parallelize_experts(model, mesh)
+    return model
+
+
+def in_turn(scores: Tensor) -> Tensor:
+    """Choose two experts after the other for each token [B, T, k], whatever the scores."""
+    numbers = torch.arange(scores[..., :CHOSEN].numel(), device=scores.device) % EXPERTS
+    return numbers.view(*scores.shape[:-1], CHOSEN)
+
+
+def exchanges(comm: Communicator, hidden: int) -> None:
+    """Send what a step sends to experts and back, in forward and backward, of each layer."""
+    rows = torch.zeros(CHOSEN * BATCH * TIME, hidden)
+    for _ in range(4 * LAYERS):
+        all_to_all(rows, comm)
+
+
+# ---------------------------------------------------------------- by torch
+
+
+def by_torch(model: GPT) -> nn.Module:
+    """Return the model, whose experts are shared out already, to be trained by torch alone."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    for layer in routed_in(model):
+        layer.compute = torchs_dispatch(layer)
+        for parameter in layer.experts.parameters():  # the other's gradients are averaged, those of experts come whole
+            parameter.register_hook(lambda gradient: gradient / torch.distributed.get_world_size())  # type: ignore[no-untyped-call]
+    apart = [name for name, _ in model.named_parameters() if ".experts." in name]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)  # type: ignore[no-untyped-call]
+    return DistributedDataParallel(model)
+
+
+def torchs_dispatch(layer: RoutedExperts) -> Callable[[Tensor, list[int]], Tensor]:
+    """Return what sends rows, sorted by expert, to the experts of all ranks, and brings back what they make."""
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    def compute(rows: Tensor, counts: list[int]) -> Tensor:
+        distributed: Any = torch.distributed
+        group, ranks = distributed.group.WORLD, distributed.get_world_size()
+        leaving = torch.tensor(counts)
+        arriving = torch.empty_like(leaving)
+        distributed.all_to_all_single(arriving, leaving)
+        sent, came = (numbers.view(ranks, -1).sum(1).tolist() for numbers in (leaving, arriving))
+        received: Tensor = all_to_all_single_autograd(rows, came, sent, group)
+        owners = torch.arange(len(arriving)) % (EXPERTS // ranks)
+        order = owners.repeat_interleave(arriving).argsort(stable=True)
+        ends = arriving.view(ranks, -1).sum(0).cumsum(0).to(torch.int32)
+        held = layer.experts
+        x = received[order]
+        gate, up = (F.grouped_mm(x, weight.transpose(1, 2), offs=ends) for weight in (held.gate, held.up))
+        made = F.grouped_mm(F.silu(gate) * up, held.down.transpose(1, 2), offs=ends)
+        unsorted = torch.empty_like(made).index_copy(0, order, made)
+        back: Tensor = all_to_all_single_autograd(unsorted, sent, came, group)
+        return back
+
+    return compute
