@@ -25,12 +25,12 @@ def text(batch: int = BATCH, time: int = TIME, seed: int = 0) -> Tensor:
     return torch.randint(VOCABULARY, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
 
 
-def training_step(replica: Replica, tokens: Tensor, divisor: int = 0) -> Run:
+def training_step(replica: Replica, tokens: Tensor, divisor: int = 0, **options: Any) -> Run:
     """Return a step of a model whose loss is divided by `divisor`, the tokens of all ranks.
 
     Without a divisor it is the tokens of this rank, and gradients are to be averaged, or to stay here.
     """
-    return adamw_step(replica, forward_backward(replica.called, tokens, divisor))
+    return adamw_step(replica, forward_backward(replica.called, tokens, divisor), **options)
 
 
 def forward_backward(

@@ -59,21 +59,25 @@ class Bucketed(DataParallel):
         self.stream = comm.stream()
         groups = [copies for copies in self.by_copies(self.parameters_to_reduce) if copies is not comm]
         self.links = {comm: self.stream.comm} | {copies: copies.fork() for copies in groups}  # for the stream's thread
-        parts = partition(self.parameters_to_reduce[::-1], bucket_bytes, first_bucket_bytes)
+        parts = partition(self.in_buckets()[::-1], bucket_bytes, first_bucket_bytes)
         self.buckets = [self._bucket(parameters, copies_of(parameters[0], comm)) for parameters in parts]
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         self.line: list[Bucket] = []  # what is still to be launched in this backward
         self.unreduced: set[nn.Parameter] = set()  # whose gradients only `no_sync` has added up
         self.end = BackwardEnd(self._backward_ended, comm)
-        self.accumulators = [get_gradient_edge(parameter).node for parameter in self.parameters_to_reduce]
+        self.accumulators = [get_gradient_edge(parameter).node for parameter in self.bucket_of]
         self.hooks: list[Any] = [node.register_prehook(Hook(self._gradient_comes)) for node in self.accumulators]
-        for parameter in self.parameters_to_reduce:
+        for parameter in self.bucket_of:
             self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
         weakref.finalize(self, remove_all, self.hooks).atexit = False
         for parameter, bucket in self.bucket_of.items():
             parameter.grad = None
             bucket.adopt(parameter)
         self.zeroed = {parameter: parameter.grad for parameter in self.parameters_to_reduce}  # the zeros put there
+
+    def in_buckets(self) -> list[nn.Parameter]:
+        """Return the parameters whose gradients go through buckets."""
+        return self.parameters_to_reduce
 
     def _bucket(self, parameters: list[nn.Parameter], copies: Communicator) -> Bucket:
         return FlatBucket(parameters, copies, self.links[copies])
@@ -158,6 +162,10 @@ class DDP(Bucketed):
     """
 
     summed = False  # whether the gradients are those of all ranks
+
+    def in_buckets(self) -> list[nn.Parameter]:
+        """Return all parameters but experts that no other rank has: their gradients are whole as they come."""
+        return [p for p in self.parameters_to_reduce if copies_of(p, self.comm).size > 1 or self.comm.size == 1]
 
     def _launch(self, bucket: Bucket) -> Any:
         return self.stream.launch(all_reduce, bucket.take(), bucket.link, self.op)

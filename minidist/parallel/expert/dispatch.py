@@ -116,8 +116,10 @@ class Route:
     def there(self, rows: Tensor) -> Tensor:
         """Send rows [M, ...] on their way; return those that come, sorted by expert."""
         for order, comm, sent, received in self.legs:
-            rows = collectives.all_to_all(rows if order is None else rows[order], comm, "auto", sent, received)
-        return rows[self.last]
+            rows = collectives.all_to_all(
+                rows if order is None else rows.index_select(0, order), comm, "auto", sent, received
+            )
+        return rows.index_select(0, self.last)
 
     def back(self, rows: Tensor) -> Tensor:
         """Send rows in the order of `there`'s result back; return them in the order of what was sent."""
@@ -138,6 +140,6 @@ def order_of(table: Tensor, dims: tuple[int, int, int]) -> Tensor:
 
 def undone(rows: Tensor, order: Tensor) -> Tensor:
     """Return the rows x of which `rows` are x[order]."""
-    before = torch.empty_like(rows)
-    before[order] = rows
-    return before
+    before = torch.empty_like(order)
+    before[order] = torch.arange(len(order), device=order.device)
+    return rows.index_select(0, before)
