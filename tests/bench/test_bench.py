@@ -76,6 +76,7 @@ def test_everything_at_once() -> None:
     assert competitors["pipeline"] == {"serial", "gpipe", "1f1b", "zb-h1", "torch gpipe", "torch 1f1b"}
     assert competitors["context"] == {"serial", "ring", "zigzag", "torch ring", "torch zigzag"}
     assert competitors["tensor"] == {"serial", "tensor", "DTensor"}
+    assert competitors["experts"] == {"ep", "ep balanced", "dense", "bytes alone", "torch"}
     assert competitors["adamw"] == {"one pass", "torch fused", "torch foreach"}
     assert competitors["flash"] == {"page", "flash", "torch"}
     assert competitors["recompute"] == {"stored", "full", "torch full"}

@@ -23,7 +23,7 @@ from minidist.bench.gpu.turns import ROUNDS, side_by_side
 from minidist.bench.measure import Run, alternate
 from minidist.bench.options import Options
 from minidist.bench.subject import Counted, Setting, subject
-from minidist.bench.subjects.flash import Attention, forward_backward
+from minidist.bench.subjects.alone import Attention, forward_backward
 from minidist.memory.precision.fp8 import E4M3, E5M2, quantize, scaled_matmul
 from minidist.memory.precision.mixed import supports
 from minidist.model import GPTConfig

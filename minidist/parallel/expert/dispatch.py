@@ -116,9 +116,8 @@ class Route:
     def there(self, rows: Tensor) -> Tensor:
         """Send rows [M, ...] on their way; return those that come, sorted by expert."""
         for order, comm, sent, received in self.legs:
-            rows = collectives.all_to_all(
-                rows if order is None else rows.index_select(0, order), comm, "auto", sent, received
-            )
+            rows = rows.contiguous() if order is None else rows.index_select(0, order)
+            rows = collectives.all_to_all(rows, comm, "auto", sent, received)
         return rows.index_select(0, self.last)
 
     def back(self, rows: Tensor) -> Tensor:
