@@ -1,6 +1,6 @@
 """Without communication: each rank by itself.
 
-`flash` is causal attention, forward and backward: the page that is read, and torch's kernel in C++, which computes here.
+`flash` is causal attention, forward and backward: the page that is read, and the kernel in C++ that computes here.
 
     page     minidist.parallel.context.flash: page_forward, page_backward
     flash    flash_attention, which on a CPU calls torch's kernel, and adds a function of autograd
