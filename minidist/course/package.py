@@ -17,7 +17,7 @@ from minidist.course.lesson import GradeError, Lesson
 PACKAGE = Path(__file__).parents[1]
 NEEDED = ("numpy", "torch", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt
 PARTS = ("exercise.py", "checks.py", "judges*.py")
-DATA = (".html", ".toml")  # that the package reads
+DATA = (".html", ".svg", ".toml")  # that the package reads
 
 
 def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:

@@ -8,6 +8,8 @@ rank 2  ......F0 B0--- F1 B1--- F2 B2--- F3 B3--- ............
 """
 
 from html import escape
+from pathlib import Path
+from string import Template
 
 from minidist.parallel.pipeline.actions import Action, Kind
 from minidist.parallel.pipeline.simulate import Timeline
@@ -55,7 +57,7 @@ def draw_svg(timeline: Timeline) -> str:
     digits = len(str(plan.microbatches - 1))
     scale = min((DIGIT * digits + 9) / _shortest(timeline), MOST_PIXELS / (timeline.length or 1.0))
     right, bottom = LEFT + timeline.length * scale, TOP + plan.ranks * STEP
-    parts = [_HEAD.format(width=round(max(right + 12, 660)), height=bottom + 70, title=escape(plan.name))]
+    parts = []
     for rank in range(plan.ranks):
         top, chunks = TOP + rank * STEP, plan.stages_of(rank)
         parts.append(f'<text class="ink" x="8" y="{top + ROW / 2}">rank {rank}</text>')
@@ -67,16 +69,9 @@ def draw_svg(timeline: Timeline) -> str:
     parts.append(f'<text class="ink" x="8" y="{bottom + 4}">time</text>')
     parts.append(_legend(timeline, bottom + 32))
     parts.append(f'<text class="ink" x="{LEFT}" y="{bottom + 54}">{_summary(timeline)}</text>')
-    return "\n".join([*parts, "</svg>\n"])
-
-
-_HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"
- font-family="system-ui, sans-serif" font-size="12" dominant-baseline="central" role="img">
-<title>Pipeline schedule {title}</title>
-<style>
-  .ink {{ fill: #1f2328 }} .line {{ stroke: #1f2328 }} .idle {{ fill: #8c959f; fill-opacity: 0.16 }}
-  @media (prefers-color-scheme: dark) {{ .ink {{ fill: #e6edf3 }} .line {{ stroke: #e6edf3 }} }}
-</style>"""
+    page = Template(Path(__file__).with_suffix(".svg").read_text(encoding="utf-8"))
+    width, height = round(max(right + 12, 660)), bottom + 70
+    return page.substitute(width=width, height=height, title=escape(plan.name), body="\n".join(parts))
 
 
 def _box(action: Action, left: float, right: float, top: int, chunks: list[int]) -> str:
