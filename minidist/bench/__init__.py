@@ -92,9 +92,9 @@ def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[dict[st
         with one_rank(options.device) if options.names == ("gpu",) else nullcontext(init()) as comm:
             return machine(), collected(Setting(options, launch, comm))
     if launch == "nccl":
-        from minidist.bench.nccl import torchrun
+        from minidist.bench.nccl import on_gpus
 
-        start, env = torchrun(options)
+        start, env = on_gpus(options)
     else:
         mpirun = find_mpirun()
         start, env = [mpirun.path, "-n", str(options.ranks), sys.executable], environment(mpirun)

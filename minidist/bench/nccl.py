@@ -9,7 +9,6 @@
 `--device cpu` does the same over gloo, to try it. (NVIDIA's nccl-tests, doc/PERFORMANCE.md.)
 """
 
-import sys
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -21,7 +20,7 @@ from minidist.bench.options import Options
 from minidist.comm import LaunchError
 from minidist.comm.torch_wire.gpus import SHARING, ranks_per_gpu, share_gpus
 from minidist.draw.table import aligned
-from minidist.launch.mpirun import environment
+from minidist.launch.mpirun import environment, torchrun
 
 HEADER = ("by", "size (B)", "count", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)")
 TYPES = {"float16": "half", "float32": "float", "float64": "double"}  # as nccl-tests call them
@@ -29,7 +28,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 WHOLE = ("all_reduce", "broadcast", "reduce")  # of which each rank has the whole buffer; these work in place
 
 
-def torchrun(options: Options) -> tuple[list[str], dict[str, str]]:
+def on_gpus(options: Options) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts the ranks, without their program, and its environment.
 
     Raises
@@ -46,9 +45,7 @@ def torchrun(options: Options) -> tuple[list[str], dict[str, str]]:
             f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer ranks, or {SHARING}, or try it "
             "on the CPU with --device cpu"
         )
-    here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks), *here]
-    return start, environment() | cpu
+    return torchrun(options.ranks), environment() | cpu
 
 
 def as_text(measurements: Iterable[Measurement], options: Options) -> str:

@@ -14,7 +14,7 @@ from typing import NoReturn
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.number import RANKS, SECONDS
 from minidist.launch.jobs import run_job
-from minidist.launch.mpirun import environment, find_mpirun
+from minidist.launch.mpirun import environment, find_mpirun, torchrun
 from minidist.launch.parser import Parser, flag_of
 
 
@@ -63,9 +63,7 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
         extra["MINIDIST_RANKS_PER_GPU"] = str(options.ranks_per_gpu)
     if options.wire == "torch" or options.ranks_per_gpu is not None:
         # torchrun puts Python in front of the ranks' program itself
-        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks)]
-        here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-        return [*start, *here, *rank], environment() | extra
+        return [*torchrun(options.ranks), *rank], environment() | extra
     mpirun = find_mpirun()
     return [mpirun.path, "-n", str(options.ranks), sys.executable, *rank], environment(mpirun) | extra
 

@@ -116,7 +116,8 @@ def members(root: int, mark: str) -> set[int]:
     if not Path("/proc/self/environ").exists():
         return descendants(root)
     line = f"{MARK}={mark}".encode()
-    return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if line in _environment(entry)}
+    files = Path("/proc").glob("[0-9]*/environ")
+    return {int(file.parent.name) for file in files if line in _content(file).split(b"\0")}
 
 
 def descendants(root: int, but: Collection[int] = ()) -> set[int]:
@@ -130,10 +131,8 @@ def descendants(root: int, but: Collection[int] = ()) -> set[int]:
 def parents() -> dict[int, int]:
     """Return the parent of each process that runs. A zombie does not: it waits until its parent asks for its status."""
     if Path("/proc/self/stat").exists():
-        lines = []
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                lines.append(f"{file.parent.name} {file.read_text().rpartition(')')[2]}")
+        said = {file.parent.name: _content(file).decode(errors="replace") for file in Path("/proc").glob("[0-9]*/stat")}
+        lines = [f"{pid} {text.rpartition(')')[2]}" for pid, text in said.items() if text]
     else:
         command = ["ps", "-A", "-o", "pid=,stat=,ppid="]
         lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
@@ -148,8 +147,9 @@ def send_signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _environment(entry: Path) -> list[bytes]:
+def _content(file: Path) -> bytes:
+    """Return what a file of /proc says: nothing if its process has ended, or belongs to somebody else."""
     try:
-        return (entry / "environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or belongs to somebody else
-        return []
+        return file.read_bytes()
+    except OSError:
+        return b""

@@ -43,6 +43,12 @@ def environment(mpirun: Mpirun | None = None) -> dict[str, str]:
     return needed | kept
 
 
+def torchrun(ranks: int) -> list[str]:
+    """Return the command by which torch starts ranks on this machine, up to their program."""
+    here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *here]
+
+
 def find_mpirun() -> Mpirun:
     """Return the mpirun that belongs to the MPI which this Python's mpi4py loads.
 

@@ -475,6 +475,6 @@ def test_without_a_gpu_it_says_how_to_try_it(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(nccl, "share_gpus", lambda *_: None)
     monkeypatch.setenv("MINIDIST_RANKS_PER_GPU", "2")
-    assert "--nproc-per-node" in nccl.torchrun(parse(["nccl"]))[0]
+    assert "--nproc-per-node" in nccl.on_gpus(parse(["nccl"]))[0]
     row = Measurement("all_reduce", "4 KiB", "native", "nccl", (1.0,), bytes=4096, ranks=2)
     assert nccl.as_text([row], parse(["nccl"])).endswith("2 ranks share a GPU: not a measure of speed")

@@ -133,8 +133,5 @@ def told_by(path: Path, nonce: str) -> Told:
 
 def clean_environment(mpirun: Mpirun | None) -> dict[str, str]:
     """Return what a child may know of this process's environment."""
-    return {
-        name: value
-        for name, value in environment(mpirun).items()
-        if name in KEPT or (mpirun is not None and name.startswith(KEPT_OF_MPI))
-    }
+    prefixes = () if mpirun is None else KEPT_OF_MPI
+    return {name: value for name, value in environment(mpirun).items() if name in KEPT or name.startswith(prefixes)}

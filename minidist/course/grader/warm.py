@@ -134,7 +134,7 @@ class Warm:
 
 def main(*checks: str) -> None:
     """Import what checks and answers need; then fork for each case, or rank of a case, that connects."""
-    adopt_orphans()
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # become the parent of every descendant whose own parent ends
     atexit.register(leave)  # the first, so it is called last
     with quick_imports():  # or the first collection of each child would write to, and so copy, all pages with objects
         loaded = {path: load_checks(Path(path)) for path in checks}
@@ -165,11 +165,6 @@ def leave() -> None:
 
         MPI.Finalize()
     os._exit(0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants(but: Collection[int] = ()) -> None:
