@@ -42,7 +42,10 @@ def main(argv: Sequence[str]) -> int:
     results: Path | None = None  # Gradescope's: only this file tells it that something went wrong
     try:
         if options.package:
-            return build_zip(options)
+            lesson = find_lesson(options.lessons or default_lessons(), options.lesson)
+            path = package(lesson, options.out or Path(f"minidist-{lesson.name}.zip"), options.seed)
+            print(f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder")
+            return 0
         if options.format == "gradescope":
             options.out = results = options.out or Path("results.json")
             write(results, report.gradescope([], "the grader was ended before it had finished: submit again"))
@@ -55,14 +58,6 @@ def main(argv: Sequence[str]) -> int:
         return 2
     score, most = report.totals(tests)
     return 0 if tests and score == most else 1
-
-
-def build_zip(options: argparse.Namespace) -> int:
-    """Write the autograder's zip; return the exit status."""
-    lesson = find_lesson(options.lessons or default_lessons(), options.lesson)
-    path = package(lesson, options.out or Path(f"minidist-{lesson.name}.zip"), options.seed)
-    print(f"{path}: {path.stat().st_size:,} bytes; upload it to Gradescope as the autograder")
-    return 0
 
 
 def graded(options: argparse.Namespace) -> list[Graded]:

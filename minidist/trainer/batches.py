@@ -11,7 +11,7 @@ while the rank computes. A checkpoint counts only the batches that were used: a 
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -137,15 +137,6 @@ class Batches:
         return batch._replace(inputs=inputs[:, positions], targets=targets[:, positions], positions=positions)
 
 
-class Source(Protocol):
-    """What can be read ahead: batches that know where they stand."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def state_dict(self) -> State:
-        """Return where the next batch is read from."""
-
-
 class ReadAhead:
     """Prepares the next batches in a thread of its own. Use it in a `with` block, which ends the thread.
 
@@ -153,8 +144,8 @@ class ReadAhead:
 
     Parameters
     ----------
-    source : Source
-        Such as `Batches`. It belongs to the thread from now on: load its state before.
+    source : Batches
+        They belong to the thread from now on: load their state before.
     depth : int
         How many batches are kept ready, at least 1.
     pin : bool
@@ -166,7 +157,7 @@ class ReadAhead:
         If `depth` is less than 1, or if `pin` is wanted without a GPU.
     """
 
-    def __init__(self, source: Source, depth: int = 2, pin: bool = False) -> None:
+    def __init__(self, source: Batches, depth: int = 2, pin: bool = False) -> None:
         if depth < 1:
             raise ValueError(f"depth = {depth}: at least one batch has to be read ahead")
         if pin and not torch.cuda.is_available():

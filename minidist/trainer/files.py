@@ -63,12 +63,6 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "no regular file")
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file; raise OSError if there is none, or it cannot be read."""
-    check_regular(path)
-    return path.read_bytes()
-
-
 def read_text(path: Path) -> str:
     """Return the text of a file; raise FileError if it cannot be read, is too large, or is not UTF-8."""
     try:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from minidist.parallel.data.sampler import Indices
 from minidist.trainer.config import DataOptions
-from minidist.trainer.files import read_bytes, retold
+from minidist.trainer.files import check_regular, retold
 
 Tokens = npt.NDArray[np.integer[Any]]
 Parts = TypeVar("Parts", Tokens, list[Tokens])
@@ -254,7 +254,8 @@ def _opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
 
 def _read(path: Path, option: str = "--text") -> bytes:
     with retold(TextError, OSError, before=f"cannot read {path} (", after=f"): check the path given to {option}"):
-        content = read_bytes(path)
+        check_regular(path)
+        content = path.read_bytes()
     if not content:
         raise TextError(f"{path} is empty: give {option} a file with something in it")
     return content
