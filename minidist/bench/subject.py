@@ -24,8 +24,8 @@ from minidist.comm import Communicator
 
 ON_ONE_GPU = ("sharded", "replicated", "eight_bits", "products", "attention")  # the parts of `bench gpu`
 FILES = {
-    **dict.fromkeys(COLLECTIVES, "subjects.collective"),
-    **dict.fromkeys(("flash", "adamw"), "subjects.alone"),
+    **dict.fromkeys((*COLLECTIVES, "p2p"), "subjects.messages"),
+    **dict.fromkeys(("flash", "adamw", "recompute"), "subjects.alone"),
     **dict.fromkeys(ON_ONE_GPU, "gpu.subjects"),
 }
 RANKS, DTYPE = 2, "float32"  # for which the bounds are

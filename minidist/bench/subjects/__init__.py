@@ -1,4 +1,4 @@
 """What is measured: a file for each bench, minidist and its peers doing the same thing.
 
-The collectives share `collective.py`; what needs no communication is in `alone.py`.
+What sends messages and nothing else is in `messages.py`, what sends none in `alone.py`.
 """

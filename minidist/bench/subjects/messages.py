@@ -8,9 +8,11 @@
 
 Every competitor has buffers of its own, full of zeros (sums of zeros never overflow). Sizes are those of the whole
 buffer, rounded to a multiple of the ranks.
+
+`p2p` is a message there and one back, by `comm.send` and `comm.recv`, by MPI and by gloo.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from minidist import collectives
 from minidist.bench.measure import Run
 from minidist.bench.options import size_text
-from minidist.bench.subject import Case, Setting, Subject
+from minidist.bench.subject import Case, Setting, Subject, subject
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
@@ -124,3 +126,34 @@ def buffers(comm: Communicator, count: int, dtype: str, device: str = "", regist
 
 
 all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all = map(collective, COLLECTIVES)
+
+
+@subject(peers=("native", "gloo"), rounds=15)
+def p2p(setting: Setting) -> Iterator[Case]:
+    """Seconds of half a round trip between ranks 0 and 1, while the other ranks look on. No bound."""
+    comm = setting.comm
+    mpi = comm.wire.mpi  # type: ignore[attr-defined]
+    for bytes in (8, *setting.options.sizes):
+        array = np.zeros(bytes, np.uint8)
+        runs = {"send": ping_pong(comm.send, comm.recv, comm.rank, array)}
+        if "native" in setting.options.peers:
+            runs["native"] = ping_pong(mpi.Send, mpi.Recv, comm.rank, array)
+        if setting.gloo is not None:
+            import torch
+
+            runs["gloo"] = ping_pong(setting.gloo.send, setting.gloo.recv, comm.rank, torch.from_numpy(array))
+        yield Case(size_text(bytes), runs, bytes, units=2)
+
+
+def ping_pong(send: Callable[[Any, int], object], receive: Callable[[Any, int], object], rank: int, array: Any) -> Run:
+    """Return a round trip."""
+
+    def there_and_back() -> None:
+        if rank == 0:
+            send(array, 1)
+            receive(array, 1)
+        elif rank == 1:
+            receive(array, 0)
+            send(array, 0)
+
+    return there_and_back
