@@ -24,6 +24,24 @@ def test_random_layouts_and_options_train_what_the_serial_run_does(ranks: int) -
     verified(ranks, COUNTS[ranks], "0", str(COUNTS[ranks]), timeout=400)
 
 
+EXPERTS = "--layers 2 --heads 2 --batch 8 --experts 6 --intermediate 16"
+SHARED_OUT = (
+    "--ep 2 --balance bias --capacity 1.25 --shared-experts 1",
+    "--ep 2 --zero 3 --balance aux --precision bfloat16",
+    "--pp 2 --schedule zb-h1 --microbatches 4",
+    "--tp 2 --sp --precision float16 --balance aux",
+    "--cp 2 --ep 2 --scores sigmoid",
+    "--cp 2 --ep 2 --recompute full",
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(230)
+def test_experts_and_context_train_what_the_serial_run_does() -> None:
+    runs = [f"{EXPERTS} {words}" for words in SHARED_OUT]
+    verified(2, len(runs), *runs, timeout=200)
+
+
 def test_the_draws_have_every_option() -> None:
     drawn = {ranks: [" ".join(draw(seed, ranks)) for seed in range(count)] for ranks, count in COUNTS.items()}
     policies = [f"--recompute {policy}" for policy in ("none", "full", "selective", "sqrt", "every 2")]

@@ -1,4 +1,4 @@
-"""What experts cost on modelled machines: exchanges inside a node or across nodes, and one expert with too much to do."""
+"""What experts cost on modelled machines: exchanges inside a node or across, and one expert with too much to do."""
 
 from __future__ import annotations
 
