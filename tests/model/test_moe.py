@@ -147,6 +147,17 @@ def test_equal_scores_choose_the_first_experts() -> None:
     assert layer.choose(torch.zeros(1, 3, 5)).tolist() == [[[3, 4]] * 3]
 
 
+def test_a_bias_only_selects() -> None:
+    layer, x = RoutedExperts(replace(MIXTRAL, balance="bias"), 0), torch.randn(1, 4, 32, generator=seeded(1))
+    for parameter in layer.parameters():
+        parameter.data.normal_(generator=seeded())
+    plain = layer(x)
+    layer.bias += 1000  # of all alike: the same are chosen
+    assert torch.equal(layer(x), plain)
+    layer.bias[3] += 100_000
+    assert (layer.choose(torch.rand(1, 4, 5)) == 3).any(-1).all()
+
+
 def test_the_router_computes_in_float32() -> None:
     layer = RoutedExperts(MIXTRAL, 0).bfloat16()
     with torch.no_grad():

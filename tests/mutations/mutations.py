@@ -747,6 +747,89 @@ TENSOR = [
     ),
 ]
 
+EXPERT_TEST = "tests/parallel/expert/test_expert_parallel.py::"
+MOE_TEST = "tests/model/test_moe.py::"
+
+EXPERTS = [
+    Mutation(
+        "the bias weighs the outputs, too",
+        "minidist/model/moe.py",
+        old="weights = scores.gather(-1, choice)",
+        new="weights = (scores + self.bias * self.config.balance_rate).gather(-1, choice)",
+        tests=(MOE_TEST + "test_a_bias_only_selects",),
+    ),
+    Mutation(
+        "the auxiliary loss is never attached",
+        "minidist/model/moe.py",
+        old="return gradient, ctx.loss, None, None",
+        new="return gradient, None, None, None",
+        tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
+    ),
+    Mutation(
+        "the auxiliary loss forgets the loss scale",
+        "minidist/model/moe.py",
+        old="Attach.apply(weights, where.weight * loss, self, new)",
+        new="Attach.apply(weights, loss, self, new)",
+        tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
+    ),
+    Mutation(
+        "the fractions of the auxiliary loss are those of this rank's tokens",
+        "minidist/model/moe.py",
+        old="counts = self.whole(chosen.sum(1))",
+        new="counts = chosen.sum(1)",
+        tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
+    ),
+    Mutation(
+        "capacity is counted in the order of this rank's tokens",
+        "minidist/model/moe.py",
+        old="sequence = self.whole(sequence)",
+        new="sequence = sequence.clone()",
+        tests=(EXPERT_TEST + "test_the_same_choices_are_dropped_on_every_layout",),
+    ),
+    Mutation(
+        "tokens are counted in forward, and so again when that is recomputed",
+        "minidist/model/moe.py",
+        old="        attached: Tensor = Attach.apply(",
+        new="        self.tally = self.tally + new\n        attached: Tensor = Attach.apply(",
+        tests=(MOE_TEST + "test_only_what_trains_is_counted_and_only_once",),
+    ),
+    Mutation(
+        "what comes back is not sorted back",
+        "minidist/parallel/expert/dispatch.py",
+        old="rows = undone(rows, self.last)",
+        new="rows = rows.clone()",
+        tests=(EXPERT_TEST + "test_any_counts_travel", EXPERT_TEST + "test_parity"),
+    ),
+    Mutation(
+        "gradients of experts are summed over the whole data axis",
+        "minidist/parallel/placement.py",
+        old="return groups.copies if groups else data",
+        new="return data",
+        tests=(EXPERT_TEST + "test_parity",),
+    ),
+    Mutation(
+        "the norm leaves out the experts of other ranks",
+        "minidist/parallel/clip.py",
+        old="*((groups.ep,) if groups else ()))",
+        new="*(() if groups else ()))",
+        tests=(EXPERT_TEST + "test_parity",),
+    ),
+    Mutation(
+        "the router's gradient is not summed over ranks that route some tokens",
+        "minidist/parallel/tensor/plan.py",
+        old="split = sequence or any(style.splits_tokens for style in around)",
+        new="split = sequence",
+        tests=(EXPERT_TEST + "test_parity",),
+    ),
+    Mutation(
+        "a checkpoint has the experts of the first ranks of the data axis alone",
+        "minidist/trainer/checkpoint/saving.py",
+        old="copies_of(parameter, parallel.mesh.data).rank <",
+        new="parallel.mesh.data.rank <",
+        tests=("tests/trainer/test_train_experts.py::test_a_checkpoint_moves_between_any_ep",),
+    ),
+]
+
 PIPELINE = [
     Mutation(
         "a backward needs no forward of its own stage",
@@ -1393,6 +1476,6 @@ CONTEXT += [
 
 MUTATIONS = [
     *(*TRACE, *COMM, *COLLECTIVES, *MESH_AND_MODEL),
-    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *CONTEXT, *MEMORY, *COMPILED, *FEW_BITS, *UNITS),
+    *(*DATA, *SHARDED, *OPTIMIZER, *TENSOR, *PIPELINE, *CONTEXT, *EXPERTS, *MEMORY, *COMPILED, *FEW_BITS, *UNITS),
     *(*TRAINER, *COURSE, *REST),
 ]
