@@ -102,25 +102,19 @@ def write(path: Path | None, text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="minidist grade", description="Grade an exercise of the course.")
-    number = flag_of(int, NOT_NEGATIVE)
-    parser.add_argument("lesson", nargs="?", help="its number: 02")
-    parser.add_argument("--all", action="store_true", help="grade every lesson")
-    parser.add_argument("--task", type=number, metavar="N", help="grade this task only, while you work on it")
-    parser.add_argument(
-        "--student", type=Path, metavar="DIR", help="where the exercise.py is, or a handout with it (lessons)"
-    )
-    parser.add_argument(
-        "--lessons", type=Path, metavar="DIR", help="where the lessons and their checks are (here, or our own)"
-    )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there (printed; gradescope: results.json)")
-    parser.add_argument("--seed", type=number, default=0, help="what the cases are drawn from (0)")
-    parser.add_argument(
-        "--limit", type=flag_of(float, SECONDS), default=LIMIT, help=f"seconds for one case ({LIMIT:g})"
-    )
-    parser.add_argument("--user", type=_user, help="run the student's code as this user (needs root)")
-    parser.add_argument("--package", action="store_true", help="build the autograder's zip for Gradescope instead")
-    parser.add_argument("--solution", action="store_true", help="grade the lessons' own solutions, to try the checks")
+    add, number = parser.add_argument, flag_of(int, NOT_NEGATIVE)
+    add("lesson", nargs="?", help="its number: 02")
+    add("--all", action="store_true", help="grade every lesson")
+    add("--task", type=number, metavar="N", help="grade this task only, while you work on it")
+    add("--student", type=Path, metavar="DIR", help="where the exercise.py is, or a handout with it (lessons)")
+    add("--lessons", type=Path, metavar="DIR", help="where the lessons and their checks are (here, or our own)")
+    add("--format", choices=FORMATS, default="table", help="how to tell the result (table)")
+    add("--out", type=Path, metavar="FILE", help="write it there (printed; gradescope: results.json)")
+    add("--seed", type=number, default=0, help="what the cases are drawn from (0)")
+    add("--limit", type=flag_of(float, SECONDS), default=LIMIT, help=f"seconds for one case ({LIMIT:g})")
+    add("--user", type=_user, help="run the student's code as this user (needs root)")
+    add("--package", action="store_true", help="build the autograder's zip for Gradescope instead")
+    add("--solution", action="store_true", help="grade the lessons' own solutions, to try the checks")
     return parser
 
 

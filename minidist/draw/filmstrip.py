@@ -159,6 +159,5 @@ def _arrow(panel: Any, grid: Grid, start: int | None, end: int | None, colour: s
     look = {"arrowstyle": "-|>", "color": colour, "linestyle": "--" if colour == BAD else "-", "linewidth": 1.2}
     panel.annotate("", (x, reached), (x, begin), arrowprops=bend | look)
     if colour == FAINT:
-        panel.plot(
-            x - 0.75 * bulge, (begin + reached) / 2, "o", color=colour, markerfacecolor="white", markersize=5, zorder=4
-        )
+        middle = x - 0.75 * bulge, (begin + reached) / 2
+        panel.plot(*middle, "o", color=colour, markerfacecolor="white", markersize=5, zorder=4)

@@ -64,9 +64,8 @@ def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: floa
     panel.stackplot(times, layers, labels=STACK, colors=STACK.values(), step="post", edgecolor="white", linewidth=0.3)
     highest = max(range(len(held)), key=lambda index: total(held[index]))
     peak = f"peak {format_bytes(total(held[highest]))}"
-    panel.annotate(
-        peak, (times[highest], total(held[highest]) / bytes), (0, 3), textcoords="offset points", ha="center"
-    )
+    top = times[highest], total(held[highest]) / bytes
+    panel.annotate(peak, top, (0, 3), textcoords="offset points", ha="center")
     panel.margins(x=0)
     panel.spines[["top", "right"]].set_visible(False)
 

@@ -81,12 +81,10 @@ def covered(intervals: Iterable[Interval]) -> float:
 
 
 def _rank(rank: int, begin: float, events: list[Event]) -> list[str]:
-    communication = [event for event in events if event.kind in COMMUNICATION]
-    blocked = [(_blocked_from(event), event.end) for event in communication if event.track == "main"]
-    under_way = [(event.start, event.end) for event in communication]
-    computing = [
-        (event.start, event.end) for event in events if event.kind == EventKind.COMPUTE and event.track == "main"
-    ]
+    main = [event for event in events if event.track == "main"]
+    blocked = [(_blocked_from(event), event.end) for event in main if event.kind in COMMUNICATION]
+    under_way = [(event.start, event.end) for event in events if event.kind in COMMUNICATION]
+    computing = [(event.start, event.end) for event in main if event.kind == EventKind.COMPUTE]
     sends = [event.bytes for event in events if event.kind == EventKind.SEND]
     # The length of A without B is that of their union less that of B.
     total = max(event.end for event in events) - begin

@@ -13,9 +13,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2."""
-        print(
-            f"{self.prog.removeprefix('python -m ')}: {message.removeprefix('argument ')}; see --help", file=sys.stderr
-        )
+        command, words = self.prog.removeprefix("python -m "), message.removeprefix("argument ")
+        print(f"{command}: {words}; see --help", file=sys.stderr)
         raise SystemExit(2)
 
 
