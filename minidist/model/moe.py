@@ -128,9 +128,7 @@ class RoutedExperts(nn.Module):
         chosen = nn.functional.one_hot(choice, experts).sum(2)  # [B, T, E]
         loss = config.z_loss * logits.logsumexp(-1).square().sum()
         if config.balance == "aux":
-            counts = self.whole(chosen.sum(1))  # [B, E], of whole sequences
-            fractions = experts * counts / counts.sum(-1, keepdim=True)
-            loss = loss + config.balance_rate * (fractions * shares.sum(1)).sum()
+            loss = loss + config.balance_rate * balance_loss(shares, chosen, self.whole)
         entropy = torch.special.entr(shares.detach()).sum()
         others = torch.stack(
             [(~kept).sum().double(), entropy.new_tensor(choice[..., 0].numel()).double(), entropy.double()]
@@ -181,6 +179,16 @@ class Attach(torch.autograd.Function):
         if not ctx.new.is_meta:
             ctx.layer.tally = ctx.layer.tally.to(ctx.new.device) + ctx.new
         return gradient, ctx.loss, None, None
+
+
+def balance_loss(shares: Tensor, chosen: Tensor, whole: Sum) -> Tensor:
+    """Return the sum over tokens of E sum_e f_e p_e, p being the `shares` [B, T, E] of one token in the scores.
+
+    `chosen` [B, T, E] says whether a token goes to an expert. In a sequence the mean of this is E sum_e f_e P_e.
+    """
+    counts = whole(chosen.sum(1))  # [B, E], of whole sequences
+    fractions = shares.shape[-1] * counts.to(shares.dtype) / counts.sum(-1, keepdim=True)
+    return (fractions * shares.sum(1)).sum()
 
 
 class Load(NamedTuple):

@@ -1,0 +1,18 @@
+# task 2: adds up the counts of all senders, and leaves the rows by sender: other experts get them.
+from solution import *  # noqa: F403
+
+from minidist.collectives import all_to_all
+from minidist.parallel.adjoint import all_to_all as exchange
+
+
+def dispatch(x, choice, weights, experts, held, comm):
+    k, ranks, wanted = choice.shape[1], comm.size, choice.flatten()
+    order = wanted.argsort(stable=True)
+    counts = wanted.bincount(minlength=held * ranks).view(ranks, held)
+    coming = all_to_all(counts, comm)
+    sent, came = counts.sum(1).tolist(), coming.sum(1).tolist()
+    arrived = exchange(x[order // k], comm, sent, came)
+    made = experts(arrived, coming.sum(0).tolist())
+    back = exchange(made, comm, came, sent)
+    back = back[order.argsort()].view(len(x), k, x.shape[1])
+    return (back * weights[..., None]).sum(1)

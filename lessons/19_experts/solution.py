@@ -1,0 +1,105 @@
+"""Lesson 19, solved: `minidist/model/moe.py`, and `plain.py` and `expert_parallel.py` of `minidist/parallel/expert`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minidist import Communicator
+from minidist.collectives import all_reduce
+from minidist.mesh import Layout, Mesh
+from minidist.model import GPTConfig, Where, moe
+from minidist.model.moe import Attach, RoutedExperts
+from minidist.parallel.adjoint import reduce_from
+from minidist.parallel.data.plain import reduce_gradients
+from minidist.parallel.expert.plain import plain_dispatch
+
+Experts = Callable[[Tensor, list[int]], Tensor]
+
+
+def route(x: Tensor, router: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Score, choose, and weigh."""
+    layer = SimpleNamespace(router=router, bias=bias, config=SimpleNamespace(balance_rate=1, top_k=k))
+    scores = RoutedExperts.logits(layer, x).softmax(-1)
+    choice = RoutedExperts.choose(layer, scores)
+    weights = scores.gather(-1, choice)
+    return choice, weights if k == 1 else weights / weights.sum(-1, keepdim=True)
+
+
+def dispatch(x: Tensor, choice: Tensor, weights: Tensor, experts: Experts, held: int, comm: Communicator) -> Tensor:
+    """Send rows to their experts, and add up what comes back."""
+    compute = partial(plain_dispatch, experts=experts, comm=comm)
+    layer = SimpleNamespace(config=SimpleNamespace(experts=held * comm.size), compute=compute)
+    return RoutedExperts.combine(layer, x[None], choice[None], weights[None])[0]
+
+
+@dataclass
+class Layer:
+    """As in the exercise."""
+
+    bias: Tensor
+    tally: Tensor
+
+
+def balance_loss(scores: Tensor, choice: Tensor, comm: Communicator) -> Tensor:
+    """Count over whole sequences."""
+    chosen = F.one_hot(choice, scores.shape[-1]).sum(2)
+    return moe.balance_loss(scores, chosen, partial(reduce_from, comm=comm))
+
+
+def attach(weights: Tensor, loss: Tensor, layer: Layer, counts: Tensor) -> Tensor:
+    """Hang a loss on the weights."""
+    return Attach.apply(weights, loss, layer, counts)
+
+
+def kept(choice: Tensor, positions: Tensor, time: int, experts: int, factor: float, comm: Communicator) -> Tensor:
+    """Serve the first tokens of each sequence."""
+    config = SimpleNamespace(capacity=factor, sequence=time, experts=experts, top_k=choice.shape[-1])
+    layer = SimpleNamespace(config=config, whole=partial(reduce_from, comm=comm))
+    return RoutedExperts.kept(layer, choice, Where(positions=positions))
+
+
+def rebalance(layer: Layer, comm: Communicator) -> None:
+    """Count over all ranks, and move each bias by one."""
+    experts = len(layer.bias)
+    routed = RoutedExperts(GPTConfig(layers=1, experts=experts, top_k=1, raw_weights=True, balance="bias"), 0)
+    routed.bias = layer.bias
+    routed.tally[:experts] = layer.tally
+    moe.rebalance(routed, partial(reduce_from, comm=comm))
+    layer.tally = torch.zeros_like(layer.tally)
+
+
+def groups(comm: Communicator, ep: int) -> tuple[Communicator, Communicator]:
+    """Cut the data axis in another way."""
+    mesh = Mesh(comm, Layout(dp=comm.size, ep=ep))
+    return mesh.ep, mesh.over("edp")
+
+
+def synchronize(router: Tensor, experts: Sequence[Tensor], tokens: int, edp: Communicator, comm: Communicator) -> None:
+    """Sum over those who have the same parameters, and divide by all tokens."""
+    total = torch.tensor(tokens)
+    all_reduce(total, comm)
+    reduce_gradients([[router]], comm, "sum", "auto")
+    reduce_gradients([list(experts)], edp, "sum", "auto")
+    for parameter in (router, *experts):
+        parameter.grad /= total
+
+
+__all__ = [
+    "Experts",
+    "Layer",
+    "attach",
+    "balance_loss",
+    "dispatch",
+    "groups",
+    "kept",
+    "rebalance",
+    "route",
+    "synchronize",
+]
