@@ -107,7 +107,12 @@ class Observer:
             self.cells.pop(self.temporaries.pop(address(array), ""), None)
 
     def expect(self, array: Array) -> None:
-        """Note that a receive into `array` is posted. An array that lies in no shown buffer is shown as a temporary."""
+        """Note that a receive into `array` is posted. An array that lies in no shown buffer is shown as a temporary.
+
+        So is none of another dtype than what is shown: counts of rows, say, which are no contributions.
+        """
+        if self.cells and array.dtype not in (cell.dtype for cells in self.cells.values() for cell in cells):
+            return
         shown = sum(len(self.cells[name][number]) for name, number in self._overlapping(array))
         if len(array) > shown and (not shown or address(array) in self.temporaries):
             name = self.temporaries.setdefault(address(array), f"temporary {len(self.temporaries) + 1}")
