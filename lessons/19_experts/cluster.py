@@ -23,7 +23,6 @@ from minidist.collectives import all_reduce
 from minidist.course.twin import run_twin
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPTConfig, Where
-from minidist.model.experts import Experts
 from minidist.model.moe import MoE
 from minidist.parallel.expert import expert_parallel
 
@@ -34,11 +33,10 @@ TOKENS, STEPS, RATE, TOLERANCE = 64, 5, 0.5, 1e-5  # of each rank; float32, in w
 class Dispatcher:
     """A `Compute` of torch's own parts: tokens travel by `all_to_all_single`, one product serves all experts."""
 
-    def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
+    def __init__(self, experts: nn.Module, group: dist.ProcessGroup) -> None:
         self.experts, self.group, self.ranks = experts, group, group.size()
 
     def __call__(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Return what the experts of all ranks make of rows, sorted by expert."""
         leaving = torch.tensor(counts, device=rows.device).view(self.ranks, -1)
         coming = torch.empty_like(leaving)
         dist.all_to_all_single(coming, leaving, group=self.group)
@@ -48,8 +46,7 @@ class Dispatcher:
         order = whose.repeat_interleave(coming.flatten()).argsort(stable=True)
         ends = coming.sum(0).cumsum(0).to(torch.int32)
         gate, up, down = (partial(F.grouped_mm, mat_b=weight.mT, offs=ends) for weight in self.experts.parameters())
-        x = rows[order]
-        made = down(F.silu(gate(x)) * up(x))
+        made = down(F.silu(gate(rows[order])) * up(rows[order]))
         return all_to_all_single_autograd(torch.empty_like(made).index_copy(0, order, made), sent, came, self.group)
 
 
@@ -78,11 +75,10 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
     """Send by torch's all-to-all, and multiply by its grouped product."""
 
     def spread(model: nn.Module, ep: int) -> Communicator:
-        mesh = init_device_mesh(device.type, (comm.size // ep, ep), mesh_dim_names=("edp", "ep"))
-        experts = model.routed.experts
-        for parameter in experts.parameters():
-            parameter.data = parameter.data.chunk(ep)[mesh["ep"].get_local_rank()].clone()
-        model.routed.compute = Dispatcher(experts, mesh["ep"].get_group())
+        mesh = init_device_mesh(device.type, (comm.size // ep, ep), mesh_dim_names=("edp", "ep"))["ep"]
+        for parameter in model.routed.experts.parameters():
+            parameter.data = parameter.data.chunk(ep)[mesh.get_local_rank()].clone()
+        model.routed.compute = Dispatcher(model.routed.experts, mesh.get_group())
         return comm.split(comm.rank % ep)
 
     return train(comm, device, spread)

@@ -155,7 +155,7 @@ for name, options in remedies.items():
 
 def draw_loads(file):
     """Draw the imbalance over the steps, and the experts' shares in the end."""
-    figure = Figure(figsize=(8.5, 3.2), layout="constrained")
+    figure = Figure(figsize=(8.5, 3.5), layout="constrained")
     curve, bars = figure.subplots(1, 2)
     for number, (name, colour) in enumerate(zip(remedies, ("#999999", "#0072B2", "#E69F00"), strict=True)):
         curve.plot(loads[name], color=colour, label=name)
@@ -163,7 +163,7 @@ def draw_loads(file):
     bars.axhline(1 / 8, color="#1f2328", lw=0.8, ls=":")
     curve.set(xlabel="step", ylabel="busiest expert / mean", ylim=(0.9, None))
     bars.set(xlabel="expert", ylabel="share of the choices, last step", xticks=range(8))
-    curve.legend(frameon=False)
+    figure.legend(*curve.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     for panel in (curve, bars):
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=90)
