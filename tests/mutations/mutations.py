@@ -775,7 +775,7 @@ EXPERTS = [
     Mutation(
         "the fractions of the auxiliary loss are those of this rank's tokens",
         "minidist/model/moe.py",
-        old="counts = self.whole(chosen.sum(1))",
+        old="counts = whole(chosen.sum(1))",
         new="counts = chosen.sum(1)",
         tests=(EXPERT_TEST + "test_the_auxiliary_loss_alone_is_one_number",),
     ),
