@@ -150,10 +150,9 @@ class RoutedExperts(nn.Module):
         else:
             counts = choice.flatten().bincount(minlength=experts + 1)[:experts].tolist()
         order = order[: sum(counts)]
-        copies = x.flatten(0, 1).repeat_interleave(k, 0)  # [B T k, D]
-        outputs = self.compute(copies.index_select(0, order), counts)
-        back = torch.zeros_like(copies).index_copy(0, order, outputs).view(*choice.shape, x.shape[-1])
-        return (back.to(weights.dtype) * weights[..., None]).sum(2).to(x.dtype)
+        rows: Tensor = Pick.apply(x.flatten(0, 1), order, k)  # type: ignore[no-untyped-call]
+        total: Tensor = Combine.apply(self.compute(rows, counts), order, weights.flatten(0, 1))  # type: ignore[no-untyped-call]
+        return total.view(x.shape).to(x.dtype)
 
     def get_extra_state(self) -> Tensor:
         """Return what a `state_dict` keeps beside the parameters: the bias."""
@@ -162,6 +161,48 @@ class RoutedExperts(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Take the bias from a `state_dict`."""
         self.bias = state.clone()
+
+
+class Pick(torch.autograd.Function):
+    """The tokens whose choices an order names; backward adds up the gradients of a token's choices, in their order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, k: int) -> Tensor:
+        """Return rows [M, D] of tokens `x` [N, D]; choice j of token n has the number n k + j in `order` [M]."""
+        ctx.save_for_backward(order)
+        ctx.k, ctx.tokens = k, len(x)
+        return x.index_select(0, order // k)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the tokens."""
+        (order,) = ctx.saved_tensors
+        return placed(gradient, order, ctx.tokens, ctx.k).sum(1), None, None
+
+
+class Combine(torch.autograd.Function):
+    """The weighted sum over each token's choices, of which those that were dropped are missing."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        """Return [N, D] of rows [M, D], which come in this order, and weights [N, k], in the dtype of these."""
+        back = placed(rows, order, *weights.shape)
+        ctx.save_for_backward(back, order, weights)
+        return (back * weights[..., None]).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:
+        """Return the gradients of the rows and of the weights."""
+        back, order, weights = ctx.saved_tensors
+        k = weights.shape[1]
+        of_rows = gradient.index_select(0, order // k).mul_(weights.flatten()[order, None])
+        return of_rows.to(back.dtype), None, (back * gradient[:, None]).sum(-1)
+
+
+def placed(rows: Tensor, order: Tensor, tokens: int, k: int) -> Tensor:
+    """Return rows [M, D] at the places [N, k, D] that an order names, and zeros where there is none."""
+    places = rows.new_zeros(tokens * k, rows.shape[1]).index_copy_(0, order, rows)
+    return places.view(tokens, k, rows.shape[1])
 
 
 class Attach(torch.autograd.Function):
