@@ -22,13 +22,14 @@ import os
 import pickle
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from minidist.bench.measure import Measurement
 from minidist.bench.options import Options, parse
 from minidist.bench.report import Results
 from minidist.bench.subject import Setting
-from minidist.comm import LaunchError
+from minidist.comm import LaunchError, init
 from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import environment, find_mpirun
 
@@ -88,7 +89,7 @@ def run_workers(launch: str, options: Options, argv: list[str]) -> tuple[dict[st
         from minidist.bench.gpu import one_rank  # which imports torch
         from minidist.bench.worker import collected, machine
 
-        with one_rank(options.device) as comm:
+        with one_rank(options.device) if options.names == ("gpu",) else nullcontext(init()) as comm:
             return machine(), collected(Setting(options, launch, comm))
     if launch == "nccl":
         from minidist.bench.nccl import on_gpus

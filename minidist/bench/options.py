@@ -10,7 +10,7 @@ from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, read_number, sh
 from minidist.launch.parser import Parser, flag_of
 
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash", "experts")
-NAMES = ("p2p", *COLLECTIVES, *TRAINING)
+NAMES = ("p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`
 PEERS = ("native", "tuned", "gloo")
 NCCL_ALGORITHMS = ("recursive", "ring", "tree", "pairwise")  # the first for a power of two of ranks
@@ -50,9 +50,10 @@ class Options:
         """The launches of `mpirun`, by what MPI is told, see `minidist.bench`; `nccl` by torchrun; `here`."""
         if self.names == ("nccl",):
             return ("nccl",)
-        if self.names == ("gpu",):
-            return ("here",)
-        return ("shipped", "tuned") if "tuned" in self.peers and self.collectives else ("shipped",)
+        here = ("here",) if {"gpu", "threads"} & set(self.names) else ()
+        tuned = ("tuned",) if "tuned" in self.peers and self.collectives else ()
+        shipped = ("shipped",) if set(self.names) - {"gpu", "threads"} else ()
+        return (*shipped, *tuned, *here)
 
 
 def parse(argv: list[str]) -> Options:

@@ -52,7 +52,7 @@ class Results:
     def _verdicts(self) -> Iterator[Verdict]:
         judged = self.subjects.values() if self.judged else ()
         for bench, bound in ((one.name, bound) for one in judged for bound in one.bounds):
-            launch = "here" if bench in ON_ONE_GPU else "shipped"
+            launch = "here" if bench in ("threads", *ON_ONE_GPU) else "shipped"
             measurement = self.found.get((bench, bound.case, bound.competitor, launch))
             if measurement is None or (launch == "shipped" and (measurement.ranks, self.dtype) != (RANKS, DTYPE)):
                 continue
@@ -90,7 +90,7 @@ class Results:
         rate = "TFLOP/s" if bench in ON_ONE_GPU else "bus GB/s"
         header = ["case", "competitor", "median", "quartiles", rate, *(f"/ {peer}" for peer in peers)]
         table = indent(aligned(header, [self._row(m, peers) for m in measurements], left=2), "  ")
-        title = bench if bench in ON_ONE_GPU else f"{bench}, {measurements[0].ranks} ranks"
+        title = bench if bench in ("threads", *ON_ONE_GPU) else f"{bench}, {measurements[0].ranks} ranks"
         return f"{title}{f', {self.dtype}' if bench in COLLECTIVES else ''}\n{table}"
 
     def _row(self, m: Measurement, peers: list[str]) -> list[str]:

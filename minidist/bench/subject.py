@@ -13,6 +13,7 @@ import importlib
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,7 +32,8 @@ RANKS, DTYPE = 2, "float32"  # for which the bounds are
 
 
 class Bound(NamedTuple):
-    """`competitor` takes at most `limit` times what `peer` does, or with `least` its own value is at least `limit`.
+    """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`, or
+    with `least` at least that.
 
     A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, whose
     cores share a cache. `native tuned` is MPI's own in a launch that is told to keep freed memory.
@@ -85,6 +87,7 @@ class Counted(NamedTuple):
     values: Mapping[str, Sequence[float]]
     unit: str = "s"
     bytes: int = 0
+    ranks: int = 0  # 0: those of the launch
     flops: int = 0
 
 
@@ -121,10 +124,8 @@ class Subject:
         promised = tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
         for competitor, peers in promised.get(self.name, {}).items():
             for peer, limits in peers.items():
-                least = peer == "at least"
-                yield from (
-                    Bound(case, competitor, "" if least else peer, limit, least) for case, limit in limits.items()
-                )
+                other = "" if peer in ("at most", "at least") else peer
+                yield from (Bound(case, competitor, other, limit, peer == "at least") for case, limit in limits.items())
 
 
 def subject(peers: tuple[str, ...] = (), rounds: int = 8, gloo: bool = True) -> Callable[[Cases], Subject]:
@@ -147,6 +148,6 @@ def measured(subject: Subject, setting: Setting) -> Iterator[Measurement]:
             times = alternate(case.runs, setting.comm, rounds).items()
             seconds = {name: [each / case.units for each in values] for name, values in times}
             case = Counted(case.name, seconds, bytes=case.bytes)  # its models make room for what the next one counts
+        found = partial(Measurement, subject.name, case.name, launch=setting.launch, unit=case.unit, bytes=case.bytes)
         for name, values in case.values.items():
-            sizes = case.unit, case.bytes, setting.comm.size, case.flops
-            yield Measurement(subject.name, case.name, name, setting.launch, tuple(values), *sizes)
+            yield found(name, values=tuple(values), ranks=case.ranks or setting.comm.size, flops=case.flops)

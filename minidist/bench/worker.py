@@ -47,8 +47,12 @@ def collected(setting: Setting) -> list[Measurement]:
 def measure(setting: Setting) -> Iterator[Measurement]:
     """Yield what a launch measures. Only the shipped launch, and `here`, run more than collectives."""
     options = setting.options
-    for name in {"here": ON_ONE_GPU, "shipped": options.names}.get(setting.launch, options.collectives):
-        yield from measured(find_subject(name), setting)
+    names = options.names if setting.launch == "shipped" else options.collectives
+    if setting.launch == "here":
+        names = ON_ONE_GPU if options.names == ("gpu",) else ("threads",)
+    for name in names:
+        if setting.launch == "here" or name != "threads":
+            yield from measured(find_subject(name), setting)
 
 
 def start_gloo(comm: Communicator) -> Any:
