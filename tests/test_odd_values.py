@@ -121,13 +121,13 @@ def test_every_number_of_launch(name: str, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("p2p --sizes 0", "--sizes: '0' must be from 1 B to 64 GiB"),
-        (f"p2p --sizes {'9' * 400}", "is not a size: write 4096"),
-        ("p2p --sizes ²", "'²' is not a size"),
-        ("p2p --ranks 0", "--ranks: '0' must be from 1 to 10,000"),
-        ("p2p --rounds -1", "--rounds: '-1' must be 0 or more"),
+        ("copy --sizes 0", "--sizes: '0' must be from 1 B to 64 GiB"),
+        (f"copy --sizes {'9' * 400}", "is not a size: write 4096"),
+        ("copy --sizes ²", "'²' is not a size"),
+        ("copy --ranks 0", "--ranks: '0' must be from 1 to 10,000"),
+        ("copy --rounds -1", "--rounds: '-1' must be 0 or more"),
         ("ddp --hidden 8,x", "--hidden: 'x' must be a whole number"),
-        (f"p2p --json /tmp/{'x' * 300}", "cannot be written (File name too long)"),
+        (f"copy --json /tmp/{'x' * 300}", "cannot be written (File name too long)"),
     ],
 )
 def test_numbers_of_bench(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

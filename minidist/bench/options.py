@@ -10,7 +10,7 @@ from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, read_number, sh
 from minidist.launch.parser import Parser, flag_of
 
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash", "experts")
-NAMES = ("p2p", *COLLECTIVES, *TRAINING, "threads")
+NAMES = ("copy", "p2p", *COLLECTIVES, *TRAINING, "threads")
 ON_GPUS = ("gpu", "nccl")  # not among `all`
 PEERS = ("native", "tuned", "gloo")
 NCCL_ALGORITHMS = ("recursive", "ring", "tree", "pairwise")  # the first for a power of two of ranks

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from minidist.bench.measure import Measurement
 from minidist.bench.subject import DTYPE, ON_ONE_GPU, RANKS, Bound, find_subject
+from minidist.bench.subjects.copy import state
 from minidist.collectives import COLLECTIVES
 from minidist.draw.table import aligned, format_seconds
 
@@ -65,6 +66,7 @@ class Results:
         return {
             "machine": self.machine,
             "dtype": self.dtype,
+            "states": {m.case: state(m.median) for m in self._probes()},
             "results": [self._json_row(m) for m in self.measurements],
             "bounds": [
                 {"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met} for v in self.verdicts
@@ -77,7 +79,7 @@ class Results:
         for bench in dict.fromkeys(m.bench for m in self.measurements):
             measurements = [m for m in self.measurements if m.bench == bench]
             cases = list(dict.fromkeys(m.case for m in measurements))
-            shown = [m for m in measurements if m.launch != "tuned" or m.competitor == "native"]
+            shown = [m for m in measurements if m.launch != "tuned" or bench == "copy" or m.competitor == "native"]
             parts.append(self._table(bench, sorted(shown, key=lambda m: cases.index(m.case))))
         if self.verdicts:
             parts.append(self._summary())
@@ -90,7 +92,7 @@ class Results:
         rate = "TFLOP/s" if bench in ON_ONE_GPU else "bus GB/s"
         header = ["case", "competitor", "median", "quartiles", rate, *(f"/ {peer}" for peer in peers)]
         table = indent(aligned(header, [self._row(m, peers) for m in measurements], left=2), "  ")
-        title = bench if bench in ("threads", *ON_ONE_GPU) else f"{bench}, {measurements[0].ranks} ranks"
+        title = bench if bench in ("copy", "threads", *ON_ONE_GPU) else f"{bench}, {measurements[0].ranks} ranks"
         return f"{title}{f', {self.dtype}' if bench in COLLECTIVES else ''}\n{table}"
 
     def _row(self, m: Measurement, peers: list[str]) -> list[str]:
@@ -98,7 +100,7 @@ class Results:
         rate = m.flops / m.median / 1e12 if m.flops else (m.bus_bandwidth or 0) / 1e9
         return [
             m.case,
-            f"{m.competitor} tuned" if m.launch == "tuned" else m.competitor,
+            f"{m.competitor} tuned" if m.launch == "tuned" and m.bench != "copy" else m.competitor,
             quantity(m.median, m.unit),
             f"{quantity(lower, m.unit)} - {quantity(upper, m.unit)}",
             f"{rate:.3g}" if rate else "",
@@ -106,9 +108,15 @@ class Results:
         ]
 
     def _summary(self) -> str:
+        states = sorted({state(m.median) for m in self._probes()})
         met = sum(verdict.met for verdict in self.verdicts)
-        lines = [f"  {'met' if verdict.met else 'MISSED'}: {verdict}" for verdict in self.verdicts]
-        return "\n".join([f"bounds: {met} of {len(self.verdicts)} met", *lines])
+        lines = [f"bounds: {met} of {len(self.verdicts)} met"]
+        if states:
+            lines[0] += f"; they are for the near state of the cores, and this run saw: {', '.join(states)}"
+        return "\n".join(lines + [f"  {'met' if verdict.met else 'MISSED'}: {verdict}" for verdict in self.verdicts])
+
+    def _probes(self) -> list[Measurement]:
+        return [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]
 
     def _json_row(self, m: Measurement) -> dict[str, Any]:
         """Return a measurement, with its ratios to the peers that took turns with it."""

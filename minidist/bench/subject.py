@@ -35,8 +35,9 @@ class Bound(NamedTuple):
     """`competitor` takes at most `limit` times what `peer` does; without a peer, its own value is at most `limit`, or
     with `least` at least that.
 
-    A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, whose
-    cores share a cache. `native tuned` is MPI's own in a launch that is told to keep freed memory.
+    A ratio is the median of the rounds' ratios between two competitors that took turns, on 2 ranks in float32, with the
+    two cores near each other (see `subjects/copy.py`). `native tuned` is MPI's own in a launch that is told to keep
+    freed memory.
     """
 
     case: str
@@ -59,12 +60,15 @@ class Setting(NamedTuple):
         All ranks of the launch; `here` this process alone.
     gloo : module or None
         `torch.distributed` with a group of the same ranks, where a peer needs it.
+    when : str
+        `before` or `after` the other benches, for the probe of the machine.
     """
 
     options: Options
     launch: str
     comm: Communicator
     gloo: Any = None
+    when: str = "before"
 
 
 class Case(NamedTuple):

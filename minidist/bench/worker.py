@@ -45,14 +45,22 @@ def collected(setting: Setting) -> list[Measurement]:
 
 
 def measure(setting: Setting) -> Iterator[Measurement]:
-    """Yield what a launch measures. Only the shipped launch, and `here`, run more than collectives."""
-    options = setting.options
-    names = options.names if setting.launch == "shipped" else options.collectives
-    if setting.launch == "here":
+    """Yield what a launch measures; those by mpirun stand between two probes of the machine.
+
+    Only the shipped launch runs more than collectives.
+    """
+    options, launch, copy = setting.options, setting.launch, find_subject("copy")
+    names = options.names if launch == "shipped" else options.collectives
+    if launch == "here":
         names = ON_ONE_GPU if options.names == ("gpu",) else ("threads",)
+    by_mpirun = launch in ("shipped", "tuned")
+    if by_mpirun:
+        yield from measured(copy, setting)
     for name in names:
-        if setting.launch == "here" or name != "threads":
+        if not (by_mpirun and name in ("copy", "threads")):
             yield from measured(find_subject(name), setting)
+    if by_mpirun and options.names != ("copy",):
+        yield from measured(copy, setting._replace(when="after"))
 
 
 def start_gloo(comm: Communicator) -> Any:

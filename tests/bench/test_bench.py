@@ -24,6 +24,7 @@ from minidist.bench.options import NAMES, parse, size_text
 from minidist.bench.report import Results, quantity
 from minidist.bench.subject import ON_ONE_GPU, Setting, find_subject
 from minidist.bench.subjects import tensor
+from minidist.bench.subjects.copy import state
 from minidist.bench.training import expect_same
 from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
@@ -43,8 +44,8 @@ def bench(*arguments: str) -> dict[str, Any]:
 
 
 def names(found: dict[str, Any], launch: str = "shipped") -> set[tuple[str, str, str]]:
-    """Return which competitors were measured."""
-    rows = [row for row in found["results"] if row["launch"] == launch]
+    """Return which competitors were measured, but for the probe."""
+    rows = [row for row in found["results"] if row["launch"] == launch and row["bench"] != "copy"]
     return {(row["bench"], row["case"], row["competitor"]) for row in rows}
 
 
@@ -65,7 +66,7 @@ def test_two_launches_and_steps_of_training() -> None:
 def test_everything_at_once() -> None:
     found = bench("all", "--sizes", "4KiB", "--rounds", "1", "--algorithms", "auto,registered,ring", "--hidden", "16")
     measured = names(found)
-    assert {name for name, _, _ in measured} == set(NAMES) - {"threads"}
+    assert {name for name, _, _ in measured} == set(NAMES) - {"copy", "threads"}
     competitors = {name: {who for what, _, who in measured if what == name} for name in NAMES}
     assert competitors["all_reduce"] == {"auto", "registered", "ring", "native", "gloo"}
     assert competitors["all_gather"] == {"auto", "ring", "native", "gloo"}
@@ -96,6 +97,9 @@ def test_everything_at_once() -> None:
 
     bounds = {(bound["bench"], bound["competitor"], bound["peer"]) for bound in found["bounds"]}
     assert bounds >= {("all_reduce", "auto", "native"), ("all_reduce", "auto", "gloo"), ("threads", "wall time", "")}
+    launches = ("shipped", "tuned")
+    assert set(found["states"]) == {f"{launch} {when}" for launch in launches for when in ("before", "after")}
+    assert set(found["states"].values()) <= {"near", "far"}
     assert found["machine"]["cores"] >= 1 and found["machine"]["mpi"] and found["machine"]["torch"]
 
 
@@ -110,9 +114,9 @@ def test_three_ranks_a_table_and_a_file(name: str, tmp_path: Path) -> None:
     ours = "send" if name == "p2p" else "auto"
     sizes = ["8 B", "100 B", "3 KiB"] if name == "p2p" else ["96 B", "3 KiB"]  # a multiple of 3 floats
     assert names(found) == {(name.replace("-", "_"), size, who) for size in sizes for who in (ours, "native")}
-    assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout
+    assert f"{name.replace('-', '_')}, 3 ranks" in done.stdout and "other core" in done.stdout
     assert not found["bounds"], "the bounds are for two ranks"
-    for row in found["results"]:
+    for row in (row for row in found["results"] if row["bench"] != "copy"):
         assert len(row["values"]) == 2 and min(row["values"]) > 0
         assert row["lower_quartile"] <= row["median"] <= row["upper_quartile"]
 
@@ -242,7 +246,8 @@ def test_every_bench_says_what_it_measures_and_bounds_what_it_reports() -> None:
             assert bound.limit > 0 and (not bound.peer or bound.peer in subject.peers)
 
 
-def test_sizes_and_quantities() -> None:
+def test_states_sizes_and_quantities() -> None:
+    assert (state(45.0), state(25.0)) == ("near", "far")
     assert [size_text(bytes) for bytes in (8, 4096, 96, 16 << 20, 1 << 30)] == [
         "8 B",
         "4 KiB",
@@ -272,7 +277,7 @@ def test_sizes_and_quantities() -> None:
         (["all-reduce", "--peers", "nccl"], "choose among native, tuned, gloo"),
         (["ddp", "--hidden", "20"], "multiple of 8"),
         (["tensor", "--ranks", "3"], "4 heads of its model"),
-        (["p2p", "--json", "/no/such/folder/file"], "cannot be written (No such file"),
+        (["copy", "--json", "/no/such/folder/file"], "cannot be written (No such file"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(
@@ -288,7 +293,7 @@ def test_under_mpirun_it_says_that_it_starts_its_ranks_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
-    assert main(["p2p"]) == 2
+    assert main(["copy"]) == 2
     assert "start it without mpirun" in capsys.readouterr().err
 
 
