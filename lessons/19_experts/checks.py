@@ -12,17 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from judges import clear, judge_route, run_route
-from judges_balance import (
-    judge_attach,
-    judge_kept,
-    judge_loss,
-    judge_rebalance,
-    run_attach,
-    run_kept,
-    run_loss,
-    run_rebalance,
-)
+from judges_balance import judge_attach, judge_loss, run_attach, run_loss
 from judges_dispatch import judge_dispatch, run_dispatch
+from judges_room import judge_kept, judge_rebalance, run_kept, run_rebalance
 from judges_step import judge_step, run_step
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
@@ -179,12 +171,12 @@ CHECKS = [
         BALANCE,
         "room in each sequence",
         8,
-        each(sequences, (2, 5, 4, 2, 0.75), (3, 3, 4, 2, 1.25)),
+        each(sequences, (2, 7, 6, 3, 0.6), (3, 5, 5, 2, 1.5)),
         run_kept,
         judge_kept,
     ),
     Check(BALANCE, "a bias that moves once a step", 5, each(tallies, (2, 5), (3, 4)), run_rebalance, judge_rebalance),
-    Check(BALANCE, "room, under mpirun", 1, each(sequences, (2, 5, 4, 2, 0.75)), run_kept, judge_kept, wire="mpi"),
+    Check(BALANCE, "room, under mpirun", 1, each(sequences, (2, 7, 6, 3, 0.6)), run_kept, judge_kept, wire="mpi"),
     Check(EP, "gradients as on one rank", 12, each(trained, (6, 3, 2), (6, 2, 3)), run_step, judge_step),
     Check(EP, "experts to which no token came", 3, each(trained, (4, 2, 2, True)), run_step, judge_step),
     Check(EP, "the same under mpirun", 2, each(trained, (4, 2, 2)), run_step, judge_step, wire="mpi"),

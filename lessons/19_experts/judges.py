@@ -46,8 +46,12 @@ def routed(given: Arrays, changed: str = "") -> tuple[Tensor, Tensor, Tensor, Te
     x = torch.tensor(given["x"]).double().requires_grad_()
     router = torch.tensor(given["router"]).double().requires_grad_()
     logits = x @ router.T
-    scores = logits.sigmoid() if changed == "sigmoid" else logits.softmax(-1)
+    if changed == "colder":
+        logits = logits / x.shape[1] ** 0.5
+    scores = logits.sigmoid() if changed == "sigmoid" else logits.softmax(0 if changed == "over tokens" else -1)
     told = scores if changed == "no bias" else logits + bias if changed == "bias on products" else scores + bias
+    if changed == "bias turned":
+        told = scores - bias
     if changed == "16 bits":
         told = (x.bfloat16() @ router.bfloat16().T).softmax(-1) + bias
     if changed == "worst":
@@ -60,6 +64,10 @@ def routed(given: Arrays, changed: str = "") -> tuple[Tensor, Tensor, Tensor, Te
         weights = logits.gather(-1, choice).softmax(-1)
     elif changed == "softmax of scores":
         weights = scores.gather(-1, choice).softmax(-1)
+    elif changed == "by k":
+        weights = weights / k
+    elif changed == "ones":
+        weights = 0 * weights + 1
     elif changed == "sum is constant":
         weights = weights / weights.sum(-1, keepdim=True).detach()
     elif changed == "over all" or (k > 1 and changed != "raw"):
@@ -88,7 +96,12 @@ def run_route(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
     if not weights.requires_grad:
         raise Wrong("the weights have no gradient, so nothing teaches the router: do not detach them from the scores")
     (weights * torch.tensor(given["gradient"])).sum().backward()
-    found = {"choice": choice, "weights": weights.detach().double(), "wide": weights.dtype == router.dtype}
+    found = {"choice": choice, "weights": weights.detach().double()}
+    if weights.dtype != router.dtype:
+        raise Wrong(
+            f"the weights are {weights.dtype} where tokens are {x.dtype}, expected {router.dtype}: products and scores "
+            "of 16 bits choose other experts, and more than float32 is more than is asked"
+        )
     for name, leaf in (("x", x), ("router", router)):
         if leaf.grad is None:
             raise Wrong(f"backward leaves no gradient of {name}: the weights have to depend on it")
@@ -98,6 +111,8 @@ def run_route(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[s
 
 CHOICE_STORIES = {
     "no bias": "the bias is left out when experts are chosen",
+    "bias turned": "the bias is subtracted",
+    "over tokens": "the softmax is taken over the tokens: a token's scores add up to 1 over the experts",
     "bias on products": "the bias is added to the products, and not to the scores",
     "16 bits": "products are computed in 16 bits: the router chooses other experts then",
     "worst": "the experts with the smallest scores are chosen",
@@ -112,6 +127,10 @@ WEIGHT_STORIES = {
     "raw": "the k scores are not divided by their sum",
     "over all": "the scores are divided by the sum of all E scores, which is 1, not by that of the k",
     "softmax of scores": "a second softmax is taken, of the scores: divide them by their sum",
+    "by k": "the scores are divided by k: divide them by their sum",
+    "ones": "every chosen expert counts 1, so that no gradient reaches the router",
+    "colder": "the products are divided by the root of D, as in attention: a router does not",
+    "over tokens": "the softmax is taken over the tokens: a token's scores add up to 1 over the experts",
     "sigmoid": "scores are sigmoids: a softmax over all experts is wanted",
     "products": "the weights are products, not scores",
     "sum is constant": "no gradient flows through the sum by which the scores are divided",
@@ -131,11 +150,6 @@ def judge_route(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     if result["choice"].shape == choice.shape and np.array_equal(np.sort(result["choice"], 1), np.sort(choice, 1)):
         told = {"the chosen experts are not in the order of their scores, best first": lambda: result["choice"]} | told
     contract.expect_equal(0, "choice", result["choice"], choice, instead=told)
-    if not result["wide"]:
-        raise Wrong(
-            "the weights are of 16 bits: products and scores are wanted in float32, for a rounded score chooses other "
-            "experts"
-        )
     told = stories(WEIGHT_STORIES, 1)
     if given["k"] == 1:
         told = {ALWAYS_1: lambda: np.ones_like(weights)} | told

@@ -76,23 +76,29 @@ def made_by(case: Case, leaves: Sequence[dict[str, Tensor]], matrices: Tensor, c
     made = []
     for given, mine in zip(case.given, leaves, strict=True):
         choice = torch.tensor(given["choice"])
-        which = numbers[choice]
-        made.append(torch.tanh(torch.einsum("md,mkdf->mkf", mine["x"], matrices[which])))
+        rows = mine["x"][:, None].expand(*choice.shape, -1)
+        if changed == "other tokens":
+            rows = mine["x"].repeat(choice.shape[1], 1).view(rows.shape)
+        if changed == "weighted first":
+            rows = rows * mine["weights"][..., None]
+        made.append(torch.tanh(torch.einsum("mkd,mkdf->mkf", rows, matrices[numbers[choice]])))
         if changed == "only mine":
             made[-1] = made[-1] * (choice // held == len(made) - 1)[..., None]
-    if changed != "by sender":
+    if changed not in ("by sender", "by expert"):
         return made
     by_rank = rows_of(case)
     outs = [torch.zeros_like(each).flatten(0, 1) for each in made]
     for owner in range(ranks):
         own = slice(owner * held, (owner + 1) * held)
-        places, rows = [], []
+        places, rows, whose = [], [], []
         for sender, (order, counts) in enumerate(by_rank):
             at = order[counts[: own.start].sum() : counts[: own.stop].sum()]
             places += [(sender, int(place)) for place in at]
             rows.append(leaves[sender]["x"][at // made[sender].shape[1]])
+            whose.append(torch.arange(held).repeat_interleave(counts[own]))
         totals = torch.stack([counts[own] for _, counts in by_rank]).sum(0).tolist()
-        found = work(torch.cat(rows), totals, matrices[own])
+        order = torch.cat(whose).argsort(stable=True) if changed == "by expert" else slice(None)
+        found = work(torch.cat(rows)[order], totals, matrices[own])
         for (sender, place), row in zip(places, found, strict=True):
             outs[sender] = outs[sender].index_add(0, torch.tensor([place]), row[None])
     return [out.view(each.shape) for out, each in zip(outs, made, strict=True)]
@@ -117,9 +123,13 @@ def serial(case: Case, changed: str = "") -> dict[str, list[Array]]:
             weights = torch.ones_like(weights)
         if changed == "mean":
             weights = torch.full_like(weights, 1 / weights.shape[1])
+        if changed == "shares":
+            weights = weights / weights.sum(1, keepdim=True)
+        if changed == "weighted first":
+            weights = torch.ones_like(weights)
         if changed == "best":
             weights = weights * torch.eye(weights.shape[1])[0]
-        outs.append((made * weights[..., None]).sum(1))
+        outs.append((made * weights[..., None]).sum(1) + mine["x"] * (changed == "residual"))
     total = sum((out * torch.tensor(given["gradient"])).sum() for out, given in zip(outs, case.given, strict=True))
     assert isinstance(total, Tensor)
     total.backward()
@@ -144,6 +154,12 @@ STORIES = {
     "wanted",
     "by sender": "rows are handed to the experts in the order in which they came, by sender: sort them by expert, or "
     "call the experts for each sender",
+    "by expert": "what the experts made goes back in the order of the experts: each sender is to get its own rows, in "
+    "the order in which they came",
+    "residual": "x is added to the sum: that is left to the model",
+    "other tokens": "rows are those of other tokens: choice i is one of token i // k, not i mod M",
+    "weighted first": "rows are weighted before the experts see them: weigh what they made",
+    "shares": "the weights are divided by their sum: they are taken as they are",
     "unweighted": "what the k experts made is added up without the weights",
     "mean": "what the k experts made is averaged: each counts by its weight",
     "sorted weights": "the weights are in the order of the rows that were sent, by expert, and the rows no longer are",
@@ -204,6 +220,10 @@ def expect_calls(case: Case, rank: int, result: Arrays) -> None:
         hint = ""
         if len(exchanged) == len(sizes) and sum(exchanged) > sum(sizes):
             hint = ": more is sent than was chosen, as if rows were padded to one number for all"
+        elif phase == "forward" and exchanged == sizes[1:] and len(rows) == 3:
+            hint = ": a rank needs the counts of its own experts, not those of all"
+        elif phase == "forward" and exchanged[1:] == sizes[1:]:
+            hint = ": the counts are int64, one for each of all E experts"
         elif names & {"all_gather", "all_reduce"}:
             hint = ": every rank gets everybody's tokens, and needs only those that chose its experts"
         elif phase == "forward" and len(exchanged) == 2:

@@ -17,6 +17,8 @@ from minidist import Communicator
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong
 from minidist.parallel.expert.plain import plain_dispatch
 
+ROUNDED = 1e-6  # of a divisor: whole numbers divided by each other are float32
+
 
 def losses(x: Tensor, router: Tensor, matrices: Tensor, targets: Tensor, outputs: Any) -> Tensor:
     """Return the sum of the tokens' losses; each goes to its best two experts, by `outputs(rows, order, counts)`."""
@@ -105,7 +107,7 @@ def synchronized(case: Case, name: str, changed: str = "") -> list[Array]:
     groups = [list(range(ranks)) if name == "router" else list(range(rank % ep, ranks, ep)) for rank in range(ranks)]
     if changed == "all":
         groups = [list(range(ranks))] * ranks
-    if changed == "not summed":
+    if changed in ("not summed", "untouched"):
         groups = [[rank] for rank in range(ranks)]
     if changed == "share":
         groups = [list(range(rank // ep * ep, rank // ep * ep + ep)) for rank in range(ranks)]
@@ -115,7 +117,7 @@ def synchronized(case: Case, name: str, changed: str = "") -> list[Array]:
     found: list[Array] = []
     for rank, group in enumerate(groups):
         copies = sum(tokens[each] for each in range(rank % ep, ranks, ep))
-        by = {"own tokens": tokens[rank], "copies' tokens": copies, "sum": 1}.get(changed, sum(tokens))
+        by = {"own tokens": tokens[rank], "copies' tokens": copies, "sum": 1, "untouched": 1}.get(changed, sum(tokens))
         by *= {"by ep": ep, "by edp": edp, "by P": ranks, "times ep": 1 / ep}.get(changed, 1)
         found.append(np.asarray(sum(own[each] for each in group)) / by)
     if changed == "each its own mean":
@@ -131,6 +133,7 @@ STORIES = {
     "by edp": "the sum is divided by the number of copies, too: it is a sum of different tokens' terms",
     "by P": "the sum is divided by the number of ranks, too: all tokens are in the divisor already",
     "not summed": "nothing is added up: other groups' tokens came to the copies of these parameters",
+    "untouched": "gradients stay as backward left them",
     "all": "experts' gradients are added up over all ranks: other ranks have other experts",
     "share": "gradients are added up over the ranks that share the experts: these have other experts",
     "copies": "the router's gradient is added up over the copies of this rank's experts: all ranks have the router",
@@ -155,4 +158,5 @@ def judge_step(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
                 for changed, story in STORIES.items()
                 if changed not in ABOUT[name]
             },
+            ROUNDED,
         )
