@@ -204,6 +204,12 @@ SLIPS = {  # by mistake, what its rejection says
     "counts_from_the_bottom_right": "if the mask counts from the bottom right, not from the top left",
     "delta_of_a_tile": "if Δ is a sum over the keys of a tile, not rowsum(dO · O)",
     "any_earlier_look": "rank 1 did something else at the look before",
+    "softmax_after_the_choice": "and its gradient 0, so the router learns nothing",
+    "does_not_sort_back": "taken in the order in which it was sent, by expert: undo the sort",
+    "never_attached": "if the auxiliary loss is never attached",
+    "capacity_of_its_own_tokens": "if capacity and tokens are counted on each rank alone",
+    "counts_forwards_with_gradients": "each forward that has gradients: recomputation runs it twice",
+    "divides_experts_by_ep": "if the experts' gradients are divided by ep",
 }
 
 
