@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import Case, TakeGradient, adamw, one_step, spread, worst
+from layouts import Case, TakeGradient, adamw, one_step, serial, spread, trained, worst
 from torch import Tensor, nn
 
 import minidist
 from minidist.collectives.fast import cut
-from minidist.comm import Communicator
+from minidist.comm import Cluster, Communicator
+from minidist.comm.threads_wire.cluster import Link
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.model.experts import Experts
@@ -70,6 +71,18 @@ def test_parity(name: str, kind: Callable[..., Any]) -> None:
     layout, recipe, config = LAYOUTS[name]
     case = Case(layout, recipe, config, frozen=() if recipe.lora else FROZEN, steps=1 if kind is TakeGradient else 3)
     assert worst(case, kind) <= 1e-9
+
+
+@pytest.mark.parametrize(("fp8", "most"), [(False, 1e-9), (True, 0.05)])
+def test_a_hierarchy_of_nodes_trains_the_same(fp8: bool, most: float) -> None:
+    """Also with rows in 8 bits, up to their rounding: gradients of one step, by their norm."""
+    case = Case(Layout(dp=4, ep=4), Recipe(ep_comm="hierarchical", ep_fp8=fp8), MOE, frozen=(), steps=1)
+    exact = serial(case.alone(torch.float64), TakeGradient)[0]
+    nodes = Cluster(Link(1e-6, 1e9), Link(1e-5, 1e8), ranks_per_node=2)
+    for ours, *_ in minidist.run(lambda comm: trained(comm, case, TakeGradient), 4, cluster=nodes):
+        apart = torch.stack([(ours[name] - exact[name]).norm() for name in exact]).norm()
+        found = float(apart / torch.stack([value.norm() for value in exact.values()]).norm())
+        assert found <= most and (found > 1e-6) is fp8
 
 
 def test_parity_is_no_luck() -> None:
