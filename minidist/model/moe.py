@@ -61,8 +61,8 @@ class RoutedExperts(nn.Module):
 
     Attributes
     ----------
-    compute : Compute
-        What the experts make of rows. A strategy that spreads the experts over ranks replaces it.
+    compute : Compute or None
+        What a strategy that spreads the experts over ranks has computed in their place; None: `experts`, here.
     whole : Sum
         Over the ranks that have other tokens of the same sequences. A strategy that splits sequences replaces it.
     bias : Tensor
@@ -76,7 +76,7 @@ class RoutedExperts(nn.Module):
         self.config, self.index = config, index
         self.router = nn.Parameter(torch.empty(config.experts, config.hidden))
         self.experts = Experts(config.experts, config.hidden, config.intermediate)
-        self.compute: Compute = self.experts.forward
+        self.compute: Compute | None = None
         self.whole: Sum = lambda mine: mine
         self.bias = torch.zeros(config.experts, dtype=torch.int64, device="cpu")
         self.tally = torch.zeros(config.experts + 3, dtype=torch.float64, device="cpu")
@@ -151,7 +151,8 @@ class RoutedExperts(nn.Module):
             counts = choice.flatten().bincount(minlength=experts + 1)[:experts].tolist()
         order = order[: sum(counts)]
         rows: Tensor = Pick.apply(x.flatten(0, 1), order, k)  # type: ignore[no-untyped-call]
-        total: Tensor = Combine.apply(self.compute(rows, counts), order, weights.flatten(0, 1))  # type: ignore[no-untyped-call]
+        made = (self.compute or self.experts)(rows, counts)
+        total: Tensor = Combine.apply(made, order, weights.flatten(0, 1))  # type: ignore[no-untyped-call]
         return total.view(x.shape).to(x.dtype)
 
     def get_extra_state(self) -> Tensor:

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA
 
 from minidist.collectives import all_gather
 from minidist.parallel.data.buckets import views_into
@@ -58,11 +59,17 @@ class Whole(Sharded):
         """
         names = dict(self.module.named_parameters(remove_duplicate=False))
         buffers = dict(self.module.named_buffers())
+        modules = self.module.named_modules()
+        extra = {
+            f"{name}.{EXTRA}".lstrip("."): module.set_extra_state for name, module in modules if keeps_more(module)
+        }
         missing, wrong = set(self.names.values()), []
         writes: list[Callable[[], object]] = []
         for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
             target = names.get(name, buffers.get(name))
-            if target is None or target.shape != value.shape:
+            if name in extra:
+                writes.append(partial(extra[name], value))
+            elif target is None or target.shape != value.shape:
                 here = "nothing" if target is None else list(target.shape)
                 wrong.append(f"{name} is {list(value.shape)} there and {here} here")
             elif name in names and names[name] in self.shard_of:
@@ -79,6 +86,11 @@ class Whole(Sharded):
         for write in writes:
             write()
         self.stepped()
+
+
+def keeps_more(module: nn.Module) -> bool:
+    """Tell whether a module's state has more than tensors that are parameters or buffers: such as a router's bias."""
+    return type(module).set_extra_state is not nn.Module.set_extra_state
 
 
 def _gathered(flat: Flat, mine: Tensor) -> list[Tensor]:

@@ -344,6 +344,35 @@ def test_a_strategy_that_would_divide_by_the_wrong_number_is_refused() -> None:
     minidist.run(program, 2)
 
 
+def test_a_sharded_model_loads_and_returns_the_biases() -> None:
+    serial_model = GPT(BIASED)
+    routed_in(serial_model)[1].bias[3] = 7
+
+    def program(comm: Communicator) -> list[int]:
+        model = FSDP(GPT(BIASED), comm)
+        model.load(serial_model.state_dict())
+        state = model.full_state_dict()
+        assert state.keys() == serial_model.state_dict().keys()
+        return state["layers.1.mlp.routed._extra_state"].tolist()
+
+    assert minidist.run(program, 2) == [[0, 0, 0, 7, 0, 0, 0]] * 2
+
+
+def test_each_layer_s_experts_may_be_a_unit_of_their_own() -> None:
+    """Then their hooks gather them: who calls `forward` past the hooks computes with nothing."""
+    tokens = torch.randint(0, 19, (2, 12), generator=torch.Generator().manual_seed(1))
+    expected = GPT(replace(MOE, dropout=0.0))(tokens)
+
+    def program(comm: Communicator) -> Tensor:
+        model = FSDP(GPT(replace(MOE, dropout=0.0)), comm, policy=lambda module: isinstance(module, Experts))
+        found: Tensor = model(tokens)
+        found.sum().backward()
+        return found.detach()
+
+    for found in minidist.run(program, 2):
+        torch.testing.assert_close(found, expected)
+
+
 def test_experts_of_a_rank_are_all_that_it_holds() -> None:
     def program(comm: Communicator) -> list[int]:
         mesh, model = Mesh(comm, Layout(dp=3, ep=3)), GPT(MOE)
