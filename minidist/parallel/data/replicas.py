@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from minidist.collectives import broadcast
 from minidist.comm import Communicator, MismatchError
+from minidist.model.moe import routed_in
 from minidist.parallel.placement import expert_groups_of
 
 
 def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
-    """Overwrite all parameters (without the `ignored` ones) and all buffers by rank 0's. Collective.
+    """Overwrite all parameters (but the `ignored` ones), buffers, and biases of routers by rank 0's. Collective.
 
     Experts that ranks have shared out are left as they are: they were equal before.
 
@@ -30,6 +31,11 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor not in ignored and expert_groups_of(tensor) is None:
             copy_from_root(tensor, comm)
+    for layer in routed_in(model):
+        if layer.config.balance == "bias" and not layer.router.is_meta:
+            bias = layer.bias.to(layer.router.device)
+            copy_from_root(bias, comm)
+            layer.bias = bias.cpu()
 
 
 def check_same(model: nn.Module, comm: Communicator) -> None:

@@ -358,6 +358,18 @@ def test_a_sharded_model_loads_and_returns_the_biases() -> None:
     assert minidist.run(program, 2) == [[0, 0, 0, 7, 0, 0, 0]] * 2
 
 
+def test_ranks_begin_with_the_biases_of_rank_0() -> None:
+    """Others would send the same tokens to other experts, step after step, without a word."""
+
+    def program(comm: Communicator) -> list[int]:
+        model = GPT(BIASED)
+        routed_in(model)[0].bias[2] = 5 + comm.rank
+        DDP(model, comm)
+        return routed_in(model)[0].bias.tolist()
+
+    assert minidist.run(program, 3) == [[0, 0, 5, 0, 0, 0, 0]] * 3
+
+
 def test_each_layer_s_experts_may_be_a_unit_of_their_own() -> None:
     """Then their hooks gather them: who calls `forward` past the hooks computes with nothing."""
     tokens = torch.randint(0, 19, (2, 12), generator=torch.Generator().manual_seed(1))
