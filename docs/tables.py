@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minidist.parallel import Recipe
-from minidist.plan.estimate import GB, Estimate, Recompute, estimate
+from planner.device import machine
+from planner.held import GB, held
+from planner.model import model
+from planner.step import Setup
 
 
 def combinations() -> str:
@@ -24,85 +27,44 @@ def combinations() -> str:
 # ---------------------------------------------------------------- published models at usual layouts
 
 
-@dataclass(frozen=True)
-class Model:
-    """Sizes of a published model. Of key-value heads and MLP only the number of parameters tells."""
-
-    name: str
-    parameters: float
-    layers: int
-    hidden: int
-    heads: int
-    key_value_heads: int
-    vocabulary: int
-    sequence: int
-    tied: bool
-    source: str
-
-
-@dataclass(frozen=True)
-class Usual:
-    """A model at a layout, for one microbatch of one sequence."""
-
-    model: Model
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    zero: int = 1
-    recompute: Recompute = "none"
-
-    def estimate(self) -> Estimate:
-        """Estimate it; with tensor parallelism also sequence parallelism, as usual."""
-        model = self.model
-        return estimate(
-            model.parameters, model.layers, model.hidden, 1, model.sequence, model.heads, model.vocabulary,
-            tp=self.tp, pp=self.pp, dp=self.dp, zero=self.zero, recompute=self.recompute,
-            sequence_parallel=self.tp > 1, tied=model.tied,
-        )  # fmt: skip
+# Models at layouts that people use on GPUs of 80 GB, and a few that do not fit: name, tokens of a sequence, layout.
+USUAL: list[tuple[str, int, dict[str, Any]]] = [
+    ("llama-7b", 4096, {"dp": 8, "zero": 0}),
+    ("llama-7b", 4096, {"dp": 8}),
+    ("llama-13b", 4096, {"dp": 8}),
+    ("llama-13b", 4096, {"dp": 8, "zero": 3}),
+    ("llama-70b", 4096, {"dp": 64, "zero": 3}),
+    ("llama-70b", 4096, {"dp": 64, "zero": 3, "recompute": "full"}),
+    ("llama-70b", 4096, {"tp": 8, "pp": 4, "dp": 4}),
+    ("gpt3-175b", 2048, {"tp": 8, "pp": 8, "dp": 16}),
+    ("llama-405b", 8192, {"tp": 8, "pp": 16, "dp": 64}),
+    ("llama-405b", 8192, {"tp": 8, "pp": 16, "dp": 64, "recompute": "full"}),
+    ("palm-540b", 2048, {"tp": 8, "pp": 16, "dp": 16}),
+]
 
 
-LLAMA_2 = "Touvron et al. 2023, Llama 2"
-LLAMA_2_7B = Model("Llama-2 7B", 6.738e9, 32, 4096, 32, 32, 32_000, 4096, False, LLAMA_2)
-LLAMA_2_13B = Model("Llama-2 13B", 13.016e9, 40, 5120, 40, 40, 32_000, 4096, False, LLAMA_2)
-LLAMA_2_70B = Model("Llama-2 70B", 68.977e9, 80, 8192, 64, 8, 32_000, 4096, False, LLAMA_2)
-GPT_3 = Model("GPT-3 175B", 174.6e9, 96, 12_288, 96, 96, 50_257, 2048, True, "Brown et al. 2020, table 2.1")
-LLAMA_3 = Model(
-    "Llama-3.1 405B", 405.9e9, 126, 16_384, 128, 8, 128_256, 8192, False, "Grattafiori et al. 2024, table 3"
-)
-PALM = Model("PaLM 540B", 540.35e9, 118, 18_432, 48, 1, 256_000, 2048, True, "Chowdhery et al. 2022, table 1")
+def setup(name: str, sequence: int, layout: dict[str, Any]) -> Setup:
+    """Return the run: one sequence a microbatch, sequence parallelism with tp, ZeRO 1 unless said otherwise."""
+    axes = {axis: layout.get(axis, 1) for axis in ("tp", "pp", "dp")}
+    gpus = machine(f"a100:{axes['tp'] * axes['pp'] * axes['dp']}")
+    batch = axes["dp"] * 4 * axes["pp"]
+    return Setup(model(name), gpus, sequence, batch, **{"zero": 1, **layout}, sp=axes["tp"] > 1, fused_loss=True)
 
 
-def usual_layouts() -> list[Usual]:
-    """Return published models at layouts that people use on GPUs of 80 GB, and a few that do not fit."""
-    return [
-        Usual(LLAMA_2_7B, dp=8, zero=0),
-        Usual(LLAMA_2_7B, dp=8),
-        Usual(LLAMA_2_13B, dp=8),
-        Usual(LLAMA_2_13B, dp=8, zero=3),
-        Usual(LLAMA_2_70B, dp=64, zero=3),
-        Usual(LLAMA_2_70B, dp=64, zero=3, recompute="full"),
-        Usual(LLAMA_2_70B, tp=8, pp=4, dp=4),
-        Usual(GPT_3, tp=8, pp=8, dp=16),
-        Usual(LLAMA_3, tp=8, pp=16, dp=64),
-        Usual(LLAMA_3, tp=8, pp=16, dp=64, recompute="full"),
-        Usual(PALM, tp=8, pp=16, dp=16),
-    ]
-
-
-def markdown_table(rows: Sequence[Usual] | None = None, capacity: float = 80 * GB) -> str:
-    """Return the estimates as a table, in GB a GPU; by default of the usual layouts."""
-    lines = [
-        "| model | GPUs | layout | recompute | parameters | gradients | optimizer | activations | communication "
-        f"| total | fits {capacity / GB:.0f} GB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in usual_layouts() if rows is None else rows:
-        held = row.estimate()
-        axes = [f"{axis}={ranks}" for axis, ranks in (("tp", row.tp), ("pp", row.pp), ("dp", row.dp)) if ranks > 1]
-        parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.communication, held.total)
+def markdown_table(rows: Sequence[tuple[str, int, dict[str, Any]]] = USUAL, capacity: float = 80 * GB) -> str:
+    """Return what a GPU holds as a table, in GB; by default of the usual layouts."""
+    kinds = ("parameters", "gradients", "optimizer", "activations", "communication", "resident")
+    lines = [f"| model | GPUs | layout | recompute | {' | '.join(kinds)} | total | fits {capacity / GB:.0f} GB |"]
+    lines.append("|---" * (len(kinds) + 6) + "|")
+    for name, sequence, layout in rows:
+        run = setup(name, sequence, layout)
+        bytes = held(run)
+        axes = " ".join(f"{axis}={layout[axis]}" for axis in ("tp", "pp", "dp") if axis in layout)
+        total = sum(bytes.values())
+        parts = " | ".join(f"{bytes[kind] / GB:.1f}" for kind in kinds)
         lines.append(
-            f"| {row.model.name} | {row.tp * row.pp * row.dp} | {' '.join(axes)} zero={row.zero} | {row.recompute} | "
-            f"{' | '.join(f'{part / GB:.1f}' for part in parts)} | {'yes' if held.total <= capacity else '**no**'} |"
+            f"| {name} | {run.machine.gpus} | {axes} zero={run.zero} | {run.recompute} | {parts} | {total / GB:.1f} | "
+            f"{'yes' if total <= capacity else '**no**'} |"
         )
     return "\n".join(lines)
 

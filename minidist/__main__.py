@@ -14,12 +14,18 @@ COMMANDS = {
     "layouts": "the same run on several layouts of the ranks: data, tensor and pipeline parallelism in pairs",
     "export": "make a Hugging Face Llama of a checkpoint",
     "bench": "measure against MPI, gloo and torch, in one run",
+    "plan": "which layout, how long, how much: before anything is rented",
     "launch": "start a program on several ranks, with the right mpirun",
     "grade": "grade an exercise of the course",
     "course": "build the course's handout",
     "doctor": "find out what this machine can run, and what to mend",
 }
-ELSEWHERE = {"bench": "bench", "course": "course.course", "grade": "course.grade"}  # in rooms of their own
+ELSEWHERE = {  # in rooms of their own
+    "bench": "minidist.bench",
+    "course": "minidist.course.course",
+    "grade": "minidist.course.grade",
+    "plan": "planner.__main__",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"minidist: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     with quick_imports():
-        command = importlib.import_module(f"minidist.{ELSEWHERE.get(name, f'cli.{name}')}")
+        command = importlib.import_module(ELSEWHERE.get(name, f"minidist.cli.{name}"))
     return int(command.main(rest))
 
 

@@ -13,8 +13,6 @@ saves three times 8/3 h instead of two times 4h, and there are no dropout masks.
 fused: it is meant to be read.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from minidist.model import GPTConfig
@@ -124,24 +122,3 @@ def layer_activations(
 def layer_input(sequence: int, batch: int, hidden: int) -> float:
     """Return the bytes of a layer's input, all that full recomputation saves: 2sbh. (Korthikanti et al., table 2.)"""
     return 2 * sequence * batch * hidden
-
-
-def layers_in_flight(layers: int, pp: int, microbatches: int) -> int:
-    """Return for how many layers the first pipeline stage holds activations. (Korthikanti et al., section 4.3.)
-
-    1F1B has `pp` microbatches in flight there, each with the activations of layers/pp layers: together as many as the
-    whole model has layers (equation 5).
-    """
-    return -(-layers // pp) * min(pp, microbatches)
-
-
-def embedding_and_loss(
-    sequence: int, batch: int, hidden: int, vocabulary: int, tp: int = 1, pp: int = 1, in_flight: int = 1
-) -> float:
-    """Return the bytes that the first stage saves outside its layers. (Korthikanti et al., section 4.3.)
-
-    Each microbatch in flight takes sbh/t for the dropout of the embedding (sequence parallel). Without a pipeline the
-    first stage is the last too, and 4sbh/t (1 + v/h) come on top: the final norm, the head, and the logits in float32.
-    """
-    tokens = sequence * batch / tp
-    return tokens * hidden * in_flight + (4 * tokens * (hidden + vocabulary) if pp == 1 else 0)

@@ -14,19 +14,17 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Layout, Mesh
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import parallelize
-from minidist.parallel.recipe import NO_PIPELINE, Recipe
+from minidist.parallel.recipe import Recipe
 from minidist.plan.equation import (
     MIXED_PRECISION_ADAM,
     SINGLE_PRECISION_ADAM,
     ModelStates,
     adapted_states,
-    embedding_and_loss,
     layer_activations,
     layer_input,
-    layers_in_flight,
     model_states,
 )
-from minidist.plan.estimate import GB, estimate
+from planner.held import GB
 
 # Rajbhandari et al. 2020, table 1: GB a device by data-parallel degree, for P_os, P_os+g and P_os+g+p.
 ZERO_TABLE = {
@@ -92,14 +90,6 @@ def test_what_selective_recomputation_saves(heads: int, hidden: int, saved: floa
     with_weights = layer_activations(2048, 1, hidden, heads, 8, True)
     without = layer_activations(2048, 1, hidden, heads, 8, True, attention_weights=False)
     assert 1 - without / with_weights == pytest.approx(saved, abs=0.005)
-
-
-def test_the_first_stage_keeps_the_whole_depth() -> None:
-    assert layers_in_flight(96, pp=8, microbatches=64) == 96
-    assert layers_in_flight(96, pp=8, microbatches=2) == 24
-    assert layers_in_flight(126, pp=16, microbatches=16) == 128  # the last stage has fewer
-    assert embedding_and_loss(2, 3, 5, 7, pp=4, in_flight=4) == 2 * 3 * 5 * 4
-    assert embedding_and_loss(2, 3, 5, 7) == 2 * 3 * 5 + 4 * 2 * 3 * 5 * (1 + 7 / 5)
 
 
 # ---------------------------------------------------------------- our own GPT
@@ -178,82 +168,3 @@ def test_without_fused_attention_the_weights_are_kept() -> None:
     said = activations_of(SIZES, 3, 32, dtype_bytes=4, flash=False)
     assert measured(SIZES, 3, 32, torch.float32, "meta") == pytest.approx(said, rel=0.001)
     assert said > activations_of(SIZES, 3, 32, dtype_bytes=4)
-
-
-# ---------------------------------------------------------------- estimates
-
-SMALL = {"parameters": 1e9, "layers": 10, "hidden": 1024, "batch": 2, "sequence": 512, "heads": 16, "vocabulary": 1000}
-
-
-def test_an_estimate_is_made_of_the_formulas() -> None:
-    alone = estimate(**SMALL)  # type: ignore[arg-type]
-    assert (alone.parameters, alone.gradients, alone.optimizer) == (2e9, 2e9, 12e9)
-    layers = 10 * layer_activations(512, 2, 1024, 16, attention_weights=False)
-    assert alone.activations == layers + embedding_and_loss(512, 2, 1024, 1000)
-    assert alone.communication == 0
-    assert alone.total == pytest.approx(1.05 * (16e9 + alone.activations))
-    assert str(alone).splitlines()[-1].split() == ["total", "(x", "1.05", "fragmentation)", "17.2", "GB"]
-
-    sharded = estimate(**SMALL, dp=4, zero=3)  # type: ignore[arg-type]
-    assert (sharded.parameters, sharded.gradients, sharded.optimizer) == (0.5e9, 0.5e9, 3e9)
-    assert sharded.communication == pytest.approx(3 * 2 * (1e9 - 2 * 1000 * 1024) / 10)
-
-
-def test_context_parallelism_divides_activations_and_shards_over_more_ranks() -> None:
-    alone = estimate(**SMALL, zero=3, dp=8)  # type: ignore[arg-type]
-    spread = estimate(**SMALL, zero=3, dp=2, cp=4)  # type: ignore[arg-type]
-    assert spread.parameters == alone.parameters and spread.optimizer == alone.optimizer
-    assert spread.activations == pytest.approx(alone.activations / 4)
-    with pytest.raises(ValueError, match="does not divide by cp=7: ranks share its tokens out evenly"):
-        estimate(**SMALL, cp=7)  # type: ignore[arg-type]
-
-
-def test_a_pipeline_estimate_is_the_first_stage() -> None:
-    layout = estimate(**SMALL, pp=5, tp=2, sequence_parallel=True)  # type: ignore[arg-type]
-    body = (1e9 - 2 * 1000 * 1024) / 5
-    assert layout.parameters == pytest.approx(2 * (body + 1000 * 1024) / 2)
-    whole = 10 * layer_activations(512, 2, 1024, 16, 2, True, False)
-    assert layout.activations == whole + embedding_and_loss(512, 2, 1024, 1000, 2, 5, 5)
-
-
-@pytest.mark.parametrize("schedule", Recipe.supported)
-def test_every_combination_that_is_offered_has_an_estimate(schedule: str) -> None:
-    """A stage of ZeRO shares out what the rank's stage of the pipeline has; a layer at a time is whole."""
-    pp, dp, layer = (1 if schedule == NO_PIPELINE else 2), 4, (1e9 - 2 * 1000 * 1024) / 10
-    own = 1e9 if pp == 1 else 5 * layer + 1000 * 1024
-    whole = (0, 0, 2 * layer, 3 * 2 * layer)  # gradients that are reduced; and two layers that are gathered
-    for zero in (stage for stage in Recipe.supported[schedule] if isinstance(stage, int)):
-        found, alike = (estimate(**SMALL, pp=pp, dp=dp, zero=stage) for stage in (zero, 0))  # type: ignore[arg-type]
-        states = model_states(own, dp, zero)
-        held = (found.parameters, found.gradients, found.optimizer)
-        assert held == pytest.approx((states.parameters, states.gradients, states.optimizer))
-        assert found.communication - alike.communication == pytest.approx(whole[zero])
-        assert found.activations == alike.activations
-
-
-def test_recomputation_trades_memory() -> None:
-    def activations(**how: object) -> float:
-        return estimate(**SMALL, flash=False, **how).activations  # type: ignore[arg-type]
-
-    ends = embedding_and_loss(512, 2, 1024, 1000)
-    whole, bare = layer_activations(512, 2, 1024, 16), layer_activations(512, 2, 1024, 16, attention_weights=False)
-    assert activations() == 10 * whole + ends
-    assert activations(recompute="selective") == 9 * bare + whole + ends
-    assert activations(recompute="full") == 10 * layer_input(512, 2, 1024) + whole + ends
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    (
-        ({"pp": 11}, r"layers=10 are fewer than pp=11 .* use pp <= 10"),
-        ({"heads": 15}, "hidden=1024 does not divide by heads=15"),
-        ({"tp": 3}, "heads=16 does not divide by tp=3"),
-        ({"zero": 5}, "stage=5 is no stage"),
-        ({"recompute": "some"}, "recompute='some' is not known"),
-        ({"dp": 0}, "dp=0 is not a whole number of at least 1"),
-        ({"batch": 0}, "batch=0 is not a whole number of at least 1"),
-    ),
-)
-def test_what_does_not_fit_together_is_refused_in_a_sentence(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        estimate(**(SMALL | change))  # type: ignore[arg-type]

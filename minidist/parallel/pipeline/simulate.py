@@ -18,6 +18,7 @@ with them:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -25,6 +26,8 @@ from operator import sub
 
 from minidist.parallel.pipeline.actions import BACKWARDS, Action, Kind, Plan
 from minidist.parallel.pipeline.order import execution_order, needs
+
+Cost = float | Sequence[float]  # of every stage, or of each
 
 
 @dataclass(frozen=True)
@@ -75,16 +78,17 @@ class Timeline:
 
 def simulate(
     plan: Plan,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    input: float = 1.0,
-    weight: float = 1.0,
+    forward: Cost = 1.0,
+    backward: Cost = 2.0,
+    input: Cost = 1.0,
+    weight: Cost = 1.0,
     latency: float = 0.0,
-    reduce: float = 0.0,
+    reduce: Cost = 0.0,
 ) -> Timeline:
     """Run the plan on a clock. `forward`, `backward`, `input`, `weight` and `reduce` are the times of F, B, I, W and R.
 
-    Times may have any unit. By default a reduction takes none, because most of it hides behind the backward before it.
+    A time may be one for all stages, or one for each. Times may have any unit. By default a reduction takes none,
+    because most of it hides behind the backward before it.
     Sends and receives are left out: a result reaches another rank `latency` after it was computed, as it does if the
     receive was posted early. That delays the other rank, but keeps no rank busy.
 
@@ -95,12 +99,13 @@ def simulate(
     ScheduleError
         If the plan gets stuck.
     """
-    given = {"forward": forward, "backward": backward, "input": input, "weight": weight, "reduce": reduce}
-    costs = dict(zip((Kind.FORWARD, *BACKWARDS, Kind.REDUCE), given.values(), strict=True))
-    for name, cost in (given | {"latency": latency}).items():
-        if not 0 <= cost < math.inf:
-            raise ValueError(f"{name}={cost} is no time: give a number that is finite and not negative")
     plan = plan.compute_only()
+    given = {"forward": forward, "backward": backward, "input": input, "weight": weight, "reduce": reduce}
+    by_stage = [cost if isinstance(cost, Sequence) else [cost] * plan.stages for cost in given.values()]
+    costs = dict(zip((Kind.FORWARD, *BACKWARDS, Kind.REDUCE), by_stage, strict=True))
+    for name, each in zip((*given, "latency"), (*by_stage, [latency]), strict=True):
+        if not all(0 <= cost < math.inf for cost in each):
+            raise ValueError(f"{name}={[*each]} is no time: give numbers that are finite and not negative")
     starts: list[list[float]] = [[] for _ in range(plan.ranks)]
     ends: list[list[float]] = [[] for _ in range(plan.ranks)]
     done: dict[Action, float] = {}
@@ -110,7 +115,7 @@ def simulate(
         for key in needs(action, plan):
             moment = max(moment, done[key] + (latency if plan.rank_of[key.stage] != rank else 0.0))
         starts[rank].append(moment)
-        ends[rank].append(moment + costs[action.kind])
+        ends[rank].append(moment + costs[action.kind][action.stage])
         done[action.key] = ends[rank][-1]
     return Timeline(plan, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 

@@ -1,0 +1,249 @@
+"""`python -m minidist plan`: which layout, how long, how much, before anything is rented.
+
+--model llama-70b --cluster h100:64 --tokens 1.4T --batch 4M --sequence 4096 [--fixed tp=8 --fixed pp=2]
+check --rows rows.json                         predictions beside published measurements
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.cost import cost
+from planner.device import Constants, PlanError, machine
+from planner.held import GB
+from planner.links import Group
+from planner.model import Model, model
+from planner.published import check
+from planner.search import Answer, Found, search
+from planner.step import Setup, Software
+
+UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+SHOWN = 5  # layouts, unless --top says otherwise
+
+
+def main(argv: Sequence[str]) -> int:
+    """Plan; return the exit status: 0, or 2 for what cannot be planned."""
+    try:
+        if argv and argv[0] == "check":
+            return checked(argv[1:])
+        asked = parser().parse_args(argv)
+        start = setup(asked)
+        fixed = {name: number(value) for name, _, value in (each.partition("=") for each in asked.fixed)}
+        answer = search(start, fixed | layout(asked.why))
+        price = start.machine.price if asked.price is None else asked.price
+        costs = [cost(each, amount(asked.tokens), price, asked.grid, asked.mtbf) for each in answer.found[: asked.top]]
+        if asked.picture:
+            from planner.draw import draw_plan
+
+            shown = answer.found[: asked.top]
+            names, room = [name_of(each.run) for each in shown], start.machine.device.memory
+            draw_plan(names, [each.held for each in shown], [each.step for each in shown], room, asked.picture)
+        print(json.dumps(as_json(answer, costs), indent=1) if asked.format == "json" else text(answer, costs, asked))
+    except (PlanError, OSError) as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what the command line may say."""
+    found = argparse.ArgumentParser("python -m minidist plan", description=__doc__.split("\n")[0])
+    found.add_argument("--model", required=True, help="a name in models.toml, a config.json, or a TOML of ours")
+    found.add_argument("--cluster", required=True, help="h100:64, two sites as h100:32+a100:32@12.5e9, or a TOML")
+    found.add_argument("--tokens", default="1T", help="of the whole run, as 1.4T")
+    found.add_argument("--batch", default="4M", help="tokens of a step: 4M is 4 x 2^20")
+    found.add_argument("--sequence", type=int, default=4096, help="tokens of a sequence")
+    found.add_argument("--top", type=int, default=SHOWN, help="how many layouts to show")
+    found.add_argument(
+        "--fixed", action="append", default=[], metavar="NAME=VALUE", help="tp=8, zero=1, recompute=full"
+    )
+    found.add_argument("--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"')
+    found.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="of products")
+    found.add_argument("--software", default="megatron-core", help="a generation in software.toml")
+    found.add_argument("--price", type=float, help="$ an hour and GPU; unsaid: the cluster's")
+    found.add_argument("--grid", type=float, default=400, help="g of CO2 a kWh: 57 in France, 400 the world's mean")
+    found.add_argument("--mtbf", type=float, default=0, help="hours between two failures of the job; 0: from the GPUs")
+    found.add_argument("--picture", default="", metavar="FILE", help="memory and the step, as .png or .svg")
+    found.add_argument("--format", choices=("text", "json"), default="text")
+    return found
+
+
+def checked(argv: Sequence[str]) -> int:
+    """Print predictions beside published measurements, and with --permuted beside those of other rows."""
+    found = argparse.ArgumentParser("python -m minidist plan check", description=checked.__doc__)
+    found.add_argument("--rows", required=True, help="a file of published rows, in JSON")
+    found.add_argument("--permuted", type=int, metavar="SEED", help="let measured values change places")
+    found.add_argument("--format", choices=("text", "json"), default="text")
+    asked = found.parse_args(argv)
+    rows, known = check.read(asked.rows), Constants.table()
+    report = check.check(rows, known, asked.permuted)
+    if asked.format == "json":
+        print(json.dumps(report, indent=1))
+        return 0
+    print(check.text(report))
+    if asked.permuted is None:
+        apart = check.check(rows, known, permuted=0, exact=False)["sources"]
+        far = ", ".join(f"{name} {each['mean']:.0f} %" for name, each in apart.items())
+        print(f"the same beside measured values of other rows, which must be far off: {far}")
+    return 0
+
+
+def amount(text: str) -> float:
+    """Return the number that 1.4T or 500M says."""
+    try:
+        unit = UNITS.get(text[-1:].upper(), 0)
+        return float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        raise PlanError(f"{text!r} is no number: write 1.4T, 500M or 1e12") from None
+
+
+def number(text: str) -> int | bool | str:
+    """Return a fixed value as what it is."""
+    return int(text) if text.isdigit() else {"true": True, "false": False}.get(text.lower(), text)
+
+
+def layout(text: str) -> dict[str, Any]:
+    """Return the fields that a layout in words says."""
+    return {name: number(value) for name, _, value in (word.partition("=") for word in text.replace(",", " ").split())}
+
+
+def setup(asked: argparse.Namespace) -> Setup:
+    """Return the run that is asked for, with a batch of whole sequences."""
+    tokens = amount(asked.batch)
+    tokens *= (2**20 / 1e6) if asked.batch[-1:].upper() == "M" else 1
+    if asked.sequence < 1 or tokens < asked.sequence:
+        raise PlanError(f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger batch")
+    known = Constants.table()
+    bits8 = known["eight_bits"] if asked.precision == "fp8" else 0.0
+    start = Setup(
+        model(asked.model), machine(asked.cluster), asked.sequence, round(tokens / asked.sequence), bits8=bits8
+    )
+    return replace(start, software=Software.named(asked.software), fused_loss=True)
+
+
+def name_of(run: Setup) -> str:
+    """Return a layout in words: what differs from one GPU alone."""
+    axes = [f"{axis}={size}" for axis in ("tp", "pp", "cp", "ep", "dp") if (size := getattr(run, axis)) > 1]
+    if run.pp > 1:
+        axes.append(f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule)
+    axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.shard}"] * (run.shard > 0)
+    axes += ["recompute"] * (run.recompute != "none") + ["offload"] * run.offload + [f"microbatch={run.microbatch}"]
+    return " ".join(axes)
+
+
+def text(answer: Answer, costs: Sequence[dict[str, float]], asked: argparse.Namespace) -> str:
+    """Return what the command prints."""
+    best, first = answer.found[0], costs[0]
+    run, shown = best.run, answer.found[: len(costs)]
+    sizes = f"{run.model.parameters / 1e9:.1f}B parameters on {run.machine.total} GPUs of {run.machine.name}"
+    lines = [f"{sizes}, {run.batch:,} sequences of {run.sequence:,} tokens a step", ""]
+    lines.append(f"{'':<4}{'step':>9}{'MFU':>7}{'tokens/s':>12}{'days':>8}{'money':>13}{'a GPU':>9}   layout")
+    for place, (each, price) in enumerate(zip(shown, costs, strict=True), start=1):
+        speed = run.batch * run.sequence / each.seconds
+        lines.append(
+            f"{place:>3} {each.seconds:>7.2f} s{mfu(each):>7.1%}{speed:>12,.0f}{price['days']:>8.1f}"
+            f"{price['money']:>11,.0f} $ {sum(each.held.values()) / GB:>5.1f} GB   {name_of(each.run)}"
+        )
+    kinds = [kind for kind in best.step if any(each.step[kind] >= 5e-4 for each in shown)]
+    lines += ["", "seconds of a step      " + "".join(f"{place:>9}" for place in range(1, len(shown) + 1))]
+    lines += [f"  {kind:<21}" + "".join(f"{each.step[kind]:>9.3f}" for each in shown) for kind in kinds]
+    lines += ["", "GB of a GPU"]
+    lines += [f"  {kind:<21}" + "".join(f"{each.held[kind] / GB:>9.2f}" for each in shown) for kind in best.held]
+    lines += [
+        "",
+        *(f"{place}. loses by {loses(best, each)}" for place, each in enumerate(shown[1:], start=2)),
+        *crossing(run),
+    ]
+    lines += [
+        "",
+        f"{first['steps']:,} steps, {first['gpu_hours']:,.0f} GPU hours, {first['money']:,.0f} $, "
+        f"{first['kwh']:,.0f} kWh, {first['co2']:,.1f} t CO2 at {asked.grid:g} g a kWh",
+        f"a failure every {first['mtbf_hours']:,.1f} h: save every {first['every'] / 60:,.0f} min, "
+        f"{first['write']:,.0f} s each; "
+        f"{first['writing']:.1%} of the time goes into writing, {first['lost']:.1%} is lost",
+        "",
+        *(
+            f"refused: {count} that {reason}"
+            for reason, count in sorted(answer.refused.items(), key=lambda each: -each[1])
+        ),
+        "",
+        *command(run),
+    ]
+    return "\n".join(lines)
+
+
+def mfu(found: Found) -> float:
+    """Return the model's operations beside what all devices could do: of the 8-bit peak, if products have 8 bits."""
+    run, machine = found.run, found.run.machine
+    sites = [machine, *([machine.slower] if machine.slower else [])]
+    peak = sum(site.gpus * (site.device.peak8 if run.bits8 else site.device.peak) for site in sites)
+    return run.model.flops(run.sequence) * run.batch * run.sequence / (found.seconds * peak)
+
+
+def loses(best: Found, other: Found) -> str:
+    """Say what another layout spends more on than the best, and how much it gains elsewhere."""
+    more = sorted(((other.step[kind] - best.step[kind], kind) for kind in best.step), reverse=True)
+    worse = (
+        ", ".join(f"{kind} +{seconds:.3f} s" for seconds, kind in more[:3] if seconds > 5e-4) or "nothing that shows"
+    )
+    gained = -sum(seconds for seconds, _ in more if seconds < 0)
+    return f"{worse}" + (f"; elsewhere it gains {gained:.3f} s" if gained > 5e-4 else "")
+
+
+def crossing(run: Setup) -> list[str]:
+    """Say which axis crosses which link."""
+    axes = {"tp": Group(run.tp), "cp": Group(run.cp, run.tp), "dp": Group(run.dp, run.tp * run.cp)}
+    axes["pp"] = Group(run.pp, run.tp * run.cp * run.dp)
+    said = [
+        f"{name} {'crosses nodes' if each.crosses(run.machine) else 'stays inside nodes'}"
+        for name, each in axes.items()
+        if each.ranks > 1
+    ]
+    lines = ["", "; ".join(said)] if said else []
+    if run.machine.slower:
+        tokens = run.batch * run.sequence
+        lines.append(
+            f"layers of the stages: {', '.join(map(str, run.cut))}; {2 * tokens * run.model.hidden * 2 / GB:,.1f} GB "
+            f"a step cross the thin link: activations and their gradients"
+        )
+    return lines
+
+
+def command(run: Setup) -> list[str]:
+    """Return the command that runs a layout, and the lines of a batch job around it; none for what `train` lacks."""
+    if not run.model.gated or run.machine.slower:
+        return ["`train` has no such model or machine: there is no command line for it"]
+    each: Model = run.model
+    options = {
+        "layers": each.layers, "hidden": each.hidden, "heads": each.heads, "key-value-heads": each.kv,
+        "intermediate": each.ffn, "experts": each.experts, "top-k": each.top_k if each.experts else 0,
+        "shared-experts": each.shared, "sequence": run.sequence, "batch": run.batch, "dp": run.dp, "tp": run.tp,
+        "pp": run.pp if run.pp > 1 else 0, "cp": run.cp if run.cp > 1 else 0, "ep": run.ep if run.ep > 1 else 0,
+        "schedule": run.schedule if run.pp > 1 else 0, "chunks": run.chunks if run.chunks > 1 else 0,
+        "microbatches" if run.pp > 1 else "accumulate": run.microbatches, "zero": run.zero, "hsdp": run.shard,
+        "recompute": run.recompute if run.recompute != "none" else 0, "offload": "memory" if run.offload else 0,
+        "precision": "fp8" if run.bits8 else "bfloat16",
+    }  # fmt: skip
+    said = " ".join(f"--{name} {value}" for name, value in options.items() if value) + " --sp" * run.sp
+    node = min(run.machine.node, run.machine.total)
+    return [
+        f"#SBATCH --nodes={run.machine.total // node} --ntasks-per-node={node} --gpus-per-node={node}",
+        f"srun python -m minidist train {said}",
+    ]
+
+
+def as_json(answer: Answer, costs: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return the same for programs."""
+    layouts = [
+        {"layout": name_of(each.run), "seconds": each.seconds, "mfu": mfu(each), "step": each.step, "bytes": each.held,
+         "cost": price, "command": command(each.run)}
+        for each, price in zip(answer.found, costs, strict=False)
+    ]  # fmt: skip
+    return {"layouts": layouts, "refused": dict(answer.refused)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""What a run costs: days, money, energy, and what failures take.
+
+GPU hours   GPUs x seconds of a step x steps
+energy      GPU hours x watts x 1.59: what a cluster drew with everything around its GPUs (Luccioni et al. 2022: 433,196
+            kWh by the GPUs of BLOOM's 1,082,990 hours, and 256,646 kWh beside them)
+failures    one in 50,700 hours of a GPU (Grattafiori et al. 2024: 419 in 54 days of 16,384 GPUs), so one in 50,700/GPUs
+            hours of a run; checkpoints at Daly's cadence (`trainer.checkpoint.cadence`)
+"""
+
+from minidist.trainer.checkpoint.cadence import daly, shares
+from planner.search import Found
+
+HOUR, DAY = 3600.0, 86400.0
+BESIDE = 1.59  # kWh of a cluster for each of its GPUs: (433,196 + 256,646) / 433,196
+GPU_MTBF = 16384 * 54 * 24 / 419  # hours between two failures of one GPU and what belongs to it
+WRITTEN = 2.3e12 / 40 / 48  # bytes/s of a node into the file system: BLOOM's 2.3 TB in 40 s from 48 nodes
+STATE = 14  # bytes a parameter in a checkpoint: 16-bit weights, masters, two moments
+RESTART = 900.0  # seconds until a job computes again: noticed, replaced, loaded
+
+
+def cost(found: Found, tokens: float, price: float, grid: float, mtbf_hours: float = 0.0) -> dict[str, float]:
+    """Return the cost of training on `tokens`, at `price` $ a GPU hour and `grid` g CO2 a kWh, by name.
+
+    `mtbf_hours`: between two failures of the whole job; 0: from the number of GPUs. `days` are with checkpoints,
+    failures and restarts, `undisturbed` without; `writing` and `lost` are shares of the time, `every` and `write` the
+    seconds between two checkpoints and of one; `co2` is in tons.
+    """
+    run = found.run
+    gpus = run.machine.total
+    steps = -(-int(tokens) // (run.batch * run.sequence))
+    mtbf = (mtbf_hours or GPU_MTBF / gpus) * HOUR
+    write = run.model.parameters * STATE / (WRITTEN * max(1, gpus // run.machine.node))
+    every = daly(write, mtbf)
+    share = shares(every, write, mtbf, RESTART)
+    seconds = steps * found.seconds / share.training
+    hours = gpus * seconds / HOUR
+    kwh = hours * run.machine.device.watts / 1000 * BESIDE
+    days = {"days": seconds / DAY, "undisturbed": steps * found.seconds / DAY}
+    losses = {"mtbf_hours": mtbf / HOUR, "every": every, "write": write, "writing": share.writing, "lost": share.lost}
+    return (
+        days
+        | losses
+        | {"steps": steps, "gpu_hours": hours, "money": hours * price, "kwh": kwh, "co2": kwh * grid / 1e6}
+    )

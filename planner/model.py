@@ -1,0 +1,160 @@
+"""What is computed: the sizes of a model, and the operations of one of its layers on one rank.
+
+    Product(m, n, k)        an m x k matrix times a k x n one: 2 m n k operations
+    Elements(bytes, back)   element-wise work, bound by what it reads and writes, forward and backward
+
+A layer is two norms, attention and an MLP. Bytes of element-wise work are counted for 16 bits and fused kernels: a norm
+reads and writes (4 an element; backward 8), a sum with dropout 7 and 5 (6 and 4 without), GELU 4 and 6, SwiGLU 6 and
+10, the loss 16 and 10 for each logit. (Korthikanti et al. 2022, section 4, counts what is stored in the same way.)
+"""
+
+import json
+import tomllib
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from planner.device import PlanError, entry, read_tree, table
+
+
+class Product(NamedTuple):
+    """An m x k matrix times a k x n one."""
+
+    m: int
+    n: int
+    k: int
+
+
+class Elements(NamedTuple):
+    """Bytes that element-wise work reads and writes, forward and backward."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes. `kv` heads of keys and values (0: `heads`), `ffn` channels of an MLP or expert (0: 4 hidden).
+
+    `window` tokens that a token attends to (0: all before it); `parallel`: attention and MLP read the same norm;
+    `dropout`: whether there is any.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    kv: int = 0
+    ffn: int = 0
+    head_dim: int = 0
+    gated: bool = True
+    tied: bool = False
+    experts: int = 0
+    top_k: int = 0
+    shared: int = 0
+    parallel: bool = False
+    dropout: bool = False
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        for name, size in (("layers", self.layers), ("hidden", self.hidden), ("heads", self.heads)):
+            if size < 1:
+                raise PlanError(f"{name}={size}: a model has at least one")
+        object.__setattr__(self, "kv", self.kv or self.heads)
+        object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.heads)
+        if self.experts and not 1 <= self.top_k <= self.experts:
+            raise PlanError(f"top_k={self.top_k} of {self.experts} experts: choose 1 to {self.experts}")
+
+    @property
+    def projections(self) -> int:
+        """Parameters of attention in a layer: queries, keys, values and output."""
+        return 2 * self.hidden * self.head_dim * (self.heads + self.kv)
+
+    @property
+    def expert(self) -> int:
+        """Parameters of one expert, or of the MLP where there are none."""
+        return (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def layer(self) -> int:
+        """Parameters of a layer, with all its experts."""
+        return self.projections + self.expert * max(1, self.experts + self.shared) + self.hidden * self.experts
+
+    @property
+    def ends(self) -> int:
+        """Parameters of the embedding, and of the head unless it is the same."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model, without norms and biases."""
+        return self.layers * self.layer + self.ends
+
+    @property
+    def active(self) -> int:
+        """Parameters that a token is multiplied with: the head, no embedding; of the experts `top_k` and shared."""
+        used = self.expert * ((self.top_k + self.shared) if self.experts else 1) + self.hidden * self.experts
+        return self.layers * (self.projections + used) + self.vocabulary * self.hidden
+
+    def flops(self, sequence: int) -> float:
+        """Return the operations of a token, forward and backward, without what is recomputed.
+
+        6 for each active parameter, and 12 L s h for attention, whose scores are counted whole, causal or not, as most
+        papers do (Narayanan et al. 2021, equation 3).
+        """
+        attended = min(sequence, self.window or sequence)
+        return 6 * self.active + 12 * self.layers * attended * self.heads * self.head_dim
+
+    def products(self, tokens: int, tp: int, ep: int = 1) -> list[Product]:
+        """Return the products of a layer with `tokens` tokens, in order, on one of `tp` ranks (and `ep` of experts)."""
+        wide = self.ffn // (1 if self.experts else tp)
+        inside = (2 if self.gated else 1) * wide
+        attention = [
+            Product(tokens, (self.heads + 2 * self.kv) * self.head_dim // tp, self.hidden),
+            Product(tokens, self.hidden, self.heads * self.head_dim // tp),
+        ]
+        if not self.experts:
+            return [*attention, Product(tokens, inside, self.hidden), Product(tokens, self.hidden, wide)]
+        mine = -(-self.experts // (ep * tp))
+        share = max(1, tokens * self.top_k // (tp * mine) * ep // ep)  # balanced: each expert takes as many
+        routed = [Product(share, inside, self.hidden), Product(share, self.hidden, wide)] * mine
+        always = [Product(tokens // tp, inside, self.hidden), Product(tokens // tp, self.hidden, wide)] * self.shared
+        return [*attention, Product(tokens, self.experts, self.hidden), *routed, *always]
+
+    def elements(self, tokens: int, tp: int, sp: bool) -> list[Elements]:
+        """Return the element-wise work of a layer on one of `tp` ranks."""
+        whole = tokens * self.hidden / (tp if sp else 1)
+        inside = tokens * self.ffn / tp * (self.top_k + self.shared if self.experts else 1)
+        add = Elements(7 * whole, 5 * whole) if self.dropout else Elements(6 * whole, 4 * whole)
+        mlp = Elements(6 * inside, 10 * inside) if self.gated else Elements(4 * inside, 6 * inside)
+        found = [Elements(4 * whole, 8 * whole)] * (1 if self.parallel else 2) + [add, add, mlp]
+        if self.gated:  # rotary embedding of queries and keys
+            turned = 4 * tokens * (self.heads + self.kv) * self.head_dim / tp
+            found.append(Elements(turned, turned))
+        if self.experts:  # rows into the order of experts, and back
+            moved = 8 * tokens * self.top_k * self.hidden / tp
+            found.append(Elements(moved, moved))
+        return found
+
+
+def model(text: str) -> Model:
+    """Return a model by its name in `models.toml`, of Hugging Face's config.json, or of a TOML of ours.
+
+    Raises
+    ------
+    PlanError
+        If there is no such model, or a size is missing.
+    """
+    if not text.endswith((".json", ".toml")):
+        return Model(**entry("models", text))
+    tree = read_tree(text, json.loads if text.endswith(".json") else tomllib.loads)
+    tree = tree.get("model", tree)
+    sizes = {each.name: tree[each.name] for each in fields(Model) if each.name in tree}
+    for ours, theirs in table("names").items():
+        found = [tree[name] for name in theirs["names"] if tree.get(name) is not None]
+        sizes |= {ours: found[0]} if found and ours not in sizes else {}
+    if missing := {"layers", "hidden", "heads", "vocabulary"} - set(sizes):
+        raise PlanError(f"{text} does not say {', '.join(sorted(missing))}: give a model's config.json or TOML")
+    if "gpt2" in str(tree.get("model_type")):
+        sizes = {"gated": False, "tied": True} | sizes
+    return Model(**sizes)

@@ -1,0 +1,164 @@
+"""Which layout? All of them, one after the other: first what does not fit is refused, then the fastest are kept.
+
+    for tp, pp, cp, ep; for microbatch; for ZeRO, shards, recomputing; for schedule, chunks:
+        refuse what divides nothing, or holds more than a GPU has     (held.py)
+        time the rest in closed form                                  (step.py)
+    run the plans of the best on a clock, and sort those again
+
+Some ten thousand layouts at a fraction of a millisecond: nothing cleverer is needed. (Alpa and Galvatron, which search
+graphs of operators, need solvers.)
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from planner.device import PlanError
+from planner.held import GB, held
+from planner.step import Seconds, Setup, passes, step
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "tp": (1, 2, 4, 8, 16),
+    "cp": (1, 2, 4, 8, 16),
+    "ep": (1, 2, 4, 8, 16, 32, 64),
+    "zero": (0, 1, 2, 3),
+    "recompute": ("none", "full"),
+    "microbatch": (1, 2, 4, 8),
+    "chunks": (1, 2, 3, 4, 5, 6, 8),
+    "schedule": ("1f1b", "interleaved", "zb-h1"),
+    "offload": (False, True),
+}
+LONG = 16384  # tokens of a sequence from which context parallelism is looked at
+FINALISTS = 24
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout that fits: where its step's seconds go, and the bytes of its fullest GPU by category."""
+
+    run: Setup
+    step: Seconds
+    held: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.step.values())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The layouts that fit, best first, and how many were refused for each reason."""
+
+    found: tuple[Found, ...]
+    refused: Mapping[str, int]
+
+
+def search(start: Setup, fixed: Mapping[str, Any] | None = None) -> Answer:
+    """Return the layouts of a run on its machine. `fixed` holds fields of `Setup` that are not looked for.
+
+    Raises
+    ------
+    PlanError
+        If a fixed field is unknown, or nothing fits; the message says what came nearest.
+    """
+    fixed = dict(fixed or {})
+    if unknown := set(fixed) - {*CHOICES, "pp", "dp"}:
+        raise PlanError(f"{', '.join(sorted(unknown))} cannot be fixed: choose among {', '.join(CHOICES)}, pp and dp")
+    refused: Counter[str] = Counter()
+    found: list[Found] = []
+    smallest, room = float("inf"), start.machine.device.memory
+    room = min(room, start.machine.slower.device.memory) if start.machine.slower else room
+    for offload in options(fixed, "offload"):  # to the host's memory only if nothing fits without
+        for run in candidates(start, {**fixed, "offload": offload}, refused) if not found else ():
+            bytes = held(run)
+            smallest = min(smallest, sum(bytes.values()))
+            if sum(bytes.values()) > room:
+                refused[f"hold more than the {room / GB:.0f} GB of a GPU"] += 1
+            else:
+                found.append(Found(run, step(run), bytes))
+    if not found:
+        nearest = "" if smallest == float("inf") else f"; the smallest holds {smallest / GB:.0f} GB a GPU"
+        why = "; ".join(f"{count} {reason}" for reason, count in refused.most_common(3))
+        raise PlanError(f"no layout fits {start.machine.total} GPUs of {start.machine.name}: {why}{nearest}")
+    found.sort(key=lambda each: each.seconds)
+    finalists = [replace(each, step=step(each.run, exact=True)) for each in found[:FINALISTS]]
+    return Answer((*sorted(finalists, key=lambda each: each.seconds), *found[FINALISTS:]), refused)
+
+
+def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+    """Yield every layout whose numbers fit together; count the others by reason."""
+    model, total = start.model, start.machine.total
+    most = min(model.layers, total)
+    stages = [fixed["pp"]] if "pp" in fixed else [pp for pp in range(1, most + 1) if total % pp == 0]
+    for tp, pp, cp in product(options(fixed, "tp"), stages, options(fixed, "cp")):
+        if reason := misfit(start, tp, pp, cp, fixed):
+            refused[reason] += 1
+            continue
+        dp = total // (tp * pp * cp)
+        for microbatch, ep in product(options(fixed, "microbatch"), options(fixed, "ep")):
+            if start.batch % (dp * microbatch):
+                refused["share a step's sequences out unevenly"] += 1
+            elif ep > 1 and not model.experts:
+                continue
+            elif model.experts % (ep * tp) or dp * cp % ep:
+                refused["share experts out unevenly"] += 1
+            else:
+                run = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, microbatch=microbatch, sp=tp > 1)
+                yield from policies(replace(run, cut=cut(run)), fixed, refused)
+
+
+def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
+    """Yield a layout with each ZeRO, schedule and way to save memory that goes with it."""
+    ranks, pp, m, offload = base.dp * base.cp, base.pp, base.microbatches, fixed["offload"]
+    names = ("zero", "recompute", "schedule", "chunks")
+    for zero, recompute, schedule, chunks in product(*(options(fixed, name) for name in names)):
+        if (zero and ranks == 1) or (pp > 1 and zero > 1) or (offload and not zero):
+            continue  # the same as another, or one that sends a microbatch's gradients each time
+        if (chunks > 1) != (schedule == "interleaved") or (pp == 1 and schedule != options(fixed, "schedule")[0]):
+            continue
+        if chunks > 1 and (base.model.layers % (pp * chunks) or m % pp or base.cut):
+            refused["cut layers or microbatches into uneven chunks"] += 1
+        elif pp > 1 and m < pp:
+            refused["have fewer microbatches than stages"] += 1
+        else:
+            run = replace(base, zero=zero, recompute=recompute, offload=offload, schedule=schedule, chunks=chunks)
+            yield run
+            node = max(1, base.machine.node // base.tp)
+            if zero == 3 and 1 < node < ranks and ranks % node == 0:
+                yield replace(run, shard=node)
+
+
+def options(fixed: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """Return what a field may be."""
+    return (fixed[name],) if name in fixed else CHOICES[name]
+
+
+def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) -> str:
+    """Return why the axes do not fit the machine or the model; nothing if they do."""
+    model, machine = start.model, start.machine
+    sites = (machine.gpus * pp % machine.total, pp % 2 and pp == 1) if machine.slower else (0, False)
+    reasons = {
+        "do not divide the GPUs": machine.total % (tp * pp * cp)
+        or fixed.get("dp", machine.total // (tp * pp * cp)) != machine.total // (tp * pp * cp),
+        "put tensor parallelism across nodes": tp > machine.node and "tp" not in fixed,
+        "cut heads": model.heads % tp or model.kv % min(tp, model.kv),
+        f"cut sequences of fewer than {LONG} tokens": cp > 1 and "cp" not in fixed and start.sequence < LONG,
+        "cut sequences unevenly": start.sequence % (2 * cp * tp),
+        "cut layers unevenly": not machine.slower and model.layers % pp and (model.layers + 2) % pp,
+        "have a stage on two sites": any(sites),
+    }
+    return next((reason for reason, true in reasons.items() if true), "")
+
+
+def cut(run: Setup) -> tuple[int, ...]:
+    """Return the layers of each stage where two sites have devices of other speed: the next to who is done first."""
+    if not run.machine.slower:
+        return ()
+    each = [sum(half.whole for half in passes(replace(run, machine=run.site(i)))) for i in range(run.pp)]
+    counts = [0] * run.pp
+    for _ in range(run.model.layers):
+        counts[min(range(run.pp), key=lambda i: (counts[i] + 1) * each[i])] += 1
+    return tuple(counts)

@@ -1,0 +1,251 @@
+"""The planner: its constants, the laws that its predictions obey, what it holds, finds and refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from minidist.plan.equation import layer_activations, layer_input, model_states
+from planner.__main__ import main
+from planner.cost import cost
+from planner.device import Constants, PlanError, machine, table
+from planner.held import GB, held
+from planner.model import Model, model
+from planner.published.check import SOURCES, check
+from planner.search import search
+from planner.step import Setup, Software, step
+
+ROWS = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
+SMALL = Model(12, 1024, 16, 32000, kv=8, ffn=2816)
+RUN = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024)
+
+
+def layouts() -> list[Setup]:
+    """Return layouts of all axes."""
+    return [
+        replace(RUN, tp=8, pp=2, dp=4, zero=1, sp=True, recompute="full"),
+        replace(RUN, tp=4, pp=4, dp=4, sp=True, schedule="interleaved", chunks=5),
+        replace(RUN, dp=64, zero=3, microbatch=2),
+        replace(RUN, dp=64, zero=3, shard=8, recompute="full"),
+        replace(RUN, tp=2, cp=4, dp=8, sequence=32768, batch=128, zero=2, sp=True),
+        replace(RUN, tp=8, pp=8, dp=1, sp=True, schedule="zb-h1", offload=True),
+        replace(RUN, model=model("qwen3-30b-a3b"), dp=64, ep=8, zero=1),
+        replace(RUN, model=model("gpt3-175b"), tp=8, pp=8, software=Software.named("megatron-2021")),
+    ]
+
+
+def seconds(run: Setup) -> float:
+    return sum(step(run).values())
+
+
+# ---------------------------------------------------------------- constants
+
+
+def test_every_constant_has_a_source_and_is_inside_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = table("constants")
+    assert sum(entry.get("fitted", False) for entry in entries.values()) <= 12
+    for name, entry in entries.items():
+        low, high = entry["range"]
+        assert low <= entry["value"] <= high and len(entry["source"]) > 20, name
+    monkeypatch.setitem(entries["host"], "value", 1.0)
+    Constants.table.cache_clear()
+    with pytest.raises(PlanError, match=r"host=1.0 is outside 0.0002 to 0.002"):
+        Constants.table()
+    monkeypatch.undo()
+    Constants.table.cache_clear()
+
+
+# ---------------------------------------------------------------- published runs
+
+
+def test_published_runs_are_predicted_and_shuffled_ones_are_not() -> None:
+    report = check(ROWS, Constants.table())
+    assert not report["left_out"]
+    bounds = {entry["name"]: entry.get("bound", 20) for entry in SOURCES} | {"memory": 5, "formula": 0}
+    assert {name: each["mean"] for name, each in report["sources"].items() if each["mean"] > bounds[name]} == {}
+    apart = check(ROWS, Constants.table(), permuted=1, exact=False)["sources"]
+    times = [each["mean"] for name, each in apart.items() if name not in ("formula", "memory")]
+    assert sum(times) / len(times) > 100
+
+
+def test_no_name_and_no_source_is_looked_up() -> None:
+    """Predictions stay what they are when every id, note and source is another one."""
+    other = [{**row, "id": f"row {i}", "source": "nobody", "note": ""} for i, row in enumerate(ROWS)]
+    found = [[each["predicted"] for each in check(rows, Constants.table())["rows"]] for rows in (ROWS, other)]
+    assert found[0] == found[1]
+
+
+# ---------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize("better", ("peak", "bandwidth", "link", "across", "reached"))
+def test_better_hardware_is_never_slower(better: str) -> None:
+    for run in layouts():
+        site = run.machine
+        if better == "across":
+            faster = replace(site, across=1.7 * site.across)
+        else:
+            faster = replace(site, device=replace(site.device, **{better: 1.2 * getattr(site.device, better)}))
+        assert seconds(replace(run, machine=faster)) <= seconds(run)
+
+
+def test_twice_the_nodes_are_at_most_twice_as_fast() -> None:
+    """With memory without end; with less, more GPUs may also save recomputation."""
+
+    def best(gpus: int) -> float:
+        many = machine(f"h100:{gpus}")
+        many = replace(many, device=replace(many.device, memory=1e15))
+        return search(replace(RUN, machine=many)).found[0].seconds
+
+    took = [best(gpus) for gpus in (16, 32, 64, 128, 256)]
+    assert all(few / 2 <= many < few for few, many in pairwise(took))
+
+
+def test_a_smaller_price_costs_less_and_failures_cost_time() -> None:
+    found = search(RUN).found[0]
+    cheap, dear, unlucky = (cost(found, 1e12, *how) for how in ((1.0, 57), (2.0, 57), (1.0, 57, 5.0)))
+    assert dear["money"] == 2 * cheap["money"] and dear["kwh"] == cheap["kwh"]
+    assert unlucky["days"] > cheap["days"] > cheap["undisturbed"]
+    assert cheap["co2"] == pytest.approx(cheap["kwh"] * 57 / 1e6)
+
+
+def test_bloom_used_the_energy_that_was_reported() -> None:
+    """1,082,990 hours of A100 took 433,196 + 256,646 kWh (Luccioni et al. 2022)."""
+    found = search(replace(RUN, machine=machine("a100:64"))).found[0]
+    used = cost(found, 1e12, 1.0, 57)
+    assert used["kwh"] / used["gpu_hours"] == pytest.approx((433196 + 256646) / 1082990, rel=0.01)
+
+
+@pytest.mark.parametrize("run", layouts()[:2] + layouts()[5:6])
+def test_the_closed_form_is_near_the_plan_on_a_clock(run: Setup) -> None:
+    assert seconds(run) == pytest.approx(sum(step(run, exact=True).values()), rel=0.02)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_what_a_gpu_holds_is_made_of_the_formulas() -> None:
+    run = Setup(Model(10, 1024, 16, 1000, gated=False), machine("a100:8"), 512, 64, 2, dp=4, pp=2)
+    first = held(run)
+    own = 5 * 12 * 1024**2 + 1000 * 1024
+    states = model_states(own, 4, 0)
+    assert first["parameters"] == states.parameters and first["gradients"] == 2 * states.gradients
+    assert first["activations"] == 2 * 5 * layer_activations(512, 2, 1024, 16, attention_weights=False)
+    again = held(replace(run, recompute="full", zero=1))
+    assert again["optimizer"] == model_states(own, 4, 1).optimizer
+    whole, entry = layer_activations(512, 2, 1024, 16, attention_weights=False), layer_input(512, 2, 1024)
+    assert again["activations"] == 10 * entry + whole - entry
+
+
+@pytest.mark.parametrize(
+    ("how", "less"), (({"zero": 1}, "optimizer"), ({"zero": 2}, "gradients"), ({"zero": 3}, "parameters"))
+)
+def test_zero_shares_out_one_category_more(how: dict[str, int], less: str) -> None:
+    run = replace(RUN, model=SMALL, dp=64)
+    assert held(replace(run, **how))[less] == held(run)[less] / 64  # type: ignore[arg-type]
+
+
+# Billions of parameters, as their papers and cards have them.
+PUBLISHED = {"llama-7b": 6.738, "llama-13b": 13.016, "llama-8b": 8.03, "llama-70b": 70.55, "llama-405b": 405.9}
+PUBLISHED |= {"mixtral-8x7b": 46.7, "mixtral-8x22b": 140.6, "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.1}
+PUBLISHED |= {"gpt3-175b": 174.6, "bloom-176b": 176.2, "gpt2-xl": 1.56, "palm-540b": 540.35}
+
+
+def test_every_model_of_the_table_has_its_published_parameters() -> None:
+    assert PUBLISHED.keys() == table("models").keys()
+    for name, billions in PUBLISHED.items():
+        assert model(name).parameters == pytest.approx(billions * 1e9, rel=4e-3), name
+
+
+# ---------------------------------------------------------------- search
+
+
+def test_the_best_layout_is_found_and_fits() -> None:
+    answer = search(RUN)
+    assert [each.seconds for each in answer.found[:24]] == sorted(each.seconds for each in answer.found[:24])
+    assert all(sum(each.held.values()) <= 80 * GB for each in answer.found)
+    assert sum(answer.refused.values()) > 100
+    for each in random.Random(0).sample(answer.found, 20):
+        run = each.run
+        assert run.tp * run.pp * run.dp * run.cp == 64 and run.batch % (run.dp * run.microbatch) == 0
+
+
+def test_two_sites_share_the_layers_out_by_speed() -> None:
+    answer = search(replace(RUN, machine=machine("h100:32+a100:32@12.5e9")), {"pp": 4})
+    cut = answer.found[0].run.cut
+    assert sum(cut) == 80 and cut[0] == cut[1] > 2 * cut[3] and abs(cut[2] - cut[3]) <= 1
+
+
+# ---------------------------------------------------------------- the command
+
+ASKED = ["--model", "llama-8b", "--cluster", "h100:16", "--tokens", "100B", "--batch", "1M", "--sequence", "4096"]
+
+
+def test_the_command_answers_in_text_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ASKED) == 0
+    said = capsys.readouterr().out
+    for word in (
+        "MFU",
+        "bubble" if "pp=" in said else "computing",
+        "activations",
+        "loses by",
+        "refused:",
+        "#SBATCH",
+        "kWh",
+    ):
+        assert word in said
+    assert main([*ASKED, "--format", "json", "--why", "tp=2 dp=8 zero=1"]) == 0
+    first = json.loads(capsys.readouterr().out)["layouts"][0]
+    assert first["layout"].startswith("tp=2 dp=8 zero=1") and first["seconds"] == pytest.approx(
+        sum(first["step"].values())
+    )
+
+
+def test_train_knows_the_command_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from minidist.cli import train
+
+    for model_name in ("llama-8b", "mixtral-8x7b"):
+        assert main(["--model", model_name, *ASKED[2:], "--fixed", "tp=2"]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("srun"))
+        assert train.main([*line.split()[5:], "--print-config"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    (
+        (["--model", "llama-9b"], "'llama-9b' is not in models.toml: choose one of gpt3-175b"),
+        (["--cluster", "h100"], "'h100' does not say how many GPUs: write h100:64"),
+        (["--cluster", "h100:12"], "12 GPUs fill no whole nodes of 8: say 8 or 16"),
+        (["--cluster", "tpu:8"], "'tpu' is not in clusters.toml: choose one of v100"),
+        (["--cluster", "h100:8", "--model", "llama-405b"], "no layout fits 8 GPUs of h100: .*the smallest holds"),
+        (["--fixed", "zero=1", "--fixed", "size=2"], "size cannot be fixed: choose among tp"),
+        (["--tokens", "many"], "'many' is no number: write 1.4T"),
+        (["--batch", "1K"], "--batch 1K holds no sequence of 4096 tokens"),
+        (["--why", "tp=3"], "no layout fits 16 GPUs of h100: .*do not divide the GPUs"),
+    ),
+)
+def test_bad_input_gets_one_sentence(change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, *change]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said) and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "write", (lambda: {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99},)
+)
+def test_a_config_json_is_a_model(write: Callable[[], dict[str, int]], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(write() | {"intermediate_size": 128, "num_key_value_heads": 2, "tie_word_embeddings": True})
+    )
+    assert model(str(path)) == Model(2, 64, 4, 99, kv=2, ffn=128, tied=True)
+    path.write_text("{}")
+    with pytest.raises(PlanError, match="does not say heads, hidden, layers, vocabulary"):
+        model(str(path))
