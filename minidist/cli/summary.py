@@ -5,11 +5,14 @@ from dataclasses import asdict
 from statistics import median
 
 from minidist.draw.table import format_sent
+from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
 from minidist.plan import ModelStates, model_states
 from minidist.plan.equation import MIXED_PRECISION_ADAM, adapted_states
 from minidist.trainer.checkpoint.cadence import advice
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.verify import Verdict
+
+LONG_BUBBLE = 0.15  # of a step: from there on it is worth another schedule
 
 
 def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | None) -> str:
@@ -33,9 +36,42 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         waiting = sum(metrics.communication * metrics.seconds for metrics in history)
         rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
         rows.append(("time in messages and waiting", f"{waiting / seconds:.1%}"))
-    rows += checkpoints(trainer, outcome)
+    rows += bubble(trainer, outcome) + checkpoints(trainer, outcome)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
+
+
+def bubble(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
+    """Return how long the ranks of a pipeline were idle beside its plan, and what would help if that was too long."""
+    measured = [metrics.bubble for metrics in outcome.history[1:] if metrics.bubble is not None]
+    if not measured or trainer.checked.fit.plan is None:
+        return []
+    idle = median(measured)
+    rows = [("bubble of the pipeline", f"{idle:.1%}; by its plan, with equal stages, {trainer.planned_bubble:.1%}")]
+    if idle > LONG_BUBBLE:
+        parts = trainer.config.data.batch // trainer.mesh.layout.dp
+        found = remedies(trainer.checked.fit.plan, trainer.model.config.layers, parts)
+        better = " or ".join(f"{how} ({share:.1%})" for how, share in found.items())
+        better = better or "stages of equal work, or a larger --batch"
+        rows.append((f"    WARNING: above {LONG_BUBBLE:.0%}", f"try {better}"))
+    return rows
+
+
+def remedies(now: Plan, layers: int, parts: int) -> dict[str, float]:
+    """Return options that shorten a plan's bubble, each with the bubble it plans: microbatches, chunks, zero bubble.
+
+    `parts` is how many microbatches a batch can be cut into at most.
+    """
+    ranks, m = now.ranks, now.microbatches
+    if now.name not in NAMES:
+        return {}
+    chunks = now.stages // ranks if now.name == "interleaved" else 1
+    tried = {f"--microbatches {k}": (now.name, k, chunks) for k in (2 * m, 4 * m, 8 * m) if parts % k == 0}
+    if layers >= (chunks + 1) * ranks and m % ranks == 0:
+        tried[f"--schedule interleaved --chunks {chunks + 1}"] = ("interleaved", m, chunks + 1)
+    tried["--schedule zb-h1"] = ("zb-h1", m, 1)
+    found = {how: simulate(plan(name, ranks, k, v)).bubble for how, (name, k, v) in tried.items()}
+    return {how: share for how, share in found.items() if share < simulate(now).bubble - 1e-9}
 
 
 def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:

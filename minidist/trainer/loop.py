@@ -29,6 +29,7 @@ from minidist.model.moe import routed_in
 from minidist.parallel import Parallel, parallelize
 from minidist.parallel.compiled import name_of
 from minidist.parallel.data.sampler import DistributedSampler, State
+from minidist.parallel.pipeline import simulate
 from minidist.trainer.agreement import all_or_none, fingerprint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
 from minidist.trainer.checked import CheckedRun
@@ -81,6 +82,7 @@ class Trainer:
     parallel: Parallel  # from `spread` on
     optimizer: MasterWeights
     profiler: torch.profiler.profile | None = None
+    bubble: float | None = None  # of the last step
 
     def __init__(self, run: CheckedRun, samples: Samples) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
@@ -102,6 +104,7 @@ class Trainer:
             shapes = adapted(self.model.config, self.dtype, self.recipe)
             self.resumed = resume.prepare(config, shapes, self.base, self.batches, self.scaler, self.comm)
         self.first_step = self.resumed.step if self.resumed else 0
+        self.planned_bubble = simulate(run.fit.plan).bubble if run.fit.plan else None
         self.peak_rate = linear_scaling(config.optimizer.lr, config.optimizer.base_batch or batch, batch)
 
     def run(self, reporter: Reporter | None = None, account: Account | None = None) -> Outcome:
@@ -171,11 +174,18 @@ class Trainer:
         parts = batch.microbatches(self.recipe.microbatches)
         weight = (self.scaler.scale if self.scaler else 1.0) / batch.tokens
         where = [Where(self.config.run.seed, step, part.first_row, part.positions, weight) for part in parts]
+        started, pipeline = self.comm.clock(), self.parallel.pipeline
         loss = self.parallel.step([part.inputs for part in parts], parts, where).double()
         loss /= self.scaler.scale if self.scaler else 1.0
         if self.mesh.tp.rank > 0:
             loss.zero_()  # it is the same along the tensor axis
+        if pipeline is not None:
+            loss = torch.stack([loss, torch.full_like(loss, pipeline.busy)])
         all_reduce(loss, self.comm)
+        if pipeline is not None:  # all ranks come here together; on a GPU, whose kernels run later, nothing is known
+            loss, busy = loss
+            length = (self.comm.clock() - started) * self.comm.size
+            self.bubble = None if self.device.type == "cuda" else max(0.0, 1 - float(busy) / length)
         with self.comm.span("optimizer"):
             norm = self._update(rate)
         return float(loss), norm
@@ -203,8 +213,9 @@ class Trainer:
         seconds = time.perf_counter() - started
         speed = batch.tokens / seconds
         share = (self.comm.traffic.seconds - waited) / seconds
+        used, planned = self._utilisation(speed), self.planned_bubble
         return StepMetrics(
-            step + 1, loss, norm, rate, seconds, speed, share, self._utilisation(speed), self.parallel.load
+            step + 1, loss, norm, rate, seconds, speed, share, used, self.parallel.load, self.bubble, planned
         )
 
     def _utilisation(self, tokens_per_second: float) -> float | None:

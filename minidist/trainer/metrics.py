@@ -20,7 +20,8 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S":
 class StepMetrics:
     """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a share of `seconds`.
 
-    `load` is that of the experts, if there are some.
+    `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in which ranks were
+    idle, as measured, and `planned_bubble` that of its plan, whose stages all take the same time.
     """
 
     step: int
@@ -32,6 +33,8 @@ class StepMetrics:
     communication: float
     utilisation: float | None = None
     load: Load | None = None
+    bubble: float | None = None
+    planned_bubble: float | None = None
 
 
 def known_peak(device_name: str) -> float:
@@ -89,11 +92,12 @@ class Reporter:
         experts = (
             f"  load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy {m.load.entropy:.2f}" if m.load else ""
         )
+        bubble = f"  bubble {m.bubble:4.0%} (plan {m.planned_bubble:.0%})" if m.bubble is not None else ""
         width = len(str(self.steps))
         return (
             f"{self.label}step {m.step:{width}}/{self.steps}  loss {m.loss:.4f}  norm {m.gradient_norm:.3f}  "
-            f"{m.tokens_per_second:9,.0f} tokens/s{utilisation}{experts}  communication {m.communication:4.0%}  "
-            f"left {left // 60}:{left % 60:02d}"
+            f"{m.tokens_per_second:9,.0f} tokens/s{utilisation}{experts}{bubble}  "
+            f"communication {m.communication:4.0%}  left {left // 60}:{left % 60:02d}"
         )
 
 

@@ -94,6 +94,7 @@ class Pipeline:
         self.wires = {Kind.FORWARD: comm, Kind.BACKWARD: comm.split(0)}
         self.device = next(p.device for module in self.stages.values() for p in module.parameters())
         self.weights = WeightGradients()
+        self.busy = 0.0  # seconds of the last step in which this rank computed or reduced; in the others it was idle
         put_off = any(action.kind == Kind.WEIGHTS for actions in plan.actions for action in actions)
         if put_off or (fused and self.replica.alone):
             for module in self.stages.values():
@@ -123,6 +124,7 @@ class Pipeline:
             with nullcontext() if reducing else self.replica.no_sync():
                 run.do(action)
         run.finish()
+        self.busy = run.busy
         for parameter in self.tied:
             sum_tied(self.replica.slice_of(parameter))
         return run.total
@@ -180,12 +182,15 @@ class Run:
         self.put_off: dict[tuple[int, int], list[Product]] = {}
         self.sending: list[tuple[Any, Tensor]] = []
         self.unreduced = set(pipeline.stages)
+        self.busy = 0.0  # seconds without those in which it waited for another stage
 
     def do(self, action: Action) -> None:
         """Carry out one action."""
         kind, stage, microbatch = action
+        started = self.pipeline.comm.clock()
         if kind == Kind.REDUCE:
             self.reduce(stage)
+            self.busy += self.pipeline.comm.clock() - started
             return
         with self.pipeline.comm.span(str(action)):
             if kind == Kind.FORWARD:
@@ -198,6 +203,8 @@ class Run:
                 self.send(action)
             else:
                 self.receive(action)
+        if kind == Kind.FORWARD or kind in BACKWARDS:
+            self.busy += self.pipeline.comm.clock() - started
 
     def forward(self, stage: int, microbatch: int) -> None:
         """Run a stage on what has come for it."""
@@ -236,9 +243,10 @@ class Run:
         """Wait for what a stage needs, and return it: the output of the stage before, or the gradient of its own."""
         if key in self.ready:  # it comes from a stage on this rank
             return self.ready.pop(key)
-        coming = self.receiving.pop(key)
+        coming, started = self.receiving.pop(key), self.pipeline.comm.clock()
         for request, _ in coming:
             request.wait()
+        self.busy -= self.pipeline.comm.clock() - started
         return tuple(tensor for _, tensor in coming)
 
     def send(self, action: Action) -> None:
