@@ -88,7 +88,6 @@ def table(rows: list[Row], differences: list[float]) -> str:
         for row, difference in zip(rows, differences, strict=True)
     ]
     note = (
-        "Bytes: the most of each category, of all at once, and sent in a step, on any rank. Difference: to the serial "
-        "run."
+        "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: to the serial run."
     )
     return f"{aligned(heads, lines)}\n{note}"

@@ -51,9 +51,7 @@ def main(argv: Sequence[str]) -> int:
     run = "the folder that was given to train --save, for its newest checkpoint; or the folder of a checkpoint"
     parser.add_argument("run", type=Path, help=run)
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
-    parser.add_argument(
-        "--adapters", action="store_true", help="write the adapters of a run with --lora alone, for PEFT"
-    )
+    parser.add_argument("--adapters", action="store_true", help="write the adapters of a run with --lora, for PEFT")
     options = parser.parse_args(argv)
     try:
         print(export(find(options.run), options.to, options.adapters))
@@ -169,9 +167,7 @@ def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:
     try:
         return GPTConfig(**state["model"])
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{checkpoint} does not say of which GPT it is: only those of train can be exported"
-        ) from None
+        raise CheckpointError(f"{checkpoint} does not say of which GPT it is: export one of train's") from None
 
 
 def _write(files: tuple[str, str], write: Callable[[Path], None], folder: Path) -> None:

@@ -35,11 +35,7 @@ TABLE: dict[str, dict[str, Callable[..., None]]] = {
         "pairwise": pairwise.all_gather,
         "shared": shared.all_gather,
     },
-    "broadcast": {
-        "central": central.broadcast,
-        "tree": tree.broadcast,
-        "shared": shared.broadcast,
-    },
+    "broadcast": {"central": central.broadcast, "tree": tree.broadcast, "shared": shared.broadcast},
     "reduce": {"central": central.reduce, "tree": tree.reduce},
     "gather": {"central": central.gather, "tree": tree.gather},
     "scatter": {"central": central.scatter, "tree": tree.scatter},
@@ -109,9 +105,7 @@ def _check(operation: str, algorithm: str, comm: Communicator) -> None:
             raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")
         return
     if algorithm not in TABLE[operation]:
-        raise ValueError(
-            f"{operation} has no algorithm {algorithm!r}: choose one of {', '.join(algorithms(operation))}"
-        )
+        raise ValueError(f"{operation} has no algorithm {algorithm!r}: use one of {', '.join(algorithms(operation))}")
     if algorithm == "shared" and not shared.possible(comm):
         raise ValueError(
             f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire.kind} wire "

@@ -161,8 +161,7 @@ def copy(target: Array, source: Array) -> None:
             target.copy_(source)
     else:
         raise ValueError(
-            f"a {device_name(source)} buffer was sent to a {device_name(target)} buffer: "
-            "move both to one device before they travel"
+            f"a {device_name(source)} buffer was sent to a {device_name(target)} one: move both to one device"
         )
 
 

@@ -11,7 +11,7 @@ while the rank computes. A checkpoint counts only the batches that were used: a 
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 import torch
 
@@ -19,6 +19,7 @@ from minidist.comm.job.background import BackgroundThread
 from minidist.parallel.data.sampler import DistributedSampler, Indices, State, share
 from minidist.trainer.text import Samples, TextError
 
+Columns: TypeAlias = Callable[[int], torch.Tensor]
 IGNORED = -100  # the target that torch's cross_entropy leaves out by default
 
 
@@ -84,11 +85,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        samples: Samples,
-        sampler: DistributedSampler,
-        multiple: int = 1,
-        columns: Callable[[int], torch.Tensor] | None = None,
+        self, samples: Samples, sampler: DistributedSampler, multiple: int = 1, columns: Columns | None = None
     ) -> None:
         self.samples, self.sampler, self.multiple, self.columns = samples, sampler, multiple, columns
         self._checksum = samples.checksum()

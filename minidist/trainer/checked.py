@@ -91,9 +91,7 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
     except ValueError as error:
         raise ConfigError(f"--tp {tp}: {error}") from None
     if (time := config.data.sequence) % (multiple := tokens_multiple(recipe, mesh.layout)):
-        flags = " and ".join(
-            f"--{name}" for name, asked in (("cp", mesh.cp.size > 1), ("sp", recipe.sequence)) if asked
-        )
+        flags = " and ".join(["--cp"] * (mesh.cp.size > 1) + ["--sp"] * recipe.sequence)
         raise ConfigError(
             f"{flags}: the {time} tokens of a sequence are not shared out evenly: use a --sequence "
             f"that {multiple} divides, such as {time // multiple * multiple or multiple}"

@@ -152,9 +152,8 @@ def flatten(tree: dict[str, Any], kinds: Mapping[str, Any], prefix: str = "") ->
         kind = dict if name in sections else kinds.get(name)
         if kind is None:
             known = [*kinds, *sections]
-            near = [full for full in known if full.endswith(f".{key}")] or difflib.get_close_matches(
-                name, known, 1, 0.5
-            )
+            alike = difflib.get_close_matches(name, known, 1, 0.5)
+            near = [full for full in known if full.endswith(f".{key}")] or alike
             raise FileError(f"has an unknown key {name}: {f'did you mean {near[0]}?' if near else 'leave it out'}")
         with retold(FileError, ValueError, before=f"has {name} = {shown(value)}, which "):
             value = value if kind is object else typed(value, kind)

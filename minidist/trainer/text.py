@@ -139,10 +139,8 @@ def sequences(tokens: Tokens, T: int, name: str = "the text") -> Samples:
     """
     count = (len(tokens) - 1) // T
     if count < 1:
-        raise TextError(
-            f"{name} has {len(tokens)} tokens, but one sequence of T = {T} inputs needs {T + 1}: "
-            f"give more text, or shorter sequences"
-        )
+        need = f"one sequence of T = {T} inputs needs {T + 1}: give more text, or shorter sequences"
+        raise TextError(f"{name} has {len(tokens)} tokens, but {need}")
     return Samples(tokens, np.arange(count) * T, np.full(count, T + 1))
 
 

@@ -279,9 +279,7 @@ def test_init_of_a_folder_that_is_none(
         return sentence(capsys, "train")
 
     assert refused(tmp_path / "none").startswith(f"--init {tmp_path / 'none'}: {tmp_path / 'none' / 'config.json'} can")
-    assert refused(run) == (
-        f"--init {run} holds checkpoints: python -m minidist export {run} --to FOLDER makes of one what --init reads"
-    )
+    assert refused(run) == (f"--init {run} has checkpoints: run python -m minidist export {run} --to FOLDER first")
     other = save(replace(SMALL, vocabulary=255), tmp_path / "other")
     assert "has 255 tokens, and the tokenizer here (one token a byte) has 256" in refused(other)
     shutil.copy(llama / "config.json", other)

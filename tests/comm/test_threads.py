@@ -159,7 +159,7 @@ def test_meta_and_real_buffers_do_not_mix() -> None:
     def program(comm: Communicator) -> None:
         comm.send(np.ones(4), 1) if comm.rank == 0 else comm.recv(torch.empty(4, device="meta", dtype=torch.float64), 0)
 
-    with pytest.raises(ValueError, match="cpu buffer was sent to a meta buffer: move both to one device"):
+    with pytest.raises(ValueError, match="cpu buffer was sent to a meta one: move both to one device"):
         run(program, 2)
 
 

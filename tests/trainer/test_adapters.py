@@ -138,7 +138,9 @@ def test_a_base_that_changed_or_is_gone_is_named(
         model.layers[1].mlp.up.weight[3, 5] += 0.5
     save_llama(model, base)
     capsys.readouterr()
-    assert "adapters for other weights than those that" in refusal(2, f"{asked} --steps 3 --resume", capsys)
+    assert f"adapters for other weights than {base} has now: bring that folder back" in refusal(
+        2, f"{asked} --steps 3 --resume", capsys
+    )
     shutil.rmtree(base)
     assert f"--init {base}: " in refusal(1, f"{asked} --steps 3 --resume", capsys)
 
@@ -218,7 +220,7 @@ def test_exports_of_adapters_that_cannot_be(llama: Path, tmp_path: Path, capsys:
     capsys.readouterr()
     for run, damage, sentence in (
         ("whole", None, "has no adapters, but all parameters: leave --adapters out"),
-        ("a", "change", "has adapters for other weights than those that"),
+        ("a", "change", f"has adapters for other weights than {base} has now: bring that folder back"),
         ("a", "remove", "has adapters alone, and the weights beside them: --init"),
     ):
         if damage == "change":

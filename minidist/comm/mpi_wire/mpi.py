@@ -71,12 +71,7 @@ class MpiWire(Wire):
     kind = "mpi"
 
     def __init__(
-        self,
-        group: Group,
-        members: tuple[int, ...],
-        homes: Sequence[object],
-        name: str = "world",
-        beside: MpiWire | None = None,
+        self, group: Group, members: tuple[int, ...], homes: Sequence[object], name: str, beside: MpiWire | None = None
     ) -> None:
         super().__init__(group.handle.Get_rank(), members, name, homes)
         self.group, self.mpi = group, group.handle
@@ -123,9 +118,8 @@ class MpiWire(Wire):
 
     def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> MpiWire:
         group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
-        return MpiWire(
-            group, tuple(self.members[rank] for rank in mine), self.homes, name, self if for_thread else None
-        )
+        members = tuple(self.members[rank] for rank in mine)
+        return MpiWire(group, members, self.homes, name, self if for_thread else None)
 
     def fail(self, error: BaseException) -> None:
         end_job(type(error), error, error.__traceback__)
@@ -173,9 +167,7 @@ class Fence:
 
 def _memory(array: Array) -> Any:
     if device_name(array) != "cpu":
-        raise ValueError(
-            f"the mpi wire carries CPU buffers, not {device_name(array)}: move it with .cpu(), or start with torchrun"
-        )
+        raise ValueError(f"the mpi wire carries CPU buffers, not {device_name(array)}: use .cpu(), or torchrun")
     return as_bytes(array)
 
 
@@ -237,7 +229,7 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
     """
     own = Group(mpi.Dup())  # the caller's messages stay the caller's
     homes = mpi.allgather(host() if AVAILABLE else mpi.Get_rank())
-    comm = Communicator(MpiWire(own, tuple(range(mpi.Get_size())), homes), Ledger())
+    comm = Communicator(MpiWire(own, tuple(range(mpi.Get_size())), homes, "world"), Ledger())
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())

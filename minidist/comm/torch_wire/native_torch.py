@@ -14,12 +14,8 @@ from minidist.comm.buffers import Array, Chunks, dtype_name
 from minidist.comm.engine.operation import Operation, check_reducible
 from minidist.comm.ledger import Ranks
 
-OPERATIONS = {
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "prod": dist.ReduceOp.PRODUCT,
-}
+Op = dist.ReduceOp
+OPERATIONS = {"sum": Op.SUM, "max": Op.MAX, "min": Op.MIN, "prod": Op.PRODUCT}
 Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]  # for CPU buffers, and for CUDA tensors
 UNKNOWN = ("int16", "uint16", "uint32", "uint64")  # dtypes that neither engine reduces
 

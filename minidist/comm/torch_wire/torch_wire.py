@@ -118,15 +118,11 @@ class TorchWire(Wire):
             memory = as_bytes(array)
             return torch.from_numpy(memory if memory.flags.writeable else memory.copy())  # torch knows no read-only
         if array.device.type != "cuda":
-            raise ValueError(
-                f"{array.device.type} tensors hold no data to send: simulate ranks with minidist.run, or use the CPU"
-            )
+            raise ValueError(f"{array.device.type} tensors hold no data to send: use minidist.run, or the CPU")
         if self.cuda is None:
             raise ValueError("these ranks speak gloo, for CPU buffers: use .cpu(), or start one rank per GPU for NCCL")
-        if array.get_device() != torch.cuda.current_device():
-            raise ValueError(
-                f"this rank's GPU is cuda:{torch.cuda.current_device()}, but the tensor is on {array.device}: move it"
-            )
+        if array.get_device() != (own := torch.cuda.current_device()):
+            raise ValueError(f"this rank's GPU is cuda:{own}, but the tensor is on {array.device}: move it")
         return array.view(torch.uint8)
 
     # ---------------------------------------------------------------- groups, streams and memory

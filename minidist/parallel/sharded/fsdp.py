@@ -117,9 +117,7 @@ class FSDP(ShardedModel):
         if unit is self.root:
             self.order, self.in_backward = [], None
         elif self.in_forward is not None:
-            raise RuntimeError(
-                f"{self.in_forward.name} calls {unit.name}: let a policy choose only one of them as unit"
-            )
+            raise RuntimeError(f"{self.in_forward.name} calls {unit.name}: let a policy choose only one of them")
         self.in_forward = unit if unit is not self.root else None
         self.order.append(unit)
         self.entered[unit] = None

@@ -85,9 +85,7 @@ def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
         for outer, around in chosen:
             if around is not module and any(below is module for below in around.modules()):
                 parameter = next(parameter for parameter, _ in module.named_parameters(prefix=name))
-                raise ValueError(
-                    f"the policy wraps {parameter} twice: in {name}, and in {outer}, which contains it: choose one"
-                )
+                raise ValueError(f"the policy wraps {parameter} twice, in {name} and in {outer} around it: choose one")
 
 
 def check_layers(layers: Sequence[nn.Module], stage: int) -> None:

@@ -134,9 +134,7 @@ class ShardedModel(Whole):
 
     def _refuse_reading(self, *_: Any) -> None:
         if not self.readable:
-            raise TypeError(
-                f"a rank has a part of what {type(self).__name__} sharded: use its full_state_dict() instead"
-            )
+            raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its full_state_dict()")
 
     def _refuse_writing(self, *_: Any) -> None:
         raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its load(state) instead")
@@ -154,9 +152,8 @@ class ShardedModel(Whole):
             n, trained = n + size, trained + size * flat.trained
         if group == ranks:
             units = f"{2 * m + 1} x bytes" if trained == n else f"{2 * m} x bytes + those trained"
-            return f"(P - 1)/P x ({units} - {m} x root's)" + ", of experts with P copies" * (
-                len(self.links) > 1
-            ), inside
+            copies = ", of experts with P copies" * (len(self.links) > 1)
+            return f"(P - 1)/P x ({units} - {m} x root's){copies}", inside
         return f"the formula for groups of {group}", inside + 2 * (1 - group / ranks) * trained / group
 
     def held(self) -> Mapping[str, Iterable[Tensor]]:

@@ -89,6 +89,4 @@ def _duration(seconds: float) -> str:
 
 def _check(write_seconds: float, mtbf_seconds: float) -> None:
     if not (write_seconds >= 0 and mtbf_seconds > 0):
-        raise ValueError(
-            f"writing takes {write_seconds} s and failures are {mtbf_seconds} s apart: give positive times"
-        )
+        raise ValueError(f"writing takes {write_seconds} s, failures are {mtbf_seconds} s apart: give positive times")

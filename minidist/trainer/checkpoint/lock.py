@@ -33,9 +33,7 @@ def hold(folder: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.close()
-        raise CheckpointError(
-            f"--save {folder} is in use by a run that still goes on: wait for its end, or save to another folder"
-        ) from None
+        raise CheckpointError(f"--save {folder} is in use by another run: let it end, or save elsewhere") from None
     except OSError as error:
         said = f"minidist train: {folder} cannot be locked ({reason(error)}): let no other run save there"
         print(said, file=sys.stderr)

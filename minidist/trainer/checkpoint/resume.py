@@ -95,9 +95,7 @@ def _check_parameters(path: Path, model: GPT) -> None:
 def check_base(path: Path, before: str, now: str, init: str) -> None:
     """Raise CheckpointError if adapters were trained beside other weights than those of `--init`, by their digests."""
     if before != now:
-        raise CheckpointError(
-            f"{path} has adapters for other weights than those that {init} has now: bring the folder back as it was"
-        )
+        raise CheckpointError(f"{path} has adapters for other weights than {init} has now: bring that folder back")
 
 
 def changed_options(before: Sections, now: Sections) -> list[str]:
@@ -127,10 +125,7 @@ def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
         return asked
     folder = Path(config.run.init)
     if store.complete(folder):
-        raise ConfigError(
-            f"--init {folder} holds checkpoints: python -m minidist export {folder} --to FOLDER makes of one what "
-            "--init reads"
-        )
+        raise ConfigError(f"--init {folder} has checkpoints: run python -m minidist export {folder} --to FOLDER first")
     with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "):
         theirs = read_llama_config(folder)
     if (here := _flags(asked)) != (there := _flags(theirs)):

@@ -202,10 +202,7 @@ def _read_headers(directory: Path) -> dict[str, _Entry]:
             for name in opened.keys():  # noqa: SIM118 - the handle is not a dictionary
                 part = opened.get_slice(name)
                 if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
-                    raise ValueError(
-                        f"{file} keeps {name} as {dtype}, not as a float of 16 bits or more: take the unquantised "
-                        "model."
-                    )
+                    raise ValueError(f"{file} has {name} as {dtype}, no float of 16 bits or more: take it unquantised.")
                 entries[name] = _Entry(file, tuple(part.get_shape()))
     # Early versions of transformers saved the rotary frequencies, which follow from the configuration.
     return {name: entry for name, entry in entries.items() if not name.endswith("rotary_emb.inv_freq")}

@@ -162,7 +162,7 @@ def test_a_second_run_in_the_same_folder_is_refused_before_it_writes(
     with hold(stopped):
         before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
         assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 2
-        assert sentence(capsys).startswith(f"--save {stopped} is in use by a run that still goes on: wait for its end")
+        assert sentence(capsys).startswith(f"--save {stopped} is in use by another run: let it end, or save elsewhere")
         assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
     assert train_on(2, RUN, words, f"--text {text} --save {stopped}") == 0
 
