@@ -167,7 +167,9 @@ def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:
     try:
         return GPTConfig(**state["model"])
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{checkpoint} does not say of which GPT it is: export one of train's") from None
+        raise CheckpointError(
+            f"{checkpoint} does not say of which GPT it is: only those of train can be exported"
+        ) from None
 
 
 def _write(files: tuple[str, str], write: Callable[[Path], None], folder: Path) -> None:

@@ -141,7 +141,7 @@ def test_arguments_of_collectives_that_cannot_be_are_refused() -> None:
     ints, four = np.ones(4, np.int32), np.ones(4)
     refused(lambda c: all_reduce(four, c, "avg"), ValueError, "op='avg' is not a reduction: choose one of sum, mean")
     refused(lambda c: all_reduce(ints, c, "mean"), TypeError, "the mean of int32 is not int32: use op='sum'")
-    refused(lambda c: all_reduce(four, c, algorithm="rings"), ValueError, "no algorithm 'rings': choose one of auto")
+    refused(lambda c: all_reduce(four, c, algorithm="rings"), ValueError, "no algorithm 'rings': use one of auto")
     refused(lambda c: broadcast(four, c, algorithm="ring"), ValueError, "broadcast has no algorithm 'ring'")
     refused(lambda c: all_reduce(four, c, algorithm="native"), ValueError, "the threads wire has no native")
     for root in (2, -1):

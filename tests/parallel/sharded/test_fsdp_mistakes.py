@@ -77,7 +77,7 @@ MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
     (lambda comm: FSDP(Layers(), comm).to(torch.bfloat16), "cannot be moved or converted"),
     (lambda comm: FSDP(Layers(), comm, **by_type(nn.Conv2d)), "the policy chooses no module"),
     (lambda comm: FSDP(Layers(), comm, **by_type(nn.ModuleList)), "layers, a ModuleList, which is never called"),
-    (lambda comm: FSDP(Pairs(), comm, **by_type(Pair, nn.Linear)), r"twice: in layers.0.a, and in layers.0"),
+    (lambda comm: FSDP(Pairs(), comm, **by_type(Pair, nn.Linear)), r"twice, in layers.0.a and in layers.0 around it"),
     (lambda comm: FSDP(Layers(), comm, precision=MixedPrecision(torch.int8)), "cannot compute in int8: use one of"),
     (lambda comm: FSDP(Layers(3 + comm.rank), comm), "built different models"),
 )
