@@ -1390,8 +1390,8 @@ FEW_BITS = [
     Mutation(
         "adapters go on beside whatever weights are there",
         "minidist/trainer/checkpoint/resume.py",
-        old='    if before != now:\n        raise CheckpointError(\n            f"{path} has adapters',
-        new='    if not now:\n        raise CheckpointError(\n            f"{path} has adapters',
+        old='    if before != now:\n        raise CheckpointError(f"{path} has adapters',
+        new='    if not now:\n        raise CheckpointError(f"{path} has adapters',
         tests=(ADAPTERS_TEST + "test_a_base_that_changed_or_is_gone_is_named",),
     ),
 ]
