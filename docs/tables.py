@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from minidist.parallel import Recipe
-from planner.device import machine
-from planner.held import GB, held
-from planner.model import model
-from planner.step import Setup
+from minidist.plan.device import machine
+from minidist.plan.held import GB, held
+from minidist.plan.model import model
+from minidist.plan.step import Setup
 
 
 def combinations() -> str:

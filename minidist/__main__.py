@@ -24,7 +24,6 @@ ELSEWHERE = {  # in rooms of their own
     "bench": "minidist.bench",
     "course": "minidist.course.course",
     "grade": "minidist.course.grade",
-    "plan": "planner.__main__",
 }
 
 

@@ -24,7 +24,7 @@ from minidist.plan.equation import (
     layer_input,
     model_states,
 )
-from planner.held import GB
+from minidist.plan.held import GB
 
 # Rajbhandari et al. 2020, table 1: GB a device by data-parallel degree, for P_os, P_os+g and P_os+g+p.
 ZERO_TABLE = {

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from minidist.cli.plan import main
+from minidist.cli.published.check import SOURCES, check
+from minidist.plan.cost import cost
+from minidist.plan.device import Constants, PlanError, machine, table
 from minidist.plan.equation import layer_activations, layer_input, model_states
-from planner.__main__ import main
-from planner.cost import cost
-from planner.device import Constants, PlanError, machine, table
-from planner.held import GB, held
-from planner.model import Model, model
-from planner.published.check import SOURCES, check
-from planner.search import search
-from planner.step import Setup, Software, step
+from minidist.plan.held import GB, held
+from minidist.plan.model import Model, model
+from minidist.plan.search import search
+from minidist.plan.step import Setup, Software, step
 
 ROWS = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
 SMALL = Model(12, 1024, 16, 32000, kv=8, ffn=2816)

@@ -7,8 +7,8 @@ failures    one in 50,700 hours of a GPU (Grattafiori et al. 2024: 419 in 54 day
             hours of a run; checkpoints at Daly's cadence (`trainer.checkpoint.cadence`)
 """
 
+from minidist.plan.search import Found
 from minidist.trainer.checkpoint.cadence import daly, shares
-from planner.search import Found
 
 HOUR, DAY = 3600.0, 86400.0
 BESIDE = 1.59  # kWh of a cluster for each of its GPUs: (433,196 + 256,646) / 433,196

@@ -13,7 +13,7 @@ import tomllib
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from planner.device import PlanError, entry, read_tree, table
+from minidist.plan.device import PlanError, entry, read_tree, table
 
 
 class Product(NamedTuple):

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from minidist.parallel.pipeline.schedules import plan as pipeline_plan
 from minidist.parallel.pipeline.simulate import simulate
-from planner import links
-from planner.compute import Layer, Share, head, layer
-from planner.device import Constants, Machine, table
-from planner.links import Group
-from planner.model import Model
+from minidist.plan import links
+from minidist.plan.compute import Layer, Share, head, layer
+from minidist.plan.device import Constants, Machine, table
+from minidist.plan.links import Group
+from minidist.plan.model import Model
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")  # of the package; others are known in closed form alone
 Seconds = dict[str, float]

@@ -10,7 +10,7 @@ The formulas are those of `equation.py` and its papers; here they meet each stag
 """
 
 from minidist.plan.equation import layer_activations
-from planner.step import Setup
+from minidist.plan.step import Setup
 
 GB = 1e9
 Bytes = dict[str, float]

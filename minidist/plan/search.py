@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from planner.device import PlanError
-from planner.held import GB, held
-from planner.step import Seconds, Setup, passes, step
+from minidist.plan.device import PlanError
+from minidist.plan.held import GB, held
+from minidist.plan.step import Seconds, Setup, passes, step
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8, 16),

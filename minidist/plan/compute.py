@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from planner.device import Constants, Device
-from planner.model import Model, Product
+from minidist.plan.device import Constants, Device
+from minidist.plan.model import Model, Product
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 """Rows, columns, and how well such a tile uses a processor beside the largest."""

@@ -11,9 +11,9 @@ No row, no model's name and no source is looked up. What a configuration leaves 
 
 from typing import Any
 
-from planner.device import Constants, Device, Machine
-from planner.model import Model
-from planner.step import Setup, Software
+from minidist.plan.device import Constants, Device, Machine
+from minidist.plan.model import Model
+from minidist.plan.step import Setup, Software
 
 Row = dict[str, Any]
 POLICIES = {

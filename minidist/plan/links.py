@@ -13,7 +13,7 @@ Otherwise a node's network carries as many rings as groups have members there, s
 import math
 from dataclasses import dataclass
 
-from planner.device import Constants, Machine
+from minidist.plan.device import Constants, Machine
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from planner.cost import cost
-from planner.device import Constants, PlanError, machine
-from planner.held import GB
-from planner.links import Group
-from planner.model import Model, model
-from planner.published import check
-from planner.search import Answer, Found, search
-from planner.step import Setup, Software
+from minidist.cli.published import check
+from minidist.plan.cost import cost
+from minidist.plan.device import Constants, PlanError, machine
+from minidist.plan.held import GB
+from minidist.plan.links import Group
+from minidist.plan.model import Model, model
+from minidist.plan.search import Answer, Found, search
+from minidist.plan.step import Setup, Software
 
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHOWN = 5  # layouts, unless --top says otherwise
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         price = start.machine.price if asked.price is None else asked.price
         costs = [cost(each, amount(asked.tokens), price, asked.grid, asked.mtbf) for each in answer.found[: asked.top]]
         if asked.picture:
-            from planner.draw import draw_plan
+            from minidist.draw.plan import draw_plan
 
             shown = answer.found[: asked.top]
             names, room = [name_of(each.run) for each in shown], start.machine.device.memory
