@@ -14,6 +14,9 @@ innermost:
     pp   pipeline parallelism   the activations of a stage, once a microbatch
     dp   data parallelism       gradients, once a step, while backward computes
 
+`Layout(..., order=("pp", "dp", "cp", "tp"))` has another order, whose stages are far apart. `links` says which axes
+leave a node.
+
 (Narayanan et al. 2021, section 3; Llama 3, 2024, section 3.3.)
 
 Experts live on the data axes. Every rank along `dp` and `cp` has a copy of the dense layers. Experts divide the same
@@ -22,8 +25,8 @@ every layer, and there are `edp` copies of such a group. (Singh et al. 2023.)
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,11 +49,14 @@ class Layout:
         Data, pipeline, context and tensor parallel size.
     ep : int
         Expert parallel size. Expert groups consist of ranks of the data axes, so it must divide `dp * cp`.
+    order : tuple of str
+        The axes dp, pp, cp and tp, outermost first: ranks along the last one have neighbouring numbers. cp stands after
+        dp, so that the ranks of the data axes are numbered alike in every order.
 
     Raises
     ------
     ValueError
-        If a size is not a whole number of at least 1, or `ep` does not divide `dp * cp`.
+        If a size is not a whole number of at least 1, `ep` does not divide `dp * cp`, or `order` is no such order.
     """
 
     dp: int = 1
@@ -58,15 +64,22 @@ class Layout:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
-        for axis, size in asdict(self).items():
+        for axis in (*AXES, "ep"):
+            size = getattr(self, axis)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{axis}={size!r}: the size of an axis is a whole number, at least 1")
         if self.dp * self.cp % self.ep:
             raise ValueError(
                 f"ep={self.ep} must divide dp*cp = {self.dp * self.cp}: the experts are dealt out among the ranks of "
                 "the data axes"
+            )
+        known = sorted(self.order) == sorted(AXES)
+        if not known or (self.dp > 1 < self.cp and self.order.index("cp") < self.order.index("dp")):
+            raise ValueError(
+                f"order={','.join(self.order)} must name dp, pp, cp and tp once each, cp after dp: as {','.join(AXES)}"
             )
 
     # ---------------------------------------------------------------- the array
@@ -84,7 +97,8 @@ class Layout:
     @property
     def ranks(self) -> Ranks:
         """The ranks as an array. Its axes are `AXES`: [dp, pp, cp, tp]."""
-        return np.arange(self.size).reshape(self.dp, self.pp, self.cp, self.tp)
+        ranks = np.arange(self.size).reshape([getattr(self, axis) for axis in self.order])
+        return ranks.transpose([self.order.index(axis) for axis in AXES])
 
     @property
     def expert_ranks(self) -> Ranks:
@@ -95,7 +109,7 @@ class Layout:
         """Return the coordinate of a rank on every axis, `ep` and `edp` included; ValueError for an unknown rank."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank={rank} is not in this layout: its ranks are 0 to {self.size - 1}")
-        dp, pp, cp, tp = (int(index) for index in np.unravel_index(rank, self.ranks.shape))
+        dp, pp, cp, tp = (int(index) for index in np.argwhere(self.ranks == rank)[0])
         edp, ep = divmod(dp * self.cp + cp, self.ep)
         return {"dp": dp, "pp": pp, "cp": cp, "tp": tp, "ep": ep, "edp": edp}
 
@@ -130,13 +144,17 @@ class Layout:
         a node. `both`: a group spans several nodes and has several ranks in one, so hierarchical collectives pay.
         """
         cluster.check(self.size)
-        return {axis: self._link(axis, cluster) for axis in (*AXES, "ep", "edp")}
+        return self.links_between([cluster.node_of(rank) for rank in range(self.size)])
 
-    def _link(self, axis: str, cluster: Cluster) -> str:
+    def links_between(self, node_of: Sequence[object]) -> dict[str, str]:
+        """Return the same for ranks whose nodes are known: `node_of[rank]` is a name of the rank's node."""
+        return {axis: self._link(axis, node_of) for axis in (*AXES, "ep", "edp")}
+
+    def _link(self, axis: str, node_of: Sequence[object]) -> str:
         groups = self.groups(axis)
         if len(groups[0]) == 1:
             return "none"
-        nodes = [{cluster.node_of(rank) for rank in group} for group in groups]
+        nodes = [{node_of[rank] for rank in group} for group in groups]
         if all(len(found) == 1 for found in nodes):
             return "inside"
         return "across" if all(len(found) == len(group) for found, group in zip(nodes, groups, strict=True)) else "both"
@@ -160,7 +178,7 @@ class Layout:
 
     def __str__(self) -> str:
         """Return a picture: a row for each `dp`, a column for each `pp`, a bracket of `tp` ranks for each `cp`."""
-        sizes = " × ".join(f"{axis}={size}" for axis, size in asdict(self).items() if size > 1 and axis != "ep")
+        sizes = " × ".join(f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1)
         cells = [["".join(map(_bracket, stage)) for stage in replica] for replica in self.ranks]
         width = max(len(cell) for row in cells for cell in row)
         lines = [f"{self.size} ranks: {sizes}" if sizes else "1 rank"]

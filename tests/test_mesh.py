@@ -217,3 +217,32 @@ def test_mesh_over_processes() -> None:
         assert total[0] == 6
     """)  # fmt: skip
     assert outcome.returncode == 0, outcome.stderr
+
+
+# ---------------------------------------------------------------- another order
+
+
+@pytest.mark.parametrize("order", [("pp", "dp", "cp", "tp"), ("tp", "dp", "pp", "cp"), ("dp", "cp", "tp", "pp")])
+def test_another_order_numbers_the_same_mesh_otherwise(order: tuple[str, ...]) -> None:
+    layout = Layout(dp=2, pp=3, cp=2, tp=4, ep=2, order=order)
+    assert sorted(layout.ranks.flatten()) == list(range(48))
+    inner = order[-1]
+    assert layout.group(inner, 0) == tuple(range(getattr(layout, inner)))
+    for rank in range(48):
+        at = layout.coordinate(rank)
+        assert layout.ranks[at["dp"], at["pp"], at["cp"], at["tp"]] == rank
+        assert layout.group("pp", rank)[at["pp"]] == rank and layout.group("ep", rank)[at["ep"]] == rank
+
+
+def test_stages_across_pairs_of_nodes() -> None:
+    """Four of tp inside a node of 8, stages on two nodes, as people mean it, and as the default has it."""
+    known, asked = Layout(dp=8, pp=2, tp=4), Layout(dp=8, pp=2, tp=4, order=("pp", "dp", "cp", "tp"))
+    assert known.group("pp", 0) == (0, 4) and asked.group("pp", 0) == (0, 32)
+    assert (known.links(Cluster.h100(8))["pp"], asked.links(Cluster.h100(8))["pp"]) == ("inside", "across")
+    assert asked.links(Cluster.h100(8))["tp"] == "inside"
+
+
+@pytest.mark.parametrize("order", [("dp", "pp", "tp"), ("dp", "pp", "cp", "cp"), ("cp", "dp", "pp", "tp")])
+def test_an_order_names_each_axis_once(order: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="must name dp, pp, cp and tp once each, cp after dp"):
+        Layout(dp=2, cp=2, order=order)

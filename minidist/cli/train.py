@@ -20,9 +20,9 @@ from minidist.mesh import Mesh
 from minidist.model import generate
 from minidist.trace import Trace
 from minidist.trainer.agreement import fingerprint
-from minidist.trainer.checked import CheckedRun, check_run, layout_of
+from minidist.trainer.checked import CheckedRun, check_order, check_run, layout_of
 from minidist.trainer.checkpoint.resume import sizes_of
-from minidist.trainer.config import Config
+from minidist.trainer.config import Config, ParallelOptions
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
@@ -49,7 +49,9 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     comm.debug = comm.debug or config.run.debug
     comm.trace = Trace() if config.run.trace else None
     comm.ledger.mark = comm.ledger.mark or (marks.on_cpu if config.run.profile else None)
-    mesh = Mesh(comm, together(comm, lambda: layout_of(config, comm.size)))
+    mesh, nodes = Mesh(comm, together(comm, lambda: layout_of(config, comm.size))), comm.nodes
+    if config.parallel.order != ParallelOptions.order:
+        together(comm, lambda: check_order(mesh.layout, nodes))
     tokenizer, samples, prompt = together(comm, lambda: read_corpus(config.data))
     together(comm, lambda: check_memory(config, sizes_of(config, tokenizer.vocabulary), len(comm.node)))
     run = together(comm, lambda: check_run(config, mesh, tokenizer.vocabulary))
@@ -124,7 +126,9 @@ def spreading(trainer: Trainer) -> str:
         words.append(f"ep={layout.ep} ({parallel.ep_comm}{', in 8 bits' * parallel.ep_fp8})")
     if layout.tp > 1:
         words.append(f"tp={layout.tp}{' (with sequence parallelism)' if parallel.sp else ''}")
-    return " ".join(words)
+    links = layout.links_between(trainer.comm.nodes)
+    apart = [axis for axis in ("dp", "pp", "cp", "tp") if links[axis] in ("across", "both")]
+    return " ".join(words) + (f"; messages along {' and '.join(apart)} leave the nodes" if apart else "")
 
 
 def write_trace(comm: Communicator, path: Path) -> None:

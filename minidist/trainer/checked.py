@@ -8,6 +8,8 @@ whether to start (`agreement.py`). The command `train` checks what depends on on
 (`cli/train_checks.py`).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import torch
 
 from minidist.comm import Communicator
 from minidist.memory.precision.mixed import check_dtype
-from minidist.mesh import Layout, Mesh
+from minidist.mesh import AXES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe
 from minidist.parallel.data.buckets import MIB
@@ -65,11 +67,30 @@ def layout_of(config: Config, ranks: int) -> Layout:
     asked = config.parallel
     with retold(ConfigError, ValueError):
         others = asked.pp * asked.cp * asked.tp
-        layout = Layout(asked.dp or max(1, ranks // others), asked.pp, asked.cp, asked.tp, asked.ep)
+        sizes = {"dp": asked.dp or max(1, ranks // others), "pp": asked.pp, "cp": asked.cp, "tp": asked.tp}
+        named = asked.order.split(",")
+        unnamed = tuple(axis for axis in AXES if axis not in named and sizes[axis] == 1)
+        layout = Layout(**sizes, ep=asked.ep, order=(*named, *unnamed))
         layout.check(ranks)
     if (data := layout.dp * layout.cp) % (asked.hsdp or 1):
         raise ConfigError(f"--hsdp {asked.hsdp} must divide the {data} ranks of the data axis into groups of one size")
     return layout
+
+
+def check_order(layout: Layout, nodes: Sequence[object]) -> None:
+    """Refuse an order that spreads tensor parallelism over nodes (`nodes[rank]` names a rank's) which could hold it.
+
+    Raises
+    ------
+    ConfigError
+        If it does.
+    """
+    known = replace(layout, order=AXES)
+    if layout.links_between(nodes)["tp"] != "inside" == known.links_between(nodes)["tp"]:
+        raise ConfigError(
+            f"--order {','.join(layout.order)} spreads the {layout.tp} ranks of tp, which talk several times a layer, "
+            "over several nodes: name tp last"
+        )
 
 
 def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from minidist.comm.job.number import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Limit, one_of
+from minidist.mesh import AXES
 from minidist.model import GPTConfig
 from minidist.model.config import BALANCES, SCORES
 from minidist.parallel.context.context_parallel import WAYS
@@ -113,6 +114,7 @@ class ParallelOptions:
     ep_comm: str = option("direct", f"how tokens reach experts: {', '.join(EP_WAYS)}", one_of(*EP_WAYS))
     ep_fp8: bool = option(False, "with --ep: send tokens to experts in 8 bits")
     pp: int = option(1, "ranks of the pipeline axis, which share the layers", AT_LEAST_ONE)
+    order: str = option(",".join(AXES), "axes from the outermost, whose ranks are far apart; those of one rank may go")
     schedule: str = option("1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES))
     chunks: int = option(0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE)
     microbatches: int = option(0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE)

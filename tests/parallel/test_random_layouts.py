@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, permutations
 from random import Random
 
 import pytest
@@ -19,7 +19,7 @@ from layouts import Case, distances, spread, worst
 
 import minidist
 from minidist.comm import Communicator
-from minidist.mesh import Layout
+from minidist.mesh import AXES, Layout
 from minidist.model import GPTConfig
 from minidist.model.config import BALANCES
 from minidist.parallel.context.context_parallel import WAYS
@@ -98,8 +98,9 @@ def draw(random: Random) -> Case:
     layout = random.choice(layouts(random.choice((1, 2, 3, 4, 6, 8))))
     recipe, stages = draw_recipe(random, layout)
     config = draw_model(random, layout, stages, recipe)
+    orders = [order for order in permutations(AXES) if order.index("dp") < order.index("cp")]
     return Case(
-        layout,
+        replace(layout, order=random.choice(orders)),
         recipe,
         config,
         batch=random.randint(1, 12),
