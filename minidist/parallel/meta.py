@@ -1,8 +1,33 @@
 """Models that are too large to be built: they begin on the device `meta`, where tensors have shapes and no bytes."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.utils import swap_tensors
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from minidist.comm import Communicator
+
+
+class Computing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, this thread's matrix products take their time on the rank's clock: operations / `flops` seconds.
+
+    With tensors on `meta` and a `Cluster`, a real program tells so how long a step takes: `flops` are the cluster's.
+    """
+
+    def __init__(self, comm: Communicator, flops: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.comm, self.flops = comm, flops
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute, then let the time pass."""
+        found = func(*args, **(kwargs or {}))
+        packet = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"), None)  # addmm_ as addmm
+        if count := flop_registry.get(packet):
+            self.comm.advance(count(*args, **(kwargs or {}), out_val=found) / self.flops)
+        return found
 
 
 def on_device(model: nn.Module, device: torch.device) -> None:

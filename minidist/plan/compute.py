@@ -5,6 +5,8 @@
     attention   a fused kernel at its share of the peak, or products of scores and what is read between them
     the rest    bytes / (bandwidth x `streamed`)
 
+A device with one unit, a core, has no waves to fill: its products take 2 m n k operations.
+
 (Waves and tiles: NVIDIA, Matrix multiplication background, 2023. Rooflines: Williams et al. 2009.)
 """
 
@@ -27,7 +29,8 @@ class Share:
     """What one rank computes of a layer: `batch` sequences, 1/cp of the tokens, 1/tp of the heads and channels.
 
     `kernel` of attention: "unfused" (scores are written and read, all of them), "triton" or "flash" (the causal half).
-    `bits8` is the speed of 8-bit products beside the data sheet's, 0 for 16 bits.
+    `bits8` is the speed of 8-bit products beside the data sheet's, 0 for 16 bits. An element has `width` bytes, and
+    element-wise work moves `passes` times the bytes of fused kernels.
     """
 
     device: Device
@@ -41,6 +44,8 @@ class Share:
     ep: int
     sp: bool
     bits8: float
+    width: int = 2
+    passes: float = 1.0
 
     @property
     def tokens(self) -> int:
@@ -52,7 +57,7 @@ class Share:
         rate = (self.device.peak8 * bits8 if bits8 else self.device.peak) * self.device.reached
         seconds = _work(*p, batch, self.device.units) / rate
         seconds *= self.known["unaligned"] if any(size % 64 for size in p) else 1.0
-        moved = 2 * batch * (p.m * p.k + p.k * p.n + p.m * p.n)
+        moved = self.width * batch * (p.m * p.k + p.k * p.n + p.m * p.n)
         return max(seconds + self.known["launch"], self.streamed(moved))
 
     def streamed(self, moved: float) -> float:
@@ -78,6 +83,8 @@ class Layer:
 @cache
 def _work(m: int, n: int, k: int, batch: int, units: int) -> float:
     """Return the operations the best tiles make of a product: more than 2mnk, for tiles and waves that are not full."""
+    if units == 1:
+        return 2.0 * m * n * k * batch
     best = math.inf
     for rows, columns, well in TILES:
         tiles = -(-m // rows) * -(-n // columns) * batch
@@ -117,7 +124,8 @@ def layer(share: Share) -> Layer:
     ]
     elements = model.elements(tokens, tp, share.sp)
     cast = share.streamed(6 * tokens * (model.hidden / (tp if share.sp else 1) + model.ffn / tp)) if bits8 else 0.0
-    aside, aside_back = (sum(share.streamed(each[i]) for each in elements) + cast for i in (0, 1))
+    scale = share.passes * share.width / 2
+    aside, aside_back = (sum(share.streamed(scale * each[i]) for each in elements) + cast for i in (0, 1))
     scores = attention(share, back=False), attention(share, back=True)
     return Layer(sum(forward) + aside, sum(back) + aside_back, *scores, products=sum(forward), last=forward[-1])
 

@@ -51,8 +51,8 @@ def state_bytes(run: Setup) -> tuple[float, float, float]:
         return 4 / ranks + 2 * several, 4 / ranks + 4 * several, 8 / ranks
     twice = 2 * (zero > 0 and not software.rails and run.gradients == 4)  # DeepSpeed keeps them in both precisions
     kept = 0.0 if run.offload else software.optimizer / (ranks if zero else 1)
-    weights = software.parameters + twice
-    return weights / (ranks if zero == 3 else 1), run.gradients / (ranks if zero >= 2 else 1), kept
+    weights, cut = software.parameters + twice, zero >= 2 and run.reductions == 1
+    return weights / (ranks if zero == 3 else 1), run.gradients / (ranks if cut else 1), kept
 
 
 def in_flight(run: Setup, i: int) -> float:

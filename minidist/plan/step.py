@@ -11,7 +11,7 @@
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from minidist.parallel.pipeline.schedules import plan as pipeline_plan
@@ -36,6 +36,7 @@ class Software:
     stolen: str = "stolen"
     loss: tuple[int, int] = (16, 10)
     overlap: bool = False
+    gathers_ahead: bool = False
     early_stop: bool = False
     regather: bool = False
     rails: bool = True
@@ -45,6 +46,9 @@ class Software:
     optimizer: int = 12
     kept_logit: int = 10
     measured: str = "driver"
+    reduces_each: bool = False
+    width: int = 2
+    passes: float = 1.0
 
     @staticmethod
     @cache
@@ -61,7 +65,8 @@ class Setup:
     `shard`: ranks that ZeRO shards over (0: all of dp x cp); the others replicate (HSDP). `recompute` is "none",
     "selective" (attention's scores), "op" (every other product and all that is element-wise), "half" (every other
     layer) or "full". `ends_less`: embedding and head count as a layer when layers are dealt out to stages; `cut` says
-    how many each has. `fused_loss`: the loss is computed in pieces, and no logits are kept.
+    how many each has. `fused_loss`: the loss is computed in pieces, and no logits are kept. `order`: the axes
+    from the outermost, as Megatron numbers its ranks.
     """
 
     model: Model
@@ -87,6 +92,7 @@ class Setup:
     fused_loss: bool = False
     cut: tuple[int, ...] = ()
     gradient_bytes: int = 0
+    order: tuple[str, ...] = ("pp", "dp", "cp", "tp")
     software: Software = field(default_factory=lambda: Software.named("megatron-core"))
     known: Constants = field(default_factory=Constants.table, repr=False)
 
@@ -94,6 +100,11 @@ class Setup:
     def microbatches(self) -> int:
         """Microbatches of a step."""
         return max(1, round(self.batch / (self.dp * self.microbatch)))
+
+    @property
+    def reductions(self) -> int:
+        """Microbatches whose gradients ZeRO 2 and 3 reduce together, after holding them whole; 1: each its own."""
+        return 1 if self.software.reduces_each else self.microbatches
 
     @property
     def gradients(self) -> int:
@@ -105,13 +116,31 @@ class Setup:
         """What a rank computes of a layer."""
         return Share(
             self.machine.device, self.known, self.model, self.software.kernel, max(1, self.microbatch), self.sequence,
-            self.tp, self.cp, self.ep, self.sp, self.bits8,
+            self.tp, self.cp, self.ep, self.sp, self.bits8, self.software.width, self.software.passes,
         )  # fmt: skip
+
+    @property
+    def entry(self) -> int:
+        """Bytes of a microbatch's activations between two layers, whole."""
+        return self.share.tokens * self.model.hidden * self.software.width
+
+    def group(self, *axes: str) -> Group:
+        """Return the ranks along these axes."""
+        node, inner, ranks, together = self.machine.node, 1, 1, 1
+        for axis in reversed(self.order):
+            if axis in axes:
+                ranks *= getattr(self, axis)
+                together *= min(getattr(self, axis), max(1, node // inner))
+            inner *= getattr(self, axis)
+        return Group(ranks, max(1, node // together))
 
     @property
     def sharded(self) -> Group:
         """The ranks with other data and equal parameters over which ZeRO shards: dp x cp, or `shard` of them."""
-        return Group(self.shard or self.dp * self.cp, self.tp, self.software.rails or self.zero < 3)
+        data = self.group("dp", "cp")
+        return Group(
+            self.shard or data.ranks, self.tp if self.shard else data.stride, self.software.rails or self.zero < 3
+        )
 
     @property
     def held_layer(self) -> float:
@@ -151,15 +180,16 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     """Return a layer's forward and its backward."""
     known, machine, model, share = run.known, run.machine, run.model, run.share
     one, factor, full = layer(share), known[run.software.factor], run.recompute == "full"
-    message = share.tokens * model.hidden * 2
-    reduce = (1 if model.parallel else 2) * links.all_reduce(message, Group(run.tp), machine, known)
+    reduce = (1 if model.parallel else 2) * links.all_reduce(run.entry, run.group("tp"), machine, known)
     reduce *= 1 - known["hidden_tensor"] if run.hidden_tensor else 1
-    reduce_again = {"full": reduce, "op": reduce / 2, "half": reduce / 2}.get(run.recompute, 0.0)
-    keys = share.tokens * 2 * model.kv * model.head_dim // run.tp * 2
-    hop = links.send(keys, Group(run.cp, run.tp), machine, known) * (run.cp - 1) if run.cp > 1 else 0.0
-    late, late_back = max(0.0, hop - one.attention), max(0.0, 2 * hop - one.attention_back)
-    rows = share.tokens * model.top_k * model.hidden * 2 / run.tp
-    routed = 2 * links.exchange(rows, Group(run.ep, run.tp), machine, known) if model.experts else 0.0
+    to_last = (0.75 if run.sp else 0.5) if run.software.early_stop else 1.0  # of the collectives of a layer
+    reduce_again = reduce * {"full": to_last, "op": 0.5, "half": 0.5}.get(run.recompute, 0.0)
+    keys = share.tokens * 2 * model.kv * model.head_dim // run.tp * share.width
+    hop = links.send(keys, run.group("cp"), machine, known) * (run.cp - 1) if run.cp > 1 else 0.0
+    back = hop * (1 + 4 / share.width * run.cp / max(1, run.cp - 1))  # their gradients, in 32 bits, also go home
+    late, late_back = max(0.0, hop - one.attention), max(0.0, back - one.attention_back)
+    near = run.group("cp" if run.cp > 1 else "dp").stride
+    routed = 2 * links.exchange(run.entry * model.top_k / run.tp, Group(run.ep, near), machine, known)
     forward = {"computing": factor * (one.forward + one.attention), "tensor": reduce, "context": late, "expert": routed}
     backward = {
         "computing": factor * (one.backward + one.attention_back),
@@ -171,8 +201,8 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     whole = max(sum(forward.values()), known["host"])
     whole_back = max(sum(backward.values()), known["host"] * (3 if full else 2))
     if run.zero == 3:
-        gathered = links.gather(run.held_layer * 2, run.sharded, machine, known)
-        scattered = links.gather(run.held_layer * run.gradients, run.sharded, machine, known)
+        gathered = links.gather(run.held_layer * share.width, run.sharded, machine, known)
+        scattered = links.gather(run.held_layer * run.gradients, run.sharded, machine, known) / run.reductions
         again = gathered * (2 if run.software.regather and full else 1)
         whole, whole_back = beside(run, whole, gathered), beside(run, whole_back, again + scattered)
     return Pass(forward, whole), Pass(backward, whole_back)
@@ -190,19 +220,21 @@ def step(run: Setup, exact: bool = False) -> Seconds:
     """
     known, machine, model, pp, m, share = run.known, run.machine, run.model, run.pp, run.microbatches, run.share
     both = [passes(replace(run, machine=run.site(i))) if machine.slower else passes(run) for i in range(pp)]
-    ends = [0.0] * pp
+    join = links.all_reduce(run.entry, run.group("tp"), machine, known)  # of the embedding, and of the head's input
+    ends, joined = [0.0] * pp, [0.0] * pp
     ends[0] += share.streamed(4 * share.tokens * model.hidden)
     ends[-1] += head(replace(share, device=run.site(pp - 1).device), run.software.loss)
+    joined[0] += join
+    joined[-1] += join
     layers = run.layers()
-    stages = [layers[i] * (both[i][0].whole + both[i][1].whole) + ends[i] for i in range(pp)]
+    stages = [layers[i] * (both[i][0].whole + both[i][1].whole) + ends[i] + joined[i] for i in range(pp)]
     slow = max(range(pp), key=lambda i: stages[i])
     forward, backward = both[slow]
     sent, bubble = 0.0, 0.0
     if pp > 1:
-        boundary = share.tokens * model.hidden * 2
-        sent = links.send(boundary / run.tp, Group(pp, run.tp * run.cp * run.dp), machine, known)
-        sent += links.gather(boundary, Group(run.tp), machine, known)
-        sent = max(sent, boundary * run.dp * run.cp / machine.thin if machine.slower else 0.0)
+        sent = links.send(run.entry / run.tp, run.group("pp"), machine, known)
+        sent += links.gather(run.entry, run.group("tp"), machine, known)
+        sent = max(sent, run.entry * run.dp * run.cp / machine.thin if machine.slower else 0.0)
     waits = 2 * sent * run.chunks if run.software.sends_wait else 0.0
     if pp > 1:
         exact = exact and run.schedule in SCHEDULES
@@ -211,14 +243,15 @@ def step(run: Setup, exact: bool = False) -> Seconds:
         )
     kinds = {name: m * layers[slow] * (forward.kinds.get(name, 0.0) + each) for name, each in backward.kinds.items()}
     kinds["computing"] += m * ends[slow]
+    kinds["tensor"] += m * joined[slow]
     kinds["sharding"] = m * stages[slow] - sum(kinds.values())
     kinds |= {"pipeline": m * waits, "bubble": bubble}
+    kinds["data"] = reduction(run, layers[slow], layers[slow] * forward.whole, layers[slow] * backward.whole)
     held = layers[slow] * run.held_layer + model.vocabulary * model.hidden / run.tp
-    kinds["data"] = reduction(run, held, max(layers) * forward.whole, max(layers) * backward.whole)
     owned = held / (run.sharded.ranks if run.zero else 1)
     offloaded = owned * (run.gradients + 2 + known["optimizer_bytes"]) / known["host_link"] if run.offload else 0.0
     kinds["optimizer"] = share.streamed(known["optimizer_bytes"] * owned) + offloaded
-    return kinds | {"other": known["synchronize"]}
+    return kinds | {"input": m * 16 * share.tokens / known["host_link"], "other": known["synchronize"]}
 
 
 def filling(run: Setup, stages: list[float], backward: Pass, sent: float) -> float:
@@ -243,21 +276,30 @@ def simulated(run: Setup, stages: list[float], forward: Pass, backward: Pass, se
     return clock.length - m * (max(stages) + waits)
 
 
-def reduction(run: Setup, held: float, forward: float, backward: float) -> float:
-    """Return the seconds of reducing gradients that no computing hides."""
-    known, machine, ranks = run.known, run.machine, run.dp * run.cp
-    hides = backward
+def reduction(run: Setup, layers: float, forward: float, backward: float) -> float:
+    """Return the seconds of joining gradients, and of gathering what ZeRO shards, that no computing hides.
+
+    `forward` and `backward` are the seconds of a microbatch in the `layers` of a stage. The gradients of the embedding
+    come last, when nothing is left to hide behind; so do those of ZeRO 3's first layer, whose parameters, gathered
+    before anything is computed, hide behind nothing either.
+    """
+    model, m, width, gradient = run.model, run.microbatches, run.software.width, run.gradients
+    table = model.vocabulary * model.hidden / run.tp
+    ends = table * (1 if model.tied or run.pp > 1 else 2)
+    held, hides = layers * run.held_layer + ends, backward
+    gather = partial(links.gather, group=run.sharded, machine=run.machine, known=run.known)
+    reduce = partial(links.all_reduce, machine=run.machine, known=run.known)
     if run.zero == 3:
-        copies = Group(ranks // run.sharded.ranks, run.tp * run.sharded.ranks)
-        talking = links.all_reduce(held * run.gradients / run.sharded.ranks, copies, machine, known)
+        shards = run.sharded.ranks
+        shown = gather((ends + m * run.held_layer) * width) + gather((ends + run.held_layer) * gradient)
+        talking = reduce(held * gradient / shards, Group(run.dp * run.cp // shards, run.tp * shards))
     elif run.zero:
-        each = run.microbatches if run.zero == 2 and run.pp == 1 else 1  # no rank keeps whole gradients
-        talking = each * links.gather(held * run.gradients, run.sharded, machine, known)
-        talking += links.gather(held * 2, run.sharded, machine, known)
-        hides = each * backward + (forward if run.zero == 1 else 0.0)
+        each = m / run.reductions if run.zero == 2 and run.pp == 1 else 1
+        shown = gather(table * gradient)
+        talking, hides = each * gather(held * gradient) - shown, each * backward
+        shown += max(0.0, gather(held * width) - forward * run.software.gathers_ahead)
     else:
-        talking = links.all_reduce(held * run.gradients, run.sharded, machine, known)
-    if not run.software.overlap:
-        return talking
-    hidden = min(talking, hides)
-    return talking - hidden + known[run.software.stolen] * hidden
+        shown = reduce(table * gradient, run.sharded)
+        talking = reduce(held * gradient, run.sharded) - shown
+    hidden = min(talking, hides) if run.software.overlap else 0.0
+    return shown + talking - hidden + run.known[run.software.stolen] * hidden

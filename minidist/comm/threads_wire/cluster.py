@@ -11,10 +11,14 @@ Bandwidths are per direction and per device, as vendors count them:
 
 Latencies are of the order that nccl-tests report for small messages: a few microseconds inside a node, about ten
 across, tens over TCP. They are round figures: replace them with your own measurement.
+
+A device computes `flops` operations a second: 989e12 (H100) and 312e12 (A100) in 16 bits by its data sheet, without end
+where nothing is said. Programs say by `comm.advance` how long they compute; `parallel/meta.py` does so for products.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -46,6 +50,7 @@ class Cluster:
     ranks_per_node: int | None = None
     nodes: int | None = None
     name: str = "cluster"
+    flops: float = math.inf
 
     @staticmethod
     def uniform(latency: float, bandwidth: float) -> Cluster:
@@ -56,17 +61,17 @@ class Cluster:
     @staticmethod
     def h100(nodes: int) -> Cluster:
         """DGX H100: 8 GPUs a node, 450 GB/s inside, 50 GB/s a GPU across."""
-        return Cluster(Link(3e-6, 450e9), Link(10e-6, 50e9), 8, nodes, "h100")
+        return Cluster(Link(3e-6, 450e9), Link(10e-6, 50e9), 8, nodes, "h100", 989e12)
 
     @staticmethod
     def a100(nodes: int) -> Cluster:
         """DGX A100: 8 GPUs a node, 300 GB/s inside, 25 GB/s a GPU across."""
-        return Cluster(Link(3e-6, 300e9), Link(10e-6, 25e9), 8, nodes, "a100")
+        return Cluster(Link(3e-6, 300e9), Link(10e-6, 25e9), 8, nodes, "a100", 312e12)
 
     @staticmethod
     def p4d(nodes: int) -> Cluster:
         """Amazon p4d.24xlarge: 8 A100 a node, 300 GB/s inside, 6.25 GB/s a GPU across."""
-        return Cluster(Link(3e-6, 300e9), Link(20e-6, 6.25e9), 8, nodes, "p4d")
+        return Cluster(Link(3e-6, 300e9), Link(20e-6, 6.25e9), 8, nodes, "p4d", 312e12)
 
     @staticmethod
     def ethernet(nodes: int) -> Cluster:

@@ -1,0 +1,119 @@
+"""What the planner predicts beside the real program: on `meta` tensors, bytes are counted and a virtual clock runs.
+
+Both count products at one speed, bytes at one bandwidth, what hides behind what, and the schedule; latencies,
+element-wise work and everything that is fitted are left out of both.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import minidist
+from minidist.comm import Communicator
+from minidist.comm.threads_wire.cluster import Cluster, Link
+from minidist.mesh import AXES, Layout, Mesh
+from minidist.model import GPT, GPTConfig
+from minidist.parallel import Recipe, parallelize
+from minidist.parallel.meta import Computing
+from minidist.plan.device import Constants, Device, Machine
+from minidist.plan.model import Model
+from minidist.plan.sent import sent
+from minidist.plan.step import Setup, Software, step
+from minidist.trainer.spread import carried_of, loss_of
+
+NODE, INSIDE, ACROSS, FLOPS = 4, 4e9, 2e9, 1e12
+SIZES = GPTConfig(vocabulary=1024, layers=8, hidden=256, heads=8, key_value_heads=4, intermediate=512, sequence=128)
+MODEL = Model(8, 256, 8, 1024, kv=4, ffn=512)
+COUNTED = Constants.table().but(
+    launch=0.0, tree=0.0, hop=0.0, host=0.0, synchronize=0.0, unaligned=1.0, across=1.0, stolen=0.0, streamed=1.0,
+    host_link=math.inf, megatron_core=1.0, backward_attention=1.0, narrow_heads=0.0,
+)  # fmt: skip
+SOFTWARE = Software("counted", "megatron_core", "unfused", overlap=True, early_stop=True, sends_wait=False, gradients=2)
+DEVICE = Device("counted", FLOPS, FLOPS, 1.0, 1e12, math.inf, 1, INSIDE, 1.0, 0.0, "none")
+
+
+def setup(batch: int = 2, **how: object) -> Setup:
+    """Return a run of the small model on as many ranks as its axes have; `batch` sequences a microbatch."""
+    start = Setup(MODEL, Machine("counted", DEVICE, 8, NODE, NODE * ACROSS, 0.0), 128, 0, batch, order=AXES)
+    run = replace(start, software=SOFTWARE, known=COUNTED, **how)  # type: ignore[arg-type]
+    if run.cp > 1:  # attention across ranks leaves out what is masked
+        run = replace(run, software=replace(SOFTWARE, kernel="flash"))
+    ranks = run.dp * run.cp * run.tp * run.pp
+    return replace(run, machine=replace(run.machine, gpus=ranks))
+
+
+def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
+    """Take two steps of the real program on `meta`: return the bytes that all ranks sent by axis in the second, and its
+    seconds. In the first, ZeRO 3 only learns in which order the layers come.
+    """
+    layout = Layout(run.dp, run.pp, run.cp, run.tp)
+    recipe = Recipe(
+        zero=run.zero,
+        shard_ranks=run.shard or None,
+        sequence=run.sp,
+        schedule=run.schedule,
+        chunks=run.chunks,
+        microbatches=microbatches,
+        recompute=run.recompute,
+        **({"bucket_bytes": 1 << 18} if run.zero < 3 else {}),  # type: ignore[arg-type]
+    )
+
+    def program(comm: Communicator) -> tuple[dict[str, int], float]:
+        mesh, model = Mesh(comm, layout), GPT(SIZES, dtype=torch.bfloat16, device="meta")
+        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        groups = [{"params": list(parallel.model.parameters())}]
+        optimizer = parallel.optimizer(torch.optim.SGD, groups, elementwise=True, lr=0.1)
+        axes = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp, "dp": mesh.data}
+        tokens = [torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device="meta")] * microbatches
+        for _ in range(2):
+            comm.barrier()
+            before, started = {axis: axes[axis].traffic.bytes_sent for axis in axes}, comm.clock()
+            with Computing(comm, FLOPS):
+                parallel.zero_grad()
+                parallel.step(tokens, tokens)
+                optimizer.step()
+        return {axis: axes[axis].traffic.bytes_sent - before[axis] for axis in axes}, comm.clock() - started
+
+    cluster = Cluster(Link(0.0, INSIDE), Link(0.0, ACROSS), NODE)
+    ranks = minidist.run(program, layout.size, cluster=cluster)
+    return {axis: sum(each[axis] for each, _ in ranks) for axis in ranks[0][0]}, max(seconds for _, seconds in ranks)
+
+
+LAYOUTS = {
+    "dp 4": ({"dp": 4}, 1),
+    "dp 3, accumulated": ({"dp": 3}, 3),
+    "zero 1": ({"dp": 4, "zero": 1}, 1),
+    "zero 2, accumulated": ({"dp": 2, "zero": 2}, 2),
+    "zero 3": ({"dp": 4, "zero": 3}, 1),
+    "zero 3, accumulated": ({"dp": 2, "zero": 3}, 2),
+    "zero 3, recomputed": ({"dp": 2, "zero": 3, "recompute": "full"}, 1),
+    "hsdp": ({"dp": 4, "zero": 3, "shard": 2}, 1),
+    "tp 2": ({"tp": 2}, 1),
+    "tp 4, recomputed": ({"tp": 4, "recompute": "full", "batch": 80}, 1),
+    "tp 2, sp": ({"tp": 2, "sp": True}, 1),
+    "tp 2, sp, recomputed": ({"tp": 2, "sp": True, "recompute": "full"}, 2),
+    "dp 2 x tp 2, zero 1": ({"dp": 2, "tp": 2, "zero": 1}, 2),
+    "pp 4": ({"pp": 4}, 8),
+    "pp 2, interleaved": ({"pp": 2, "schedule": "interleaved", "chunks": 2}, 4),
+    "pp 2, zb-h1": ({"pp": 2, "schedule": "zb-h1"}, 4),
+    "pp 2 x tp 2, sp": ({"pp": 2, "tp": 2, "sp": True}, 4),
+    "pp 2 x tp 2": ({"pp": 2, "tp": 2}, 4),
+    "dp 2 x pp 2 x tp 2": ({"dp": 2, "pp": 2, "tp": 2, "zero": 1}, 4),
+    "cp 2": ({"cp": 2}, 1),
+    "cp 4, recomputed": ({"cp": 4, "recompute": "full"}, 2),
+    "dp 2 x cp 2": ({"dp": 2, "cp": 2, "zero": 1}, 1),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
+    """To the byte, and to 2 % of the time."""
+    how, microbatches = LAYOUTS[name]
+    run = setup(**how)  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch * microbatches)
+    counted, seconds = really(run, microbatches)
+    predicted = sent(run)
+    assert {axis: predicted[axis] for axis in counted} == counted
+    assert sum(step(run, exact=True).values()) == pytest.approx(seconds, rel=0.02)
