@@ -17,8 +17,8 @@ from minidist.plan.device import Constants, PlanError, machine
 from minidist.plan.held import GB
 from minidist.plan.links import Group
 from minidist.plan.model import Model, model
+from minidist.plan.run import Setup, Software
 from minidist.plan.search import Answer, Found, search
-from minidist.plan.step import Setup, Software
 
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHOWN = 5  # layouts, unless --top says otherwise
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--why", default="", metavar="LAYOUT", help='explain one: "tp=8 pp=2 zero=1"')
     found.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="of products")
-    found.add_argument("--software", default="megatron-core", help="a generation in software.toml")
+    found.add_argument("--software", help="a generation in software.toml; unsaid: the newest that the devices had")
     found.add_argument("--price", type=float, help="$ an hour and GPU; unsaid: the cluster's")
     found.add_argument("--grid", type=float, default=400, help="g of CO2 a kWh: 57 in France, 400 the world's mean")
     found.add_argument("--mtbf", type=float, default=0, help="hours between two failures of the job; 0: from the GPUs")
@@ -118,10 +118,10 @@ def setup(asked: argparse.Namespace) -> Setup:
         raise PlanError(f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger batch")
     known = Constants.table()
     bits8 = known["eight_bits"] if asked.precision == "fp8" else 0.0
-    start = Setup(
-        model(asked.model), machine(asked.cluster), asked.sequence, round(tokens / asked.sequence), bits8=bits8
-    )
-    return replace(start, software=Software.named(asked.software), fused_loss=True)
+    where = machine(asked.cluster)
+    newest = "megatron-core-ampere" if where.device.generation in ("volta", "ampere") else "megatron-core"
+    start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8)
+    return replace(start, software=Software.named(asked.software or newest), fused_loss=True)
 
 
 def name_of(run: Setup) -> str:

@@ -10,7 +10,7 @@ The formulas are those of `equation.py` and its papers; here they meet each stag
 """
 
 from minidist.plan.equation import layer_activations
-from minidist.plan.step import Setup
+from minidist.plan.run import Setup
 
 GB = 1e9
 Bytes = dict[str, float]
@@ -73,8 +73,11 @@ def activations(run: Setup) -> tuple[float, float]:
     if model.gated:
         routed = model.top_k + model.shared if model.experts else 1
         outputs = 4 * (model.heads + model.kv) * model.head_dim
-        whole = tokens * (8 * model.hidden + outputs + 8 * model.ffn * routed) / (tp if run.sp else 1)
-        half = tokens * (6 * model.hidden + 2 * model.kv * model.head_dim + 2 * model.ffn * routed) / tp
+        between = (
+            8 * tokens * model.hidden / (tp if run.sp else 1)
+        )  # norms and sums: whole without sequence parallelism
+        whole = between + tokens * (outputs + 8 * model.ffn * routed) / tp
+        half = 0.75 * between + tokens * (2 * model.kv * model.head_dim + 2 * model.ffn * routed) / tp
     else:
         whole = layer_activations(sequence, batch, model.hidden, model.heads, tp, run.sp, attention_weights=False)
         half = whole / 2

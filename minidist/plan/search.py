@@ -17,7 +17,8 @@ from typing import Any
 
 from minidist.plan.device import PlanError
 from minidist.plan.held import GB, held
-from minidist.plan.step import Seconds, Setup, passes, step
+from minidist.plan.run import Setup
+from minidist.plan.step import Seconds, passes, step
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8, 16),

@@ -13,7 +13,7 @@ Messages of more than 32 KiB are meant: smaller ones take fewer rounds for more 
 `step.py` says how long such messages take. (Rajbhandari et al. 2020, section 7; Korthikanti et al. 2022, section 4.2.)
 """
 
-from minidist.plan.step import Setup
+from minidist.plan.run import Setup
 
 
 def sent(run: Setup) -> dict[str, float]:

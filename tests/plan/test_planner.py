@@ -19,8 +19,9 @@ from minidist.plan.device import Constants, PlanError, machine, table
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
 from minidist.plan.model import Model, model
+from minidist.plan.run import Setup, Software
 from minidist.plan.search import search
-from minidist.plan.step import Setup, Software, step
+from minidist.plan.step import step
 
 ROWS = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
 SMALL = Model(12, 1024, 16, 32000, kv=8, ffn=2816)
@@ -148,7 +149,7 @@ def test_what_a_gpu_holds_is_made_of_the_formulas() -> None:
     ("how", "less"), (({"zero": 1}, "optimizer"), ({"zero": 2}, "gradients"), ({"zero": 3}, "parameters"))
 )
 def test_zero_shares_out_one_category_more(how: dict[str, int], less: str) -> None:
-    run = replace(RUN, model=SMALL, dp=64)
+    run = replace(RUN, model=SMALL, dp=64, batch=64)
     assert held(replace(run, **how))[less] == held(run)[less] / 64  # type: ignore[arg-type]
 
 

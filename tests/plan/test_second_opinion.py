@@ -19,8 +19,9 @@ from minidist.parallel import Recipe, parallelize
 from minidist.parallel.meta import Computing
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.model import Model
+from minidist.plan.run import Setup, Software
 from minidist.plan.sent import sent
-from minidist.plan.step import Setup, Software, step
+from minidist.plan.step import step
 from minidist.trainer.spread import carried_of, loss_of
 
 NODE, INSIDE, ACROSS, FLOPS = 4, 4e9, 2e9, 1e12

@@ -18,7 +18,8 @@ from minidist.cli.published.rows import LeftOut, Row, seconds, setup
 from minidist.plan.device import Constants, PlanError, read_tree
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
-from minidist.plan.step import Setup, passes, step
+from minidist.plan.run import Setup
+from minidist.plan.step import passes, step
 
 SOURCES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))["source"]
 GIB = 2.0**30

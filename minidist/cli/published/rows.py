@@ -13,7 +13,7 @@ from typing import Any
 
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.model import Model
-from minidist.plan.step import Setup, Software
+from minidist.plan.run import Setup, Software
 
 Row = dict[str, Any]
 POLICIES = {
