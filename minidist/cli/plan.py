@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from minidist.cli import here
 from minidist.cli.published import check
 from minidist.plan.cost import cost
 from minidist.plan.device import Constants, PlanError, machine
@@ -30,6 +31,10 @@ def main(argv: Sequence[str]) -> int:
         if argv and argv[0] == "check":
             return checked(argv[1:])
         asked = parser().parse_args(argv)
+        if asked.cluster == "here":
+            return here.main()
+        if not asked.model:
+            raise PlanError("say which --model: a name in models.toml, a config.json or a TOML")
         start = setup(asked)
         fixed = {name: number(value) for name, _, value in (each.partition("=") for each in asked.fixed)}
         answer = search(start, fixed | layout(asked.why))
@@ -51,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return what the command line may say."""
     found = argparse.ArgumentParser("python -m minidist plan", description=__doc__.split("\n")[0])
-    found.add_argument("--model", required=True, help="a name in models.toml, a config.json, or a TOML of ours")
-    found.add_argument("--cluster", required=True, help="h100:64, two sites as h100:32+a100:32@12.5e9, or a TOML")
+    found.add_argument("--model", default="", help="a name in models.toml, a config.json, or a TOML of ours")
+    found.add_argument("--cluster", required=True, help="h100:64, two sites as h100:32+a100:32@12.5e9, a TOML, or here")
     found.add_argument("--tokens", default="1T", help="of the whole run, as 1.4T")
     found.add_argument("--batch", default="4M", help="tokens of a step: 4M is 4 x 2^20")
     found.add_argument("--sequence", type=int, default=4096, help="tokens of a sequence")
