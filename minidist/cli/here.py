@@ -26,7 +26,7 @@ from minidist.launch.jobs import run_job
 from minidist.launch.mpirun import environment, find_mpirun
 from minidist.mesh import Mesh
 from minidist.model import GPTConfig
-from minidist.plan.device import Constants, Device, Machine, PlanError
+from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.sent import sent
@@ -44,6 +44,7 @@ LAYOUTS = {
 MOVED = 84.0
 COPIED = 1 << 26
 FLASH = 0.4
+PORT = 5e10  # bytes/s of a GPU to other nodes, where nobody says otherwise: one 400 Gb/s card each
 
 
 def main() -> int:
@@ -125,6 +126,32 @@ def machine_here(comm: Communicator, run: CheckedRun) -> Machine:
     return Machine("here", device, comm.size, comm.size, moved / 2, 0.0)
 
 
+def predicted_seconds(run: CheckedRun) -> float | None:
+    """Predict a step of `train`: on a GPU of the table, or on these cores if `--peak-tflops` asks for utilisation.
+
+    None where nothing is known of the device. Collective.
+    """
+    comm = run.mesh.world
+    if run.device.type == "cuda":
+        name = known_device(torch.cuda.get_device_name(run.device))
+        if not name:
+            return None
+        device = Device.named(name)
+        machine = Machine(device.name, device, comm.size, len(comm.node), PORT * len(comm.node), 0.0)
+        planned = replace(run_of(run, machine), known=Constants.table())
+    elif run.config.run.peak_tflops:
+        planned = run_of(run, machine_here(comm, run))
+    else:
+        return None
+    return sum(step(planned, exact=True).values())
+
+
+def known_device(said: str) -> str:
+    """Return which device of the table a GPU is that calls itself so, as "NVIDIA A100-SXM4-80GB"; nothing if none."""
+    found = [name for name in table("devices") if all(part in said.lower() for part in name.split("-"))]
+    return max(found, key=len, default="")
+
+
 def timed(comm: Communicator, work: Callable[[], object], times: int = 15) -> float:
     """Return the median seconds of some work, the mean of all ranks."""
     comm.barrier()
@@ -140,7 +167,9 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
     """Return what the planner calls a run of `train`, in the package's own software."""
     config, layout, recipe = run.config, run.mesh.layout, run.fit.recipe
     rows = -(-config.data.batch // (layout.dp * recipe.microbatches))
-    software = replace(Software.named("minidist"), width=run.dtype.itemsize, gradients=run.dtype.itemsize)
+    width = run.dtype.itemsize
+    name = "minidist-compiled" if recipe.compile else "minidist" if width == 2 else "minidist-32"
+    software = replace(Software.named(name), width=width, gradients=width)
     plan = run.fit.plan
     return Setup(
         model_of(run.sizes),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from minidist.cli.here import predicted_seconds
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
@@ -63,6 +64,7 @@ def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prom
     """Train, and report on rank 0."""
     config, comm = run.config, run.mesh.world
     trainer = together(comm, lambda: Trainer(run, samples))
+    trainer.planned_seconds = predicted_seconds(run)
     reporter, line = None, headline(trainer, samples)  # on every rank: who shares a node is for all to find out
     if comm.rank == 0:
         print(line, flush=True)

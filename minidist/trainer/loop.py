@@ -83,6 +83,7 @@ class Trainer:
     optimizer: MasterWeights
     profiler: torch.profiler.profile | None = None
     bubble: float | None = None  # of the last step
+    planned_seconds: float | None = None  # of a step, if somebody has predicted them
 
     def __init__(self, run: CheckedRun, samples: Samples) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
@@ -214,8 +215,9 @@ class Trainer:
         speed = batch.tokens / seconds
         share = (self.comm.traffic.seconds - waited) / seconds
         used, planned = self._utilisation(speed), self.planned_bubble
+        predicted = self._utilisation(batch.tokens / self.planned_seconds) if self.planned_seconds else None
         return StepMetrics(
-            step + 1, loss, norm, rate, seconds, speed, share, used, self.parallel.load, self.bubble, planned
+            step + 1, loss, norm, rate, seconds, speed, share, used, self.parallel.load, self.bubble, planned, predicted
         )
 
     def _utilisation(self, tokens_per_second: float) -> float | None:

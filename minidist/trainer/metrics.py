@@ -21,7 +21,8 @@ class StepMetrics:
     """One step, counted from 1. `loss` in nats a token; times in seconds; `communication` is a share of `seconds`.
 
     `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in which ranks were
-    idle, as measured, and `planned_bubble` that of its plan, whose stages all take the same time.
+    idle, as measured, and `planned_bubble` that of its plan, whose stages all take the same time; `planned_utilisation`
+    is what the planner predicts.
     """
 
     step: int
@@ -35,6 +36,7 @@ class StepMetrics:
     load: Load | None = None
     bubble: float | None = None
     planned_bubble: float | None = None
+    planned_utilisation: float | None = None
 
 
 def known_peak(device_name: str) -> float:
@@ -89,6 +91,7 @@ class Reporter:
         done = m.step - self.first_step
         left = int((time.perf_counter() - self.started) / done * (self.steps - m.step))
         utilisation = f"  mfu {m.utilisation:5.1%}" if m.utilisation is not None else ""
+        utilisation += f" (plan {m.planned_utilisation:.1%})" if m.planned_utilisation is not None else ""
         experts = (
             f"  load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy {m.load.entropy:.2f}" if m.load else ""
         )
