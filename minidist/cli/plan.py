@@ -7,20 +7,24 @@ check --rows rows.json                         predictions beside published meas
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 from minidist.cli import here
 from minidist.cli.published import check
+from minidist.draw.table import aligned
+from minidist.mesh import AXES
 from minidist.plan.cost import cost
 from minidist.plan.device import Constants, PlanError, machine
 from minidist.plan.held import GB
-from minidist.plan.links import Group
-from minidist.plan.model import Model, model
+from minidist.plan.model import model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import Answer, Found, search
+from minidist.plan.sent import sent
 
+KNOWN: dict[str, Any] = {"true": True, "false": False, **{",".join(order): order for order in permutations(AXES)}}
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHOWN = 5  # layouts, unless --top says otherwise
 
@@ -33,11 +37,8 @@ def main(argv: Sequence[str]) -> int:
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
             return here.main()
-        if not asked.model:
-            raise PlanError("say which --model: a name in models.toml, a config.json or a TOML")
         start = setup(asked)
-        fixed = {name: number(value) for name, _, value in (each.partition("=") for each in asked.fixed)}
-        answer = search(start, fixed | layout(asked.why))
+        answer = search(start, fields_of([*asked.fixed, *asked.why.split()]))
         price = start.machine.price if asked.price is None else asked.price
         costs = [cost(each, amount(asked.tokens), price, asked.grid, asked.mtbf) for each in answer.found[: asked.top]]
         if asked.picture:
@@ -46,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
             shown = answer.found[: asked.top]
             names, room = [name_of(each.run) for each in shown], start.machine.device.memory
             draw_plan(names, [each.held for each in shown], [each.step for each in shown], room, asked.picture)
-        print(json.dumps(as_json(answer, costs), indent=1) if asked.format == "json" else text(answer, costs, asked))
+        print(
+            json.dumps(as_json(answer, costs), indent=1) if asked.format == "json" else text(answer, costs, asked.grid)
+        )
     except (PlanError, OSError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
@@ -105,25 +108,22 @@ def amount(text: str) -> float:
         raise PlanError(f"{text!r} is no number: write 1.4T, 500M or 1e12") from None
 
 
-def number(text: str) -> int | bool | str:
-    """Return a fixed value as what it is."""
-    return int(text) if text.isdigit() else {"true": True, "false": False}.get(text.lower(), text)
-
-
-def layout(text: str) -> dict[str, Any]:
-    """Return the fields that a layout in words says."""
-    return {name: number(value) for name, _, value in (word.partition("=") for word in text.replace(",", " ").split())}
+def fields_of(words: Iterable[str]) -> dict[str, Any]:
+    """Return the fields that words such as tp=8 and order=pp,dp,cp,tp say."""
+    pairs = (word.partition("=") for word in words)
+    return {name: int(value) if value.isdigit() else KNOWN.get(value, value) for name, _, value in pairs}
 
 
 def setup(asked: argparse.Namespace) -> Setup:
     """Return the run that is asked for, with a batch of whole sequences."""
-    tokens = amount(asked.batch)
-    tokens *= (2**20 / 1e6) if asked.batch[-1:].upper() == "M" else 1
+    if not asked.model:
+        raise PlanError("say which --model: a name in models.toml, a config.json or a TOML")
+    tokens = amount(asked.batch) * (2**20 / 1e6 if asked.batch[-1:].upper() == "M" else 1)
     if asked.sequence < 1 or tokens < asked.sequence:
         raise PlanError(f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger batch")
-    known = Constants.table()
-    bits8 = known["eight_bits"] if asked.precision == "fp8" else 0.0
-    where = machine(asked.cluster)
+    if asked.top < 1:
+        raise PlanError(f"--top {asked.top} shows no layout: give at least 1")
+    where, bits8 = machine(asked.cluster), Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0
     newest = "megatron-core-ampere" if where.device.generation in ("volta", "ampere") else "megatron-core"
     start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8)
     return replace(start, software=Software.named(asked.software or newest), fused_loss=True)
@@ -134,50 +134,47 @@ def name_of(run: Setup) -> str:
     axes = [f"{axis}={size}" for axis in ("tp", "pp", "cp", "ep", "dp") if (size := getattr(run, axis)) > 1]
     if run.pp > 1:
         axes.append(f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule)
+    axes += [f"order={','.join(run.order)}"] * (run.order != AXES)
     axes += [f"zero={run.zero}"] * (run.zero > 0) + [f"hsdp={run.shard}"] * (run.shard > 0)
     axes += ["recompute"] * (run.recompute != "none") + ["offload"] * run.offload + [f"microbatch={run.microbatch}"]
     return " ".join(axes)
 
 
-def text(answer: Answer, costs: Sequence[dict[str, float]], asked: argparse.Namespace) -> str:
+def text(answer: Answer, costs: Sequence[dict[str, float]], grid: float) -> str:
     """Return what the command prints."""
-    best, first = answer.found[0], costs[0]
-    run, shown = best.run, answer.found[: len(costs)]
-    sizes = f"{run.model.parameters / 1e9:.1f}B parameters on {run.machine.total} GPUs of {run.machine.name}"
-    lines = [f"{sizes}, {run.batch:,} sequences of {run.sequence:,} tokens a step", ""]
-    lines.append(f"{'':<4}{'step':>9}{'MFU':>7}{'tokens/s':>12}{'days':>8}{'money':>13}{'a GPU':>9}   layout")
-    for place, (each, price) in enumerate(zip(shown, costs, strict=True), start=1):
-        speed = run.batch * run.sequence / each.seconds
-        lines.append(
-            f"{place:>3} {each.seconds:>7.2f} s{mfu(each):>7.1%}{speed:>12,.0f}{price['days']:>8.1f}"
-            f"{price['money']:>11,.0f} $ {sum(each.held.values()) / GB:>5.1f} GB   {name_of(each.run)}"
-        )
-    kinds = [kind for kind in best.step if any(each.step[kind] >= 5e-4 for each in shown)]
-    lines += ["", "seconds of a step      " + "".join(f"{place:>9}" for place in range(1, len(shown) + 1))]
-    lines += [f"  {kind:<21}" + "".join(f"{each.step[kind]:>9.3f}" for each in shown) for kind in kinds]
-    lines += ["", "GB of a GPU"]
-    lines += [f"  {kind:<21}" + "".join(f"{each.held[kind] / GB:>9.2f}" for each in shown) for kind in best.held]
-    lines += [
-        "",
-        *(f"{place}. loses by {loses(best, each)}" for place, each in enumerate(shown[1:], start=2)),
-        *crossing(run),
-    ]
-    lines += [
-        "",
+    shown, first = answer.found[: len(costs)], costs[0]
+    run, tokens = shown[0].run, shown[0].run.batch * shown[0].run.sequence
+    title = ("layout", "step", "MFU", "tokens/s", "days", "money", "a GPU holds")
+    rows = [
+        (f"{place} {name_of(each.run)}", f"{each.seconds:.2f} s", f"{mfu(each):.1%}", f"{tokens / each.seconds:,.0f}",
+         f"{price['days']:,.1f}", f"{price['money']:,.0f} $", f"{sum(each.held.values()) / GB:.1f} GB")
+        for place, (each, price) in enumerate(zip(shown, costs, strict=True), start=1)
+    ]  # fmt: skip
+    refused = sorted(answer.refused.items(), key=lambda each: -each[1])
+    parts = [
+        f"{run.model.parameters / 1e9:.1f}B parameters on {run.machine.total} GPUs of {run.machine.name}, "
+        f"{run.batch:,} sequences of {run.sequence:,} tokens a step",
+        aligned(title, rows),
+        by_kind("seconds of a step", [each.step for each in shown], 1.0),
+        by_kind("GB of a GPU", [each.held for each in shown], GB),
+        by_kind("GB sent a step, by all", [sent(each.run) for each in shown], GB),
+        "\n".join(f"{place}. loses by {loses(shown[0], each)}" for place, each in enumerate(shown[1:], start=2)),
+        crossing(run),
         f"{first['steps']:,} steps, {first['gpu_hours']:,.0f} GPU hours, {first['money']:,.0f} $, "
-        f"{first['kwh']:,.0f} kWh, {first['co2']:,.1f} t CO2 at {asked.grid:g} g a kWh",
+        f"{first['kwh']:,.0f} kWh, {first['co2']:,.1f} t CO2 at {grid:g} g a kWh\n"
         f"a failure every {first['mtbf_hours']:,.1f} h: save every {first['every'] / 60:,.0f} min, "
-        f"{first['write']:,.0f} s each; "
-        f"{first['writing']:.1%} of the time goes into writing, {first['lost']:.1%} is lost",
-        "",
-        *(
-            f"refused: {count} that {reason}"
-            for reason, count in sorted(answer.refused.items(), key=lambda each: -each[1])
-        ),
-        "",
-        *command(run),
+        f"{first['write']:,.0f} s each; {first['writing']:.1%} of the time goes into writing, {first['lost']:.1%} is lost",
+        "\n".join(f"refused: {count} that {reason}" for reason, count in refused),
+        "\n".join(command(run)),
     ]
-    return "\n".join(lines)
+    return "\n\n".join(part for part in parts if part)
+
+
+def by_kind(title: str, values: Sequence[Mapping[str, float]], unit: float) -> str:
+    """Return a table with a row for each kind that shows, and a column for each layout."""
+    kinds = [kind for kind in values[0] if any(each[kind] >= 5e-4 * unit for each in values)]
+    rows = [(f"  {kind}", *(f"{each[kind] / unit:.3f}" for each in values)) for kind in kinds]
+    return aligned((title, *map(str, range(1, len(values) + 1))), rows) if rows else ""
 
 
 def mfu(found: Found) -> float:
@@ -191,47 +188,44 @@ def mfu(found: Found) -> float:
 def loses(best: Found, other: Found) -> str:
     """Say what another layout spends more on than the best, and how much it gains elsewhere."""
     more = sorted(((other.step[kind] - best.step[kind], kind) for kind in best.step), reverse=True)
-    worse = (
-        ", ".join(f"{kind} +{seconds:.3f} s" for seconds, kind in more[:3] if seconds > 5e-4) or "nothing that shows"
-    )
+    worse = ", ".join(f"{kind} +{seconds:.3f} s" for seconds, kind in more[:3] if seconds > 5e-4)
     gained = -sum(seconds for seconds, _ in more if seconds < 0)
-    return f"{worse}" + (f"; elsewhere it gains {gained:.3f} s" if gained > 5e-4 else "")
+    return (worse or "nothing that shows") + (f"; elsewhere it gains {gained:.3f} s" if gained > 5e-4 else "")
 
 
-def crossing(run: Setup) -> list[str]:
+def crossing(run: Setup) -> str:
     """Say which axis crosses which link."""
-    axes = {"tp": Group(run.tp), "cp": Group(run.cp, run.tp), "dp": Group(run.dp, run.tp * run.cp)}
-    axes["pp"] = Group(run.pp, run.tp * run.cp * run.dp)
-    said = [
-        f"{name} {'crosses nodes' if each.crosses(run.machine) else 'stays inside nodes'}"
-        for name, each in axes.items()
-        if each.ranks > 1
-    ]
-    lines = ["", "; ".join(said)] if said else []
+    groups = {axis: group for axis in reversed(run.order) if (group := run.group(axis)).ranks > 1}
+    where = {
+        axis: "crosses nodes" if group.crosses(run.machine) else "stays inside nodes" for axis, group in groups.items()
+    }
+    said = "; ".join(f"{axis} {how}" for axis, how in where.items())
     if run.machine.slower:
-        tokens = run.batch * run.sequence
-        lines.append(
-            f"layers of the stages: {', '.join(map(str, run.cut))}; {2 * tokens * run.model.hidden * 2 / GB:,.1f} GB "
-            f"a step cross the thin link: activations and their gradients"
+        crossed = 2 * run.batch * run.sequence * run.model.hidden * run.software.width / GB
+        said += (
+            f"\nlayers of the stages: {', '.join(map(str, run.cut))}; {crossed:,.1f} GB a step cross the thin link: "
         )
-    return lines
+        said += "activations and their gradients"
+    return said
 
 
 def command(run: Setup) -> list[str]:
     """Return the command that runs a layout, and the lines of a batch job around it; none for what `train` lacks."""
     if not run.model.gated or run.machine.slower:
         return ["`train` has no such model or machine: there is no command line for it"]
-    each: Model = run.model
-    options = {
-        "layers": each.layers, "hidden": each.hidden, "heads": each.heads, "key-value-heads": each.kv,
-        "intermediate": each.ffn, "experts": each.experts, "top-k": each.top_k if each.experts else 0,
-        "shared-experts": each.shared, "sequence": run.sequence, "batch": run.batch, "dp": run.dp, "tp": run.tp,
-        "pp": run.pp if run.pp > 1 else 0, "cp": run.cp if run.cp > 1 else 0, "ep": run.ep if run.ep > 1 else 0,
-        "schedule": run.schedule if run.pp > 1 else 0, "chunks": run.chunks if run.chunks > 1 else 0,
-        "microbatches" if run.pp > 1 else "accumulate": run.microbatches, "zero": run.zero, "hsdp": run.shard,
-        "recompute": run.recompute if run.recompute != "none" else 0, "offload": "memory" if run.offload else 0,
-        "precision": "fp8" if run.bits8 else "bfloat16",
-    }  # fmt: skip
+    each = run.model
+    sizes = {"layers": each.layers, "hidden": each.hidden, "heads": each.heads, "key-value-heads": each.kv}
+    sizes |= {"intermediate": each.ffn, "sequence": run.sequence, "batch": run.batch}
+    if each.experts:
+        sizes |= {"experts": each.experts, "top-k": each.top_k, "shared-experts": each.shared}
+    layout = {axis: size for axis in ("dp", "tp", "pp", "cp", "ep") if (size := getattr(run, axis)) > 1}
+    if run.pp > 1:
+        layout |= {"schedule": run.schedule, "chunks": run.chunks if run.chunks > 1 else 0}
+    layout |= {"order": ",".join(run.order)} if run.order != AXES else {}
+    layout |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches, "zero": run.zero, "hsdp": run.shard}
+    saving = {"recompute": run.recompute} if run.recompute != "none" else {}
+    saving |= {"offload": "memory"} if run.offload else {}
+    options = sizes | layout | saving | {"precision": "fp8" if run.bits8 else "bfloat16"}
     said = " ".join(f"--{name} {value}" for name, value in options.items() if value) + " --sp" * run.sp
     node = min(run.machine.node, run.machine.total)
     return [
@@ -244,11 +238,7 @@ def as_json(answer: Answer, costs: Sequence[dict[str, float]]) -> dict[str, Any]
     """Return the same for programs."""
     layouts = [
         {"layout": name_of(each.run), "seconds": each.seconds, "mfu": mfu(each), "step": each.step, "bytes": each.held,
-         "cost": price, "command": command(each.run)}
+         "sent": sent(each.run), "links": crossing(each.run), "cost": price, "command": command(each.run)}
         for each, price in zip(answer.found, costs, strict=False)
     ]  # fmt: skip
     return {"layouts": layouts, "refused": dict(answer.refused)}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -12,13 +12,14 @@ graphs of operators, need solvers.)
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
+from minidist.mesh import AXES
 from minidist.plan.device import PlanError
 from minidist.plan.held import GB, held
 from minidist.plan.run import Setup
-from minidist.plan.step import Seconds, passes, step
+from minidist.plan.step import SCHEDULES, Seconds, passes, step
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8, 16),
@@ -30,7 +31,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "chunks": (1, 2, 3, 4, 5, 6, 8),
     "schedule": ("1f1b", "interleaved", "zb-h1"),
     "offload": (False, True),
+    "order": (AXES, ("pp", "dp", "cp", "tp")),  # stages near each other, or replicas
 }
+ALSO = {"recompute": ("none", "selective", "full"), "schedule": SCHEDULES, "order": (*permutations(AXES),)}  # if fixed
 LONG = 16384  # tokens of a sequence from which context parallelism is looked at
 FINALISTS = 24
 
@@ -66,8 +69,7 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None) -> Answer:
         If a fixed field is unknown, or nothing fits; the message says what came nearest.
     """
     fixed = dict(fixed or {})
-    if unknown := set(fixed) - {*CHOICES, "pp", "dp"}:
-        raise PlanError(f"{', '.join(sorted(unknown))} cannot be fixed: choose among {', '.join(CHOICES)}, pp and dp")
+    check_fixed(fixed)
     refused: Counter[str] = Counter()
     found: list[Found] = []
     smallest, room = float("inf"), start.machine.device.memory
@@ -89,6 +91,18 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None) -> Answer:
     return Answer((*sorted(finalists, key=lambda each: each.seconds), *found[FINALISTS:]), refused)
 
 
+def check_fixed(fixed: Mapping[str, Any]) -> None:
+    """Refuse fields that are not looked for, and values that they cannot have."""
+    known = CHOICES | {"pp": (1,), "dp": (1,)} | ALSO
+    for name, value in fixed.items():
+        if name not in known:
+            raise PlanError(f"{name} cannot be fixed: choose among {', '.join(known)}")
+        counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks")
+        if not (type(value) is int and value >= 1 if counts else value in known[name]):
+            can = "a whole number, at least 1" if counts else f"one of {', '.join(map(str, known[name]))}"
+            raise PlanError(f"{name}={value} cannot be: it is {can}")
+
+
 def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
     """Yield every layout whose numbers fit together; count the others by reason."""
     model, total = start.model, start.machine.total
@@ -108,7 +122,9 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
                 refused["share experts out unevenly"] += 1
             else:
                 run = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, microbatch=microbatch, sp=tp > 1)
-                yield from policies(replace(run, cut=cut(run)), fixed, refused)
+                run = replace(run, cut=cut(run))
+                for order in options(fixed, "order")[: 2 if pp > 1 < dp else 1]:
+                    yield from policies(replace(run, order=order), fixed, refused)
 
 
 def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:
