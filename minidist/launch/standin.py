@@ -63,7 +63,8 @@ def fork_ranks(
                 with stand_in:
                     status = os.waitpid(pid, 0)[1]
                     ended([other for other, _ in alive.values()])
-                    dismiss(stand_in, status)
+                    with suppress(OSError):  # the stand-in was ended first
+                        stand_in.sendall(str(os.waitstatus_to_exitcode(status)).encode())
             else:
                 ranks -= 1
                 stand_in = listener.accept()[0]
@@ -103,9 +104,3 @@ def end_with(stand_in: int) -> None:
     fcntl.fcntl(stand_in, fcntl.F_SETFL, os.O_ASYNC)
     if select.select([stand_in], [], [], 0)[0]:  # it has ended already
         os._exit(1)
-
-
-def dismiss(stand_in: socket.socket, status: int) -> None:
-    """Tell a stand-in how its rank ended, so that it ends in the same way."""
-    with suppress(OSError):  # it was ended first
-        stand_in.sendall(str(os.waitstatus_to_exitcode(status)).encode())
