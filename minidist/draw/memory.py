@@ -41,9 +41,9 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
 
     begin = min(timeline[0][0] for timeline in timelines)
     end = max(timeline[-1][0] for timeline in timelines)
-    scale, seconds = _unit(end - begin, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
+    seconds, scale = _unit(end - begin, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
     top = max(total(held) for timeline in timelines for _, held in timeline)
-    bytes, prefix = _unit(top, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0)))
+    prefix, bytes = _unit(top, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0)))
     figure = Figure(figsize=(7.5, 1.2 + 1.9 * len(timelines)), layout="constrained")
     panels = figure.subplots(len(timelines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for rank, (panel, timeline) in enumerate(zip(panels, timelines, strict=True)):
@@ -70,7 +70,6 @@ def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: floa
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[float, str]:
-    """Return the size and the name of the first unit that is at most `largest`, or else of the last unit."""
-    name, size = next((unit for unit in units if largest >= unit[1]), units[-1])
-    return size, name
+def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """Return the first unit whose size is at most `largest`, or else the last unit."""
+    return next((unit for unit in units if largest >= unit[1]), units[-1])

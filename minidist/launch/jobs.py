@@ -57,7 +57,7 @@ def run_job(
         Run it as this user and its group, which only root can. Default: as oneself.
     """
     mark = secrets.token_hex(8)
-    options: dict[str, Any] = {"start_new_session": True} | become(user)
+    options = become(user) | {"start_new_session": True}
     if capture:
         options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     marked = {**(os.environ if env is None else env), MARK: mark}
