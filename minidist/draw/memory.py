@@ -49,8 +49,7 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
     for rank, (panel, timeline) in enumerate(zip(panels, timelines, strict=True)):
         _stack(panel, timeline, begin, end, scale, bytes)
         panel.set_ylabel(f"rank {rank}\n{prefix}" if len(timelines) > 1 else prefix)
-    panels[-1].set_ylim(0, 1.15 * top / bytes or 1)
-    panels[-1].set_xlabel(f"time ({seconds})")
+    panels[-1].set(ylim=(0, 1.15 * top / bytes or 1), xlabel=f"time ({seconds})")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside upper center", ncols=len(STACK), frameon=False)
     figure.savefig(path, dpi=200)

@@ -108,8 +108,7 @@ class Meetings:
         """Say which keys a rank's queries have met since `before`: `query 1 sees key 0, query 6 sees keys 0 + 1`."""
         told = []
         for query, keys, old in zip(self.tokens[rank], met, before, strict=True):
-            new = [str(key) for key in range(len(keys)) if keys[key] != old[key]]
-            if new:
+            if new := [str(key) for key in range(len(keys)) if keys[key] != old[key]]:
                 told.append(f"query {query} sees key{'s' * (len(new) > 1)} {' + '.join(new)}")
         return ", ".join(told)
 

@@ -62,8 +62,7 @@ def record(
 
     def observed(comm: Communicator) -> None:
         observer, before = observers[comm.rank], sys.gettrace()
-        wire = _WatchedWire(comm.wire, observer)
-        watching = observer.comm = Watching(wire, comm.ledger.of_group(), observer)
+        watching = observer.comm = Watching(_WatchedWire(comm.wire, observer), comm.ledger.of_group(), observer)
         sys.settrace(observer.follow)
         try:
             program(watching)

@@ -93,8 +93,7 @@ def end_job(root: int, mark: str, grace: float) -> None:
     while left and (left := left & parents().keys()) and time.monotonic() < deadline:
         time.sleep(0.02)
     for _ in range(50):  # a process may be starting another one at this moment
-        left = (left & parents().keys()) | members(root, mark)
-        if not left:
+        if not (left := (left & parents().keys()) | members(root, mark)):
             return
         send_signal(left, signal.SIGKILL)
         time.sleep(0.02)

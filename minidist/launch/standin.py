@@ -70,9 +70,7 @@ def fork_ranks(
                 stand_in = listener.accept()[0]
                 pid = os.fork()
                 if pid == 0:
-                    for other in (listener, *(each for _, each in alive.values())):
-                        other.close()
-                    for descriptor in alive:
+                    for descriptor in (listener.detach(), *alive, *(other.detach() for _, other in alive.values())):
                         os.close(descriptor)
                     return take_the_place(stand_in)
                 alive[os.pidfd_open(pid)] = pid, stand_in
