@@ -81,8 +81,7 @@ def load_checks(path: Path) -> list[Check]:
 
     Afterwards nobody can import either.
     """
-    judges = sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem)  # `judges.py` first
-    files = [*judges, path]
+    files = [*sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem), path]  # `judges.py` first
     try:
         modules = [load_module(file.stem, file) for file in files]
     finally:

@@ -187,8 +187,7 @@ def hooked_by_torch(found: Any, value: Any) -> bool:
 
 def check_seen(share: Share, sent: int) -> None:
     """Raise if messages went past the witness: the traffic of the communicator below it is counted as well."""
-    seen = sum(note.kind in ("send", "barrier") for note in share.notes)
-    if sent != seen:
+    if sent != (seen := sum(note.kind in ("send", "barrier") for note in share.notes)):
         raise Wrong(f"{sent} messages were sent, but {seen} through the communicator that was given")
 
 

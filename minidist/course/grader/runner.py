@@ -95,8 +95,7 @@ def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
     """Return what the ranks recorded, or the reason why one did not."""
     told = [told_by(folder / f"record-{rank}", nonce) for rank, nonce in enumerate(nonces)]
     notes = [note for one in told for note in one.notes]
-    errors = [(rank, one.error) for rank, one in enumerate(told) if one.error]
-    if errors:
+    if errors := [(rank, one.error) for rank, one in enumerate(told) if one.error]:
         rank, error = min(errors, key=lambda pair: pair[1]["type"] in SECONDARY)
         if error["type"] == "NotImplementedError":
             return Ran(notes=notes, not_started=error["text"] or "not started")
