@@ -61,10 +61,8 @@ def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: floa
     held = [each for _, each in timeline] + [timeline[-1][1]]
     layers = [[each[name] / bytes for each in held] for name in STACK]
     panel.stackplot(times, layers, labels=STACK, colors=STACK.values(), step="post", edgecolor="white", linewidth=0.3)
-    highest = max(range(len(held)), key=lambda index: total(held[index]))
-    peak = f"peak {format_bytes(total(held[highest]))}"
-    top = times[highest], total(held[highest]) / bytes
-    panel.annotate(peak, top, (0, 3), textcoords="offset points", ha="center")
+    when, peak = max(zip(times, map(total, held), strict=True), key=lambda sample: sample[1])
+    panel.annotate(f"peak {format_bytes(peak)}", (when, peak / bytes), (0, 3), textcoords="offset points", ha="center")
     panel.margins(x=0)
     panel.spines[["top", "right"]].set_visible(False)
 
