@@ -40,9 +40,7 @@ MOST = 100  # descriptors of one stand-in
 FREE = 500  # from here on, numbers of descriptors that nobody uses
 
 
-def fork_ranks(
-    listener: socket.socket, ranks: float, ended: Callable[[Collection[int]], object] = lambda others: None
-) -> list[str] | None:
+def fork_ranks(listener: socket.socket, ranks: float, ended: Callable[[Collection[int]], object]) -> list[str] | None:
     """Fork a rank for each of the next `ranks` stand-ins that connect, and wait until all have ended.
 
     When one has ended, `ended` is called with the others' process numbers, and only then does its stand-in end.
