@@ -53,7 +53,7 @@ def serve() -> Callable[[], object]:
     listener.bind("socket")
     listener.listen(100)
     os.write(1, b".")
-    arguments = fork_ranks(listener, math.inf)
+    arguments = fork_ranks(listener, math.inf, lambda others: None)
     assert arguments is not None
     return functools.partial(run, arguments)
 

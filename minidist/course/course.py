@@ -67,7 +67,6 @@ def build(lessons: Path, out: Path) -> list[Path]:
     target.mkdir(parents=True)
     copy([*lessons.glob("*.md"), *lessons.glob("*.sbatch")], target)
     copy((lessons.parent / "notebooks").glob("*.ipynb"), out / "notebooks")
-    written = []
     for lesson in found:
         folder = target / lesson.name
         copy([path for name in HANDED_OUT for path in lesson.glob(name)], folder)
@@ -75,8 +74,7 @@ def build(lessons: Path, out: Path) -> list[Path]:
         (folder / "checks.py").write_text(visible.rstrip() + "\n", encoding="utf-8")
         if any(check.hidden for check in load_checks(folder / "checks.py")):
             raise GradeError(f"{lesson / 'checks.py'} has a hidden check above its line {HIDDEN!r}: move it below")
-        written.append(folder)
-    return written
+    return [target / lesson.name for lesson in found]
 
 
 def copy(files: Iterable[Path], folder: Path) -> None:

@@ -77,18 +77,17 @@ def graded(options: argparse.Namespace) -> list[Graded]:
         for lesson in lessons:
             answer = reference_answer(lesson) if options.solution else students_answer(lesson, student)
             tests += grade(lesson, answer, seed=options.seed, limit=options.limit, only=chosen, warm=warm)
-    if not tests and names:
-        raise GradeError(f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them")
-    if not tests:
+    if not lessons:
         raise GradeError(f"there are no lessons in {folder}: name their folder with --lessons")
+    if not tests:
+        raise GradeError(f"{', '.join(names)} has no task {options.task}: leave --task out to see all of them")
     return tests
 
 
 def default_lessons() -> Path:
     """Return the lessons' folder: at or near the working folder, else beside the package, else installed in it."""
     here = Path.cwd()
-    beside = PACKAGE.parent / "lessons"
-    places = (here / "lessons", here, here.parent, beside)
+    places = (here / "lessons", here, here.parent, PACKAGE.parent / "lessons")
     return next((place for place in places if lessons_in(place)), INSTALLED)
 
 

@@ -14,7 +14,6 @@ What a check is made of stands in `grader/contract.py`.
 
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -26,8 +25,7 @@ class GradeError(ValueError):
     """Something cannot be graded. The text is one sentence that says why, and what to do."""
 
 
-@dataclass(frozen=True)
-class Lesson:
+class Lesson(NamedTuple):
     """A lesson: `lessons/02_ring_all_reduce`, with its checks."""
 
     folder: Path
@@ -42,13 +40,12 @@ class Lesson:
 class Answer(NamedTuple):
     """A file to be graded.
 
-    `beside` are folders that it may import from. `may_lean` lets it use the package's own answer, as the lesson's
-    solution does, and its mistakes, each of which changes one function of the solution.
+    `may_lean` lets it use the package's own answer and import from the lesson's folder, as the solution does, and the
+    mistakes, each of which changes one function of the solution.
     """
 
     path: Path
     may_lean: bool = False
-    beside: tuple[Path, ...] = ()
 
 
 def lessons_in(folder: Path) -> list[Path]:
@@ -76,7 +73,7 @@ def students_answer(lesson: Lesson, folder: Path) -> Answer:
 
 def reference_answer(lesson: Lesson, file: str = "solution.py") -> Answer:
     """Return the lesson's solution, or one of its mistakes."""
-    return Answer(lesson.folder / file, may_lean=True, beside=(lesson.folder,))
+    return Answer(lesson.folder / file, may_lean=True)
 
 
 def load_checks(path: Path) -> list[Check]:
@@ -84,15 +81,13 @@ def load_checks(path: Path) -> list[Check]:
 
     Afterwards nobody can import either.
     """
-    judges = sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem)  # `judges.py` first
-    files = [*judges, path]
+    files = [*sorted(path.parent.glob("judges*.py"), key=lambda file: file.stem), path]  # `judges.py` first
     try:
         modules = [load_module(file.stem, file) for file in files]
     finally:
         for file in files:
             sys.modules.pop(file.stem, None)
-    checks: list[Check] = modules[-1].CHECKS
-    return checks
+    return list(modules[-1].CHECKS)
 
 
 def place_of(frame: traceback.FrameSummary) -> str:

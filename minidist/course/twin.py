@@ -30,8 +30,7 @@ def run_twin(production: Training, ours: Training) -> None:
     comm = init()
     if comm.wire.kind != "torch":
         parser.error("there are no ranks: start me with torchrun --nproc-per-node 2, or with lessons/cluster.sbatch")
-    on_gpu = dist.get_backend() == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     name, training = ("minidist", ours) if options.minidist else ("production", production)
     for step, loss in enumerate(training(comm, device), start=1):
         if comm.rank == 0:

@@ -55,7 +55,5 @@ def record_attention(
     sent = {"bytes sent": f"(P − 1) n = {ranks - 1} · {n} = {(ranks - 1) * n}"}
     recording = record(program, ranks, formulas=sent, meetings=Meetings(tokens, owners))
     if not recording.deadlock and not any(step.kind == Does.MEETS for step in recording.steps):
-        raise ValueError(
-            "no query met a key: keep what a rank's queries have gathered in a local variable, `mine.output`"
-        )
+        raise ValueError("no query met a key: keep what the queries have gathered in a local variable, `mine.output`")
     return recording

@@ -66,15 +66,12 @@ def key_frames(recording: Recording, frames: int) -> list[int]:
     steps, last = recording.steps, len(recording.steps)
     moments = [(step.seconds, step.moment) for step in steps]
     whole = [0, *(index for index in range(1, last) if moments[index] != moments[index - 1]), last]
-    wanted = (whole[round(frame * (len(whole) - 1) / (frames - 1))] for frame in range(frames))
-    return sorted(set(wanted))
+    return sorted({whole[round(frame * (len(whole) - 1) / (frames - 1))] for frame in range(frames)})
 
 
 def _frame(panel: Any, recording: Recording, grid: Grid, count: int) -> None:
     """Draw all ranks after `count` steps, and the messages that are under way or have just come."""
-    panel.set_xlim(0, grid.width)
-    panel.set_ylim(grid.height, 0)
-    panel.set_aspect("equal")
+    panel.set(xlim=(0, grid.width), ylim=(grid.height, 0), aspect="equal")
     last = len(recording.steps)
     title = f"after {count} of {last} events" + ": deadlock" * bool(recording.deadlock and count == last)
     panel.set_title(title if count else "before the first event", color=INK, fontsize=9.5)

@@ -41,16 +41,15 @@ def draw_memory(timelines: Sequence[Timeline], path: str | Path | IO[bytes]) -> 
 
     begin = min(timeline[0][0] for timeline in timelines)
     end = max(timeline[-1][0] for timeline in timelines)
-    scale, seconds = _unit(end - begin, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
+    seconds, scale = _unit(end - begin, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
     top = max(total(held) for timeline in timelines for _, held in timeline)
-    bytes, prefix = _unit(top, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0)))
+    prefix, bytes = _unit(top, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0)))
     figure = Figure(figsize=(7.5, 1.2 + 1.9 * len(timelines)), layout="constrained")
     panels = figure.subplots(len(timelines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for rank, (panel, timeline) in enumerate(zip(panels, timelines, strict=True)):
         _stack(panel, timeline, begin, end, scale, bytes)
         panel.set_ylabel(f"rank {rank}\n{prefix}" if len(timelines) > 1 else prefix)
-    panels[-1].set_ylim(0, 1.15 * top / bytes or 1)
-    panels[-1].set_xlabel(f"time ({seconds})")
+    panels[-1].set(ylim=(0, 1.15 * top / bytes or 1), xlabel=f"time ({seconds})")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside upper center", ncols=len(STACK), frameon=False)
     figure.savefig(path, dpi=200)
@@ -62,15 +61,12 @@ def _stack(panel: Any, timeline: Timeline, begin: float, end: float, scale: floa
     held = [each for _, each in timeline] + [timeline[-1][1]]
     layers = [[each[name] / bytes for each in held] for name in STACK]
     panel.stackplot(times, layers, labels=STACK, colors=STACK.values(), step="post", edgecolor="white", linewidth=0.3)
-    highest = max(range(len(held)), key=lambda index: total(held[index]))
-    peak = f"peak {format_bytes(total(held[highest]))}"
-    top = times[highest], total(held[highest]) / bytes
-    panel.annotate(peak, top, (0, 3), textcoords="offset points", ha="center")
+    when, peak = max(zip(times, map(total, held), strict=True), key=lambda sample: sample[1])
+    panel.annotate(f"peak {format_bytes(peak)}", (when, peak / bytes), (0, 3), textcoords="offset points", ha="center")
     panel.margins(x=0)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[float, str]:
-    """Return the size and the name of the first unit that is at most `largest`, or else of the last unit."""
-    name, size = next((unit for unit in units if largest >= unit[1]), units[-1])
-    return size, name
+def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """Return the first unit whose size is at most `largest`, or else the last unit."""
+    return next((unit for unit in units if largest >= unit[1]), units[-1])

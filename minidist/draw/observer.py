@@ -129,14 +129,11 @@ class Observer:
 
     def _read(self) -> Buffers:
         """Return what all buffers hold."""
-        waiting = {cell for array in self.expected for cell in self._overlapping(array)}
-        return {
-            name: tuple(
-                self.shown[name][number] if (name, number) in waiting else self.contents(cell)
-                for number, cell in enumerate(cells)
-            )
-            for name, cells in self.cells.items()
-        }
+        held = {name: [self.contents(cell) for cell in cells] for name, cells in self.cells.items()}
+        for array in self.expected:
+            for name, number in self._overlapping(array):
+                held[name][number] = self.shown[name][number]
+        return {name: tuple(cells) for name, cells in held.items()}
 
     def _words(self, array: Array) -> str:
         return words(self._overlapping(array), self._read(), self.ranks) or f"{array.nbytes} bytes"

@@ -79,11 +79,8 @@ def _rows(events: list[Event]) -> dict[tuple[int, str, int], list[Event]]:
 def _lanes(events: list[Event], may_nest: bool) -> list[list[Event]]:
     """Divide a row, first fit, into few lanes. In a lane no two slices cross, and none overlap unless they may nest."""
     outer_first = -1 if may_nest else 1  # the longer one, and of two alike the one that was recorded last
-    ordered = sorted(
-        enumerate(events), key=lambda item: (item[1].start, outer_first * item[1].end, outer_first * item[0])
-    )
     lanes: list[tuple[list[Event], list[float]]] = []  # slices, and the ends of the open ones, the outermost first
-    for _, event in ordered:
+    for event in sorted(events[::outer_first], key=lambda event: (event.start, outer_first * event.end)):
         for lane in lanes:
             ends = lane[1]
             while ends and ends[-1] <= event.start:

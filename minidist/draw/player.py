@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from html import escape
-from importlib.resources import files as package_files
 from linecache import getlines
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -109,8 +108,7 @@ class Meetings:
         """Say which keys a rank's queries have met since `before`: `query 1 sees key 0, query 6 sees keys 0 + 1`."""
         told = []
         for query, keys, old in zip(self.tokens[rank], met, before, strict=True):
-            new = [str(key) for key in range(len(keys)) if keys[key] != old[key]]
-            if new:
+            if new := [str(key) for key in range(len(keys)) if keys[key] != old[key]]:
                 told.append(f"query {query} sees key{'s' * (len(new) > 1)} {' + '.join(new)}")
         return ", ".join(told)
 
@@ -152,12 +150,11 @@ class Recording:
         """
         reached = [0] * len(self.start)  # the round of the latest message that each rank has received
         sent: dict[str, int] = {}
-        ends, last = [], 1
+        ends: list[int] = []
         for count, step in enumerate(self.steps):
             if step.kind == Does.SENDS:
                 sent[step.message] = reached[step.rank] + 1
-                if sent[step.message] > last:
-                    last = sent[step.message]
+                if sent[step.message] > len(ends) + 1:
                     ends.append(count)
             elif step.kind == Does.RECEIVES:
                 reached[step.rank] = max(reached[step.rank], sent.get(step.message, 0))
@@ -234,7 +231,7 @@ def player(recording: Recording) -> str:
     same text. The arrow keys step, with Shift by a round of messages; Home and End go to the ends, Space plays. Screen
     readers are told each event.
     """
-    page = package_files("minidist.draw").joinpath("player.html").read_text(encoding="utf-8")
+    page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     data = json.dumps(_data(recording), separators=(",", ":"), ensure_ascii=False)
     for mark in "<>&\u2028\u2029":  # so that no text can end the script
         data = data.replace(mark, f"\\u{ord(mark):04x}")
@@ -280,6 +277,4 @@ def _data(recording: Recording) -> dict[str, Any]:
 def _short(file: str) -> str:
     """Return what the player calls a file: its path within the package, or else what `file_name` gives."""
     path = Path(file)
-    if path.is_relative_to(PACKAGE):
-        return path.relative_to(PACKAGE.parent).as_posix()
-    return file_name(file)
+    return path.relative_to(PACKAGE.parent).as_posix() if path.is_relative_to(PACKAGE) else file_name(file)

@@ -14,17 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from minidist.comm import Cluster, Communicator, DeadlockError, run
-from minidist.comm.buffers import Array, dtype_name, flatten
+from minidist.comm.buffers import Array, Kind, dtype_name, flatten
 from minidist.comm.ledger import Ledger
 from minidist.comm.request import Span
 from minidist.comm.stream import Job, Stream
 from minidist.comm.wire import Request, Wire, WireAround
 from minidist.draw.observer import Observer
 from minidist.draw.player import COUNTERS, Does, Meetings, Recording
-from minidist.trace.events import EventKind
+from minidist.trace.events import COLLECTIVE, COMPUTE, EventKind
 
 MOST_RANKS = 16  # a float64 then has 3 bits for each
 
@@ -57,16 +55,14 @@ def record(
     """
     if ranks > MOST_RANKS:
         raise ValueError(f"ranks={ranks}: a recording tells at most {MOST_RANKS} ranks' contributions apart")
-    for name in formulas or {}:
-        if name not in COUNTERS:
-            raise ValueError(f"there is no counter {name!r} for this formula: choose one of {', '.join(COUNTERS)}")
+    if unknown := [name for name in formulas or {} if name not in COUNTERS]:
+        raise ValueError(f"there is no counter {unknown[0]!r} for this formula: choose one of {', '.join(COUNTERS)}")
     moments: dict[str, int] = {}
     observers = [Observer(rank, ranks, cluster is not None, moments, meetings or Meetings()) for rank in range(ranks)]
 
     def observed(comm: Communicator) -> None:
         observer, before = observers[comm.rank], sys.gettrace()
-        wire = _WatchedWire(comm.wire, observer)
-        watching = observer.comm = Watching(wire, comm.ledger.of_group(), observer)
+        watching = observer.comm = Watching(_WatchedWire(comm.wire, observer), comm.ledger.of_group(), observer)
         sys.settrace(observer.follow)
         try:
             program(watching)
@@ -100,9 +96,7 @@ class Watching(Communicator):
         """The number that stands for one contribution of this rank: fill its buffers with it."""
         return 1 << self.observer.bits * self.observer.rank
 
-    def watch(
-        self, name: str, buffer: np.ndarray[Any, Any], cells: int = 1, variable: str = ""
-    ) -> np.ndarray[Any, Any]:
+    def watch(self, name: str, buffer: Kind, cells: int = 1, variable: str = "") -> Kind:
         """Show `buffer`, an int64 or float64 array, from now on, cut into cells by `numpy.array_split`. Return it.
 
         Its place is taken by the tensor that a local `variable` holds, such as `block` or `mine.output`, whenever a
@@ -113,9 +107,7 @@ class Watching(Communicator):
         self.observer.watch(name, flatten(buffer), cells, variable)
         return buffer
 
-    def span(
-        self, name: str, kind: EventKind = EventKind.COMPUTE, bytes: int = 0, engine_bytes: int | None = None
-    ) -> Span:
+    def span(self, name: str, kind: EventKind = COMPUTE, bytes: int = 0, engine_bytes: int | None = None) -> Span:
         return _WatchedSpan(self, name, kind, bytes, engine_bytes)
 
     def split(self, color: int, key: int | None = None) -> "Watching":
@@ -197,7 +189,7 @@ class _WatchedSpan(Span):
 
     def _note(self, kind: Does) -> None:
         assert isinstance(self.comm, Watching)
-        if self.kind == EventKind.COLLECTIVE:
+        if self.kind == COLLECTIVE:
             self.comm.observer.note(kind, f"{kind} {self.name}")
 
 

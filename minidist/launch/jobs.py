@@ -57,20 +57,11 @@ def run_job(
         Run it as this user and its group, which only root can. Default: as oneself.
     """
     mark = secrets.token_hex(8)
-    environment = {**(os.environ if env is None else env), MARK: mark}
-    pipe = subprocess.PIPE if capture else None
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL if capture else None,
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        **become(user),
-    )
+    options = become(user) | {"start_new_session": True}
+    if capture:
+        options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    marked = {**(os.environ if env is None else env), MARK: mark}
+    process = subprocess.Popen(command, env=marked, cwd=cwd, text=True, errors="replace", **options)
     timed_out = False
     try:
         out, error = process.communicate(timeout=timeout)
@@ -96,16 +87,13 @@ def become(user: str | None) -> dict[str, Any]:
 
 def end_job(root: int, mark: str, grace: float) -> None:
     """Ask every process of the job to end; after `grace` seconds make it."""
-    job = members(root, mark)
-    if not job:
-        return
-    send_signal(job, signal.SIGTERM)
+    left = members(root, mark)
+    send_signal(left, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while (left := job & parents().keys()) and time.monotonic() < deadline:
+    while left and (left := left & parents().keys()) and time.monotonic() < deadline:
         time.sleep(0.02)
     for _ in range(50):  # a process may be starting another one at this moment
-        left = (left & parents().keys()) | members(root, mark)
-        if not left:
+        if not (left := (left & parents().keys()) | members(root, mark)):
             return
         send_signal(left, signal.SIGKILL)
         time.sleep(0.02)
@@ -116,8 +104,7 @@ def members(root: int, mark: str) -> set[int]:
     if not Path("/proc/self/environ").exists():
         return descendants(root)
     line = f"{MARK}={mark}".encode()
-    files = Path("/proc").glob("[0-9]*/environ")
-    return {int(file.parent.name) for file in files if line in _content(file).split(b"\0")}
+    return {pid for pid, environment in _read_proc("environ").items() if line in environment.split(b"\0")}
 
 
 def descendants(root: int, but: Collection[int] = ()) -> set[int]:
@@ -130,10 +117,8 @@ def descendants(root: int, but: Collection[int] = ()) -> set[int]:
 
 def parents() -> dict[int, int]:
     """Return the parent of each process that runs. A zombie does not: it waits until its parent asks for its status."""
-    if Path("/proc/self/stat").exists():
-        said = {file.parent.name: _content(file).decode(errors="replace") for file in Path("/proc").glob("[0-9]*/stat")}
-        lines = [f"{pid} {text.rpartition(')')[2]}" for pid, text in said.items() if text]
-    else:
+    lines = [f"{pid} {stat.rpartition(b')')[2].decode()}" for pid, stat in _read_proc("stat").items() if stat]
+    if not lines:
         command = ["ps", "-A", "-o", "pid=,stat=,ppid="]
         lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     rows = [line.split() for line in lines]
@@ -147,9 +132,10 @@ def send_signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _content(file: Path) -> bytes:
-    """Return what a file of /proc says: nothing if its process has ended, or belongs to somebody else."""
-    try:
-        return file.read_bytes()
-    except OSError:
-        return b""
+def _read_proc(name: str) -> dict[int, bytes]:
+    """Return what this file of /proc says of each process but those that have ended, or belong to somebody else."""
+    found = {}
+    for file in Path("/proc").glob(f"[0-9]*/{name}"):
+        with suppress(OSError):
+            found[int(file.parent.name)] = file.read_bytes()
+    return found

@@ -25,28 +25,23 @@ class MarkedLines(io.FileIO):
     def __init__(self, descriptor: int, rank: str) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self.mark, self.already = f"[{rank}] ".encode(), f"[rank {rank}] ".encode()  # tracebacks mark themselves
-        self.descriptor, self.rest = descriptor, b""
-        self.lock = threading.Lock()
+        self.descriptor, self.rest, self.lock = descriptor, b"", threading.Lock()
 
     def write(self, data: Any) -> int:
         """Print the lines that are complete by now."""
         data = bytes(data)
         with self.lock:
             *lines, self.rest = (self.rest + data).split(b"\n")
-            self._print(lines)
+            marked = (line if line.startswith(self.already) else self.mark + line for line in lines)
+            left = b"".join(line + b"\n" for line in marked)
+            while left:
+                left = left[os.write(self.descriptor, left) :]
         return len(data)
 
     def end(self) -> None:
         """Print the last line, which has no end yet."""
-        with self.lock:
-            self._print([self.rest] if self.rest else [])
-            self.rest = b""
-
-    def _print(self, lines: list[bytes]) -> None:
-        marked = (line if line.startswith(self.already) else self.mark + line for line in lines)
-        left = b"".join(line + b"\n" for line in marked)
-        while left:
-            left = left[os.write(self.descriptor, left) :]
+        if self.rest:
+            self.write(b"\n")
 
 
 def mark_output() -> None:

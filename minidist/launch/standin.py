@@ -40,9 +40,7 @@ MOST = 100  # descriptors of one stand-in
 FREE = 500  # from here on, numbers of descriptors that nobody uses
 
 
-def fork_ranks(
-    listener: socket.socket, ranks: float, ended: Callable[[Collection[int]], object] = lambda others: None
-) -> list[str] | None:
+def fork_ranks(listener: socket.socket, ranks: float, ended: Callable[[Collection[int]], object]) -> list[str] | None:
     """Fork a rank for each of the next `ranks` stand-ins that connect, and wait until all have ended.
 
     When one has ended, `ended` is called with the others' process numbers, and only then does its stand-in end.
@@ -63,15 +61,14 @@ def fork_ranks(
                 with stand_in:
                     status = os.waitpid(pid, 0)[1]
                     ended([other for other, _ in alive.values()])
-                    dismiss(stand_in, status)
+                    with suppress(OSError):  # the stand-in was ended first
+                        stand_in.sendall(str(os.waitstatus_to_exitcode(status)).encode())
             else:
                 ranks -= 1
                 stand_in = listener.accept()[0]
                 pid = os.fork()
                 if pid == 0:
-                    for other in (listener, *(each for _, each in alive.values())):
-                        other.close()
-                    for descriptor in alive:
+                    for descriptor in (listener.detach(), *alive, *(other.detach() for _, other in alive.values())):
                         os.close(descriptor)
                     return take_the_place(stand_in)
                 alive[os.pidfd_open(pid)] = pid, stand_in
@@ -103,9 +100,3 @@ def end_with(stand_in: int) -> None:
     fcntl.fcntl(stand_in, fcntl.F_SETFL, os.O_ASYNC)
     if select.select([stand_in], [], [], 0)[0]:  # it has ended already
         os._exit(1)
-
-
-def dismiss(stand_in: socket.socket, status: int) -> None:
-    """Tell a stand-in how its rank ended, so that it ends in the same way."""
-    with suppress(OSError):  # it was ended first
-        stand_in.sendall(str(os.waitstatus_to_exitcode(status)).encode())

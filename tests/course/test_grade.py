@@ -24,7 +24,7 @@ import minidist
 from minidist.__main__ import main
 from minidist.comm import Communicator
 from minidist.course.grade import default_lessons
-from minidist.course.grader import grading, record
+from minidist.course.grader import grading, record, runner
 from minidist.course.grader.compare import Wrong, expect_close, expect_equal, expect_ranks, known
 from minidist.course.grader.contract import Check, Note, Task
 from minidist.course.grader.grading import AT_ONCE, NOT_STARTED, Graded
@@ -108,6 +108,16 @@ def test_other_seeds_draw_other_cases_and_an_honest_answer_passes_them(seed: int
 
 def test_an_honest_answer_passes_under_mpirun(tmp_path: Path) -> None:
     assert all(test.score for test in grade(LESSON, answer(tmp_path, HONEST), only=pick(wire="mpi")))
+
+
+@pytest.mark.parametrize("wire", ("threads", "mpi"))
+def test_where_no_case_is_forked_each_imports_for_itself(
+    wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Mac, or under an mpirun that is not MPICH's."""
+    monkeypatch.setattr(runner, "SUPPORTED", False)
+    tests = grade(LESSON, answer(tmp_path, HONEST), only=pick(4 if wire == "threads" else 0, wire), warm=None)
+    assert tests and [test.output for test in tests if test.score < test.max_score] == []
 
 
 @pytest.mark.parametrize("wire", ("threads", "mpi"))

@@ -51,7 +51,7 @@ def first_cases(lesson: Lesson) -> Lesson:
     def first(check: Check) -> Check:
         return replace(check, draw=lambda chance: check.draw(chance)[:1])
 
-    return replace(lesson, checks=[first(check) for check in lesson.checks])
+    return lesson._replace(checks=[first(check) for check in lesson.checks])
 
 
 @pytest.fixture(scope="module")

@@ -1292,8 +1292,8 @@ REST = [
     Mutation(
         "the player shows what a receive brings before its rank has waited",
         "minidist/draw/observer.py",
-        old="self.shown[name][number] if (name, number) in waiting else self.contents(",
-        new="self.contents(",
+        old="held[name][number] = self.shown[name][number]",
+        new="pass",
         tests=("tests/draw/test_player.py::test_what_came_early_is_shown_once_it_has_been_waited_for",),
     ),
     Mutation(

@@ -30,8 +30,8 @@ from minidist.course.grader.witness import Witness
 from minidist.course.lesson import load_checks, load_module, place_of
 from minidist.launch.imports import quick_imports
 
-# Of each part of the package its full name, the namespace where it lies, its name there, itself, and its code.
-Seal: TypeAlias = list[tuple[str, Mapping[str, object], str, object, object]]
+# A part of the package: its full name, the namespace where it lies, its name there, itself, and its code.
+Part: TypeAlias = tuple[str, Mapping[str, object], str, object, object]
 FOR_EVER = 1e6  # seconds: the job's own limit comes first
 MEMORY = 4 << 30  # bytes that one process may hold
 
@@ -42,8 +42,8 @@ class Prepared(NamedTuple):
     Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all.
     """
 
-    checks: Mapping[str, Sequence[Check]] = field(default_factory=dict)
-    sealed: Seal = field(default_factory=list)
+    checks: Mapping[str, Sequence[Check]] = {}
+    sealed: Sequence[Part] = ()
     modules: int = 0
 
 
@@ -153,12 +153,12 @@ def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]
     return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
 
 
-def seal() -> Seal:
+def seal() -> list[Part]:
     """Return the package's modules by now, and what these and the classes in them consist of: functions, with code."""
     modules = {name: one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "minidist"}
     named = (value for module in modules.values() for value in vars(module).values())
     classes = {f"{one.__module__}.{one.__qualname__}": one for one in named if isinstance(one, type)}
-    parts: Seal = [(name, sys.modules, name, module, None) for name, module in modules.items()]
+    parts: list[Part] = [(name, sys.modules, name, module, None) for name, module in modules.items()]
     return parts + [
         (f"{space}.{name}", vars(one), name, value, getattr(value, "__code__", None))
         for space, one in [*modules.items(), *classes.items()]
@@ -167,7 +167,7 @@ def seal() -> Seal:
     ]
 
 
-def check_untouched(sealed: Seal) -> None:
+def check_untouched(sealed: Sequence[Part]) -> None:
     """Raise if the student's code replaced a part of the package."""
     for full_name, space, name, value, code in sealed:
         found = space.get(name)
@@ -187,8 +187,7 @@ def hooked_by_torch(found: Any, value: Any) -> bool:
 
 def check_seen(share: Share, sent: int) -> None:
     """Raise if messages went past the witness: the traffic of the communicator below it is counted as well."""
-    seen = sum(note.kind in ("send", "barrier") for note in share.notes)
-    if sent != seen:
+    if sent != (seen := sum(note.kind in ("send", "barrier") for note in share.notes)):
         raise Wrong(f"{sent} messages were sent, but {seen} through the communicator that was given")
 
 

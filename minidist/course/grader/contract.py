@@ -132,19 +132,14 @@ def expect_orderly(ranks: int, found: Sequence[Array], notes: Sequence[Note]) ->
     found : sequence of arrays
         By rank what `awaited` says of a trace that was begun before the first message.
     """
+    rule = "isend and irecv end with request.wait(), and until then the buffer must not be used"
     for rank in range(ranks):
         coming = [note for note in notes if note.kind == "send" and note.to == rank]
-        for number, (verb, posted) in enumerate((("sent", sent_by(rank, notes)), ("was sent", coming))):
-            if found[rank][number] < len(posted):
-                raise Wrong(
-                    f"rank {rank} {verb} {len(posted)} messages and waited for {found[rank][number]} of them: isend "
-                    "and irecv end with request.wait(), and until then the buffer must not be used"
-                )
-    for note in notes:
-        if note.kind == "barrier":
-            raise Wrong(
-                f"rank {note.rank} calls comm.barrier ({note.line}), which sends messages that nobody needs here"
-            )
+        for verb, posted, waited in zip(("sent", "was sent"), (sent_by(rank, notes), coming), found[rank], strict=True):
+            if waited < len(posted):
+                raise Wrong(f"rank {rank} {verb} {len(posted)} messages and waited for {waited} of them: {rule}")
+    if note := next((note for note in notes if note.kind == "barrier"), None):
+        raise Wrong(f"rank {note.rank} calls comm.barrier ({note.line}), which sends messages that nobody needs here")
 
 
 def barred(task: Task, name: str) -> bool:

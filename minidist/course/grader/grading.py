@@ -109,8 +109,7 @@ def numbered(tests: list[Graded]) -> list[Graded]:
     found = {test.check.task.number: test.output for test in reversed(tests) if test.status == LEANS}
     result: list[Graded] = []
     for task in sorted({test.check.task.number for test in tests}):
-        own = (test for test in tests if test.check.task.number == task)
-        for number, test in enumerate(own, start=1):
+        for number, test in enumerate((test for test in tests if test.check.task.number == task), start=1):
             if task in found:
                 test = test._replace(score=0.0, status=FAILED, output=found[task])
             result.append(test._replace(number=f"{task}.{number}"))

@@ -17,10 +17,10 @@ FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 def hang_report(folder: Path, ranks: int, limit: float) -> str:
     """Say where each rank stood when the time was up; return nothing if it was not."""
     places: dict[str, str] = {}
-    over = False
-    for path in sorted(folder.glob("hang-*.txt")):
-        text = path.read_text(errors="replace") if path.is_file() else ""
-        over |= "\nTimeout (" in text
+    texts = [path.read_text(errors="replace") for path in sorted(folder.glob("hang-*.txt")) if path.is_file()]
+    if not any("\nTimeout (" in text for text in texts):
+        return ""
+    for text in texts:
         owners = dict(OWNER.findall(text))
         for thread, frames in THREAD.findall(text):
             lines = FRAME.findall(frames)
@@ -28,7 +28,5 @@ def hang_report(folder: Path, ranks: int, limit: float) -> str:
             if thread in owners and own:
                 waits = "waits" if Path(lines[0][0]).name != "exercise.py" else "is still"
                 places[owners[thread]] = f"{waits} at {own[0]}"
-    if not over:
-        return ""
     said = [f"rank {rank} {places.get(f'rank {rank}', 'is not in exercise.py')}" for rank in range(ranks)]
     return f"it did not end within {limit:g} seconds: " + ", ".join(said)

@@ -55,10 +55,8 @@ def read(path: Path, nonce: str = "") -> tuple[dict[str, Any], dict[str, Array]]
 
 def plain(results: Mapping[str, Any]) -> dict[str, Array]:
     """Return a program's results as arrays of numbers. Raises Wrong with the name of a result that is none."""
-    arrays = {}
-    for name, value in results.items():
-        array = np.asarray(value)
+    arrays = {name: np.asarray(value) for name, value in results.items()}
+    for name, array in arrays.items():
         if array.dtype.kind not in NUMBERS:
-            raise Wrong(f"{name} is {type(value).__name__}, expected numbers: is the result returned?")
-        arrays[name] = array
+            raise Wrong(f"{name} is {type(results[name]).__name__}, expected numbers: is the result returned?")
     return arrays

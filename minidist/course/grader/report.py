@@ -4,6 +4,7 @@ https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
@@ -18,16 +19,12 @@ def totals(tests: Sequence[Graded]) -> tuple[float, float]:
 def table(tests: Sequence[Graded]) -> str:
     """Return a table: one line a case, what went wrong below it."""
     lines: list[str] = []
-    lesson, said = "", ""
+    said = ""
     for test in tests:
-        if test.lesson != lesson:
-            lesson = test.lesson
-            lines += [lesson]
-        hidden = ", hidden" if test.check.hidden else ""
-        lines.append(
-            f"  {test.number:<5}{test.score:5.1f} of {test.max_score:4.1f}  {test.status:<12} "
-            f"{test.check.task.title}: {test.check.title} ({test.label}{hidden})"
-        )
+        if test.lesson not in lines:
+            lines.append(test.lesson)
+        name = f"{test.check.task.title}: {test.check.title} ({test.label}{', hidden' * test.check.hidden})"
+        lines.append(f"  {test.number:<5}{test.score:5.1f} of {test.max_score:4.1f}  {test.status:<12} {name}")
         if test.status == FAILED:
             lines += [f"       {line}" for line in (test.output if test.output != said else "as above").splitlines()]
             said = test.output
@@ -69,19 +66,14 @@ def junit(tests: Sequence[Graded]) -> str:
     root = ElementTree.Element("testsuites")
     for lesson in dict.fromkeys(test.lesson for test in tests):
         own = [test for test in tests if test.lesson == lesson]
-        counts = {
-            "tests": len(own),
-            "failures": sum(test.status == FAILED for test in own),
-            "skipped": sum(test.status == NOT_STARTED for test in own),
-        }
+        number = Counter(test.status for test in own)
+        counts = {"tests": len(own), "failures": number[FAILED], "skipped": number[NOT_STARTED]}
         suite = ElementTree.SubElement(root, "testsuite", {"name": lesson} | {k: str(n) for k, n in counts.items()})
         for test in own:
-            case = ElementTree.SubElement(
-                suite, "testcase", {"classname": lesson, "name": f"{test.number} {test.name}"}
-            )
+            case = ElementTree.SubElement(suite, "testcase", classname=lesson, name=f"{test.number} {test.name}")
             if test.status != PASSED:
                 kind = "skipped" if test.status == NOT_STARTED else "failure"
-                ElementTree.SubElement(case, kind, {"message": test.output})
+                ElementTree.SubElement(case, kind, message=test.output)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 

@@ -67,7 +67,7 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
             "ranks": case.ranks,
             "limit": limit,
             "exercise": str(exercise),
-            "beside": [str(beside.resolve()) for beside in answer.beside],
+            "beside": [str(lesson.folder.resolve())] if answer.may_lean else [],
         }
         (folder / "job.json").write_text(json.dumps(job))
         if warm.user is not None:
@@ -78,9 +78,8 @@ def run_case(lesson: Lesson, index: int, case: Case, answer: Answer, limit: floa
         else:
             mpirun = found_mpirun() if check.wire == "mpi" else None
             forked = SUPPORTED and mpirun is not None and mpirun.vendor == "MPICH"
-            start = warm.rank(folder) if forked else isolated("child", folder)
-            if mpirun is not None:
-                start = [mpirun.path, "-n", str(case.ranks), *start]
+            start = [mpirun.path, "-n", str(case.ranks)] if mpirun is not None else []
+            start += warm.rank(folder) if forked else isolated("child", folder)
             env = clean_environment(mpirun)
             run_job(start, env=env, cwd=stand, timeout=limit + 3, capture=True, grace=0.5, user=warm.user)
         return collect(folder, nonces, limit)
@@ -96,8 +95,7 @@ def collect(folder: Path, nonces: Sequence[str], limit: float) -> Ran:
     """Return what the ranks recorded, or the reason why one did not."""
     told = [told_by(folder / f"record-{rank}", nonce) for rank, nonce in enumerate(nonces)]
     notes = [note for one in told for note in one.notes]
-    errors = [(rank, one.error) for rank, one in enumerate(told) if one.error]
-    if errors:
+    if errors := [(rank, one.error) for rank, one in enumerate(told) if one.error]:
         rank, error = min(errors, key=lambda pair: pair[1]["type"] in SECONDARY)
         if error["type"] == "NotImplementedError":
             return Ran(notes=notes, not_started=error["text"] or "not started")

@@ -13,7 +13,6 @@ import atexit
 import ctypes
 import importlib
 import json
-import math
 import os
 import queue
 import secrets
@@ -26,7 +25,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from minidist.course.grader import child
@@ -38,9 +37,8 @@ from minidist.launch.standin import STAND_IN, end_with, fork_ranks
 SUPPORTED = sys.platform == "linux"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
 PACKAGES = str(Path(__file__).parents[3])
-START = "import sys; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True; " + (
-    "from minidist.course.grader import {0}; {0}.main(*sys.argv[2:])"
-)
+START = "import sys; sys.path.insert(0, sys.argv[1]); from minidist.course.grader import {0}; {0}.main(*sys.argv[2:])"
+SOCKET = "/proc/{}/cwd/socket"  # where an importer listens, in its folder: the name of a socket has to be a short one
 NEEDED = ("minidist.collectives", "resource")  # by most answers and by each child, besides what the checks import
 NEEDED_WITH_TORCH = ("minidist.parallel", "torch.fx.experimental.symbolic_shapes")  # the latter by a first backward
 GRACE = 2.5  # seconds beyond its limit until a case is ended, and then until the importer counts as stuck
@@ -49,18 +47,16 @@ PATIENCE = 60.0  # seconds that imports may take
 
 def isolated(module: str, *arguments: object) -> list[str]:
     """Return the command that calls `main` of a module of this folder; Python looks at no path or file of a student."""
-    return [sys.executable, "-I", "-c", START.format(module), PACKAGES, *map(str, arguments)]
+    return [sys.executable, "-I", "-B", "-c", START.format(module), PACKAGES, *map(str, arguments)]
 
 
-class Warm:
+class Warm(AbstractContextManager["Warm"]):
     """What forks for some lessons' checks, up to `processes` at a time, as `user`. A context manager: none outlives it.
 
     Simulated ranks take turns, and take half the time on a single core, so each of the cases has a core of its own.
     """
 
-    def __init__(
-        self, checks: Sequence[Path], environment: dict[str, str], processes: int, user: str | None = None
-    ) -> None:
+    def __init__(self, checks: Sequence[Path], environment: dict[str, str], processes: int, user: str | None = None):
         self.mark = secrets.token_hex(8)
         self.checks, self.environment, self.user = checks, {**environment, MARK: self.mark}, user
         self.folder = tempfile.TemporaryDirectory(prefix="minidist-grade-", ignore_cleanup_errors=True)
@@ -72,9 +68,6 @@ class Warm:
         for number in range(processes):
             self.cores.put(os.getpid() + number)  # graders beside each other begin at different ones
 
-    def __enter__(self) -> "Warm":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.end(self.importer)
         self.folder.cleanup()
@@ -84,7 +77,7 @@ class Warm:
         core, importer, answered = self.cores.get(), self.ready(), False
         told = json.dumps([[], str(stand), self.environment, [str(folder), str(core)]])
         with suppress(OSError), socket.socket(socket.AF_UNIX) as case:  # an answer may have ended the importer
-            case.connect(self.socket_of(importer))
+            case.connect(SOCKET.format(importer.pid))
             case.sendall(b"." + told.encode() + b"\n")
             if not select.select([case], [], [], limit + GRACE)[0]:
                 case.shutdown(socket.SHUT_WR)  # so the system ends the case
@@ -95,22 +88,15 @@ class Warm:
 
     def rank(self, folder: Path) -> list[str]:
         """Return the command that stands in for a rank of the case under mpirun that lies in `folder`."""
-        return [sys.executable, "-I", "-S", "-c", STAND_IN, self.socket_of(self.ready()), str(folder)]
+        return [sys.executable, "-I", "-S", "-c", STAND_IN, SOCKET.format(self.ready().pid), str(folder)]
 
     def ready(self) -> subprocess.Popen[bytes]:
         """Return the process that has imported what cases need. It is started first, if it is not there."""
         with self.starting:
             if self.importer is None or self.importer.poll() is not None:
-                self.importer = subprocess.Popen(
-                    isolated("warm", *self.checks),
-                    env=self.environment,
-                    cwd=self.folder.name,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                    **become(self.user),
-                )
+                options = become(self.user) | {"cwd": self.folder.name, "start_new_session": True}
+                options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+                self.importer = subprocess.Popen(isolated("warm", *self.checks), env=self.environment, **options)
                 assert self.importer.stdout is not None
                 select.select([self.importer.stdout], [], [], PATIENCE)
             return self.importer
@@ -122,11 +108,6 @@ class Warm:
                 end_job(importer.pid, self.mark, grace=0.2)
                 importer.communicate()
                 self.importer = None
-
-    @staticmethod
-    def socket_of(importer: subprocess.Popen[bytes]) -> str:
-        """Return where an importer listens, in its folder: by this name, as that of a socket has to be a short one."""
-        return f"/proc/{importer.pid}/cwd/socket"
 
 
 # ---------------------------------------------------------------- in the process that has imported
@@ -148,7 +129,7 @@ def main(*checks: str) -> None:
         listener.bind("socket")
         listener.listen()
         os.write(1, b".")
-        arguments = fork_ranks(listener, math.inf, end_descendants)
+        arguments = fork_ranks(listener, float("inf"), end_descendants)
     assert arguments is not None, "the importer itself is ended, and never returns"
     folder, *core = arguments
     os.setsid()  # without a way to the grader

@@ -90,9 +90,9 @@ class Watch:
             self.dull[file] = known and not self.barred(module_of(frame) if owner == LIBRARY else owner)
         if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
             return
-        if id(code) in self.shortcuts or (id(code) in self.below and not self.witnessed(caller)):
-            through, line, _ = self.stack(caller)
-            kind = self.shortcuts.get(id(code)) or self.below[id(code)]
+        kind = self.shortcuts.get(id(code)) or self.below.get(id(code))
+        through, line, _, witnessed = self.stack(caller) if kind else ((), "", False, False)
+        if kind and (id(code) in self.shortcuts or not witnessed):
             if line:
                 self.note(Note(-1, kind, through=("comm.wire.inner",) if kind == "hides" else through, line=line))
         elif owner == CHECKS:
@@ -104,14 +104,6 @@ class Watch:
                     self.called(name, caller)
         elif not owner.startswith("minidist.course") or caller is None or not self.owner(caller).startswith("minidist"):
             self.called(owner, frame)  # unless it is the witness's own business
-
-    def witnessed(self, frame: FrameType | None) -> bool:
-        """Tell whether the witness stands between the student's file and a call of the wire below it."""
-        while frame is not None and (owner := self.owner(frame)) != STUDENT:
-            if owner == WITNESS:
-                return True
-            frame = frame.f_back
-        return False
 
     def starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
         """Return `start` so changed that a thread's calls are watched, and that it remembers the student's line."""
@@ -164,19 +156,21 @@ class Watch:
             self.owners[file] = owner
         return owner
 
-    def stack(self, frame: FrameType | None) -> tuple[tuple[str, ...], str, bool]:
-        """Return how the student's file came to a frame: three answers.
+    def stack(self, frame: FrameType | None) -> tuple[tuple[str, ...], str, bool, bool]:
+        """Return how the student's file came to a frame: four answers.
 
-        The package's modules between the two; the line of the file, or nothing; and whether a barrier lies between.
+        The package's modules between the two; the line of the file, or nothing; whether a barrier lies between; and
+        whether the witness does.
         """
         through: dict[str, None] = {}
-        barrier, its_code = False, Communicator.barrier.__code__
+        barrier = witnessed = False
         while frame is not None and (owner := self.owner(frame)) != STUDENT:
-            barrier |= frame.f_code is its_code
+            barrier |= frame.f_code is Communicator.barrier.__code__
+            witnessed |= owner == WITNESS
             if owner.startswith("minidist") and not owner.startswith("minidist.course"):
                 through.setdefault(owner)
             frame = frame.f_back
-        return tuple(through), self.line(frame), barrier
+        return tuple(through), self.line(frame), barrier, witnessed
 
     def led(self, frame: FrameType | None) -> str:
         """Return the line of the answer that led to a frame; nothing if the checks, a library's hook or an import did.

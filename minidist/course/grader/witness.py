@@ -33,7 +33,7 @@ class Witness(WireAround):
             watch.below[id(getattr(type(inner), name).__code__)] = name if name in SHORTCUTS else "hides"
 
     def _see(self, to: int, bytes: int) -> None:
-        through, line, barrier = self._watch.stack(sys._getframe(2))
+        through, line, barrier, _ = self._watch.stack(sys._getframe(2))
         kind = "barrier" if barrier else "send"
         self._note(Note(self.members[self.rank], kind, self.members[to], bytes, through, line))
 
