@@ -77,7 +77,7 @@ def start_gloo(comm: Communicator) -> Any:
 def machine() -> dict[str, object]:
     """Return what the numbers depend on, by name; empty where this process has not loaded the library."""
     torch, mpi = sys.modules.get("torch"), sys.modules.get("mpi4py.MPI")
-    library = "" if mpi is None else mpi.Get_library_version().replace("\t", " ").split("\n")[0]
+    library = "" if mpi is None else mpi.Get_library_version().split("\n")[0]
     return {
         "processor": processor(),
         "cores": os.cpu_count(),

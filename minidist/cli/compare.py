@@ -19,6 +19,7 @@ from minidist.trainer.loop import Outcome, Sent, Trainer
 from minidist.trainer.text import Samples, read_corpus
 from minidist.trainer.verify import largest_difference, serial_run
 
+NOTE = "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: to the serial run."
 Variants = Callable[[Config, int], dict[str, Config]]
 """Returns the ways to do a run on so many ranks: the options of each, by its name."""
 
@@ -87,7 +88,4 @@ def table(rows: list[Row], differences: list[float]) -> str:
         ]
         for row, difference in zip(rows, differences, strict=True)
     ]
-    note = (
-        "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: to the serial run."
-    )
-    return f"{aligned(heads, lines)}\n{note}"
+    return f"{aligned(heads, lines)}\n{NOTE}"

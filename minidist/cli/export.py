@@ -152,15 +152,11 @@ def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
     CheckpointError
         If it is damaged, or not of a model of these sizes. Checksums are left to `restore.verify`.
     """
-    there = restore.names(checkpoint)
-    wanted = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        dtype = there[name][0] if name in there else torch.float32  # a missing one is named by `read`
-        wanted.append(Piece(name, Extent.of(parameter.shape), torch.empty(parameter.shape, dtype=dtype)))
-    restore.read(checkpoint, wanted)
-    return {piece.name: piece.tensor for piece in wanted}
+    dtypes = {name: dtype for name, (dtype, _) in restore.names(checkpoint).items()}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = {name: torch.empty(shape, dtype=dtypes.get(name)) for name, shape in shapes.items()}
+    restore.read(checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()])
+    return found  # `read` has named what is missing
 
 
 def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:

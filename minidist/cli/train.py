@@ -91,16 +91,15 @@ def headline(trainer: Trainer, samples: Samples) -> str:
         f"{config.data.sequence} tokens; {ranks} on the {comm.wire.kind} wire, {spreading(trainer)}"
     )
     memory, resumed = config.memory, trainer.resumed
-    if config.adapter_rank:
-        line += f", adapters of rank {config.adapter_rank}" + (" beside matrices in 4 bits" * config.run.qlora)
-    if config.run.init:
-        line += f", beginning with the weights in {config.run.init}"
-    if memory.recompute != "none":
-        line += f", recompute {memory.recompute}"
-    if config.parallel.compile:
-        line += ", blocks compiled" + (" but for dropout" if config.model.dropout else "")
-    if memory.offload != "none":
-        line += f", the optimizer's state in {'memory' if memory.offload == 'memory' else config.offload_to}"
+    place = "memory" if memory.offload == "memory" else config.offload_to
+    asked = {
+        f"adapters of rank {config.adapter_rank}{' beside matrices in 4 bits' * config.run.qlora}": config.adapter_rank,
+        f"beginning with the weights in {config.run.init}": config.run.init,
+        f"recompute {memory.recompute}": memory.recompute != "none",
+        f"blocks compiled{' but for dropout' * (config.model.dropout > 0)}": config.parallel.compile,
+        f"the optimizer's state in {place}": memory.offload != "none",
+    }
+    line = ", ".join([line, *(words for words, so in asked.items() if so)])
     if resumed is not None:
         line += f"\nresumed after step {resumed.step}"
         line += f", with options that are not what they were: {', '.join(resumed.changed)}" if resumed.changed else ""
@@ -111,20 +110,16 @@ def headline(trainer: Trainer, samples: Samples) -> str:
 def spreading(trainer: Trainer) -> str:
     """Say in a few words how the model is spread over the ranks."""
     layout, parallel = trainer.mesh.layout, trainer.config.parallel
-    words = [f"dp={layout.dp}"]
-    if layout.dp * layout.cp > 1:
-        zero = f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
-        words[0] += f" ({zero if parallel.zero else parallel.strategy})"
-    if layout.pp > 1:
-        schedule = parallel.plan or parallel.schedule
-        words.append(f"pp={layout.pp} ({schedule}, {trainer.recipe.microbatches} microbatches)")
-    if layout.cp > 1:
-        words.append(f"cp={layout.cp} ({parallel.cp_comm}, {parallel.cp_order} order)")
-    if layout.ep > 1:
-        words.append(f"ep={layout.ep} ({parallel.ep_comm}{', in 8 bits' * parallel.ep_fp8})")
-    if layout.tp > 1:
-        words.append(f"tp={layout.tp}{' (with sequence parallelism)' if parallel.sp else ''}")
-    return " ".join(words)
+    schedule = f"{parallel.plan or parallel.schedule}, {trainer.recipe.microbatches} microbatches"
+    zero = f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
+    axes = {
+        f" ({zero if parallel.zero else parallel.strategy})": layout.dp * layout.cp,
+        f" pp={layout.pp} ({schedule})": layout.pp,
+        f" cp={layout.cp} ({parallel.cp_comm}, {parallel.cp_order} order)": layout.cp,
+        f" ep={layout.ep} ({parallel.ep_comm}{', in 8 bits' * parallel.ep_fp8})": layout.ep,
+        f" tp={layout.tp}{' (with sequence parallelism)' * parallel.sp}": layout.tp,
+    }
+    return "".join([f"dp={layout.dp}", *(words for words, ranks in axes.items() if ranks > 1)])
 
 
 def write_trace(comm: Communicator, path: Path) -> None:

@@ -41,7 +41,6 @@ from minidist.memory.precision.adamw import FusedAdamW
 from minidist.memory.recompute.segments import recompute as recomputed
 from minidist.model import Where
 from minidist.parallel.context.flash import flash_attention, page_backward, page_forward
-from minidist.parallel.replica import Alone
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 LENGTHS = (512, 2048)
@@ -101,7 +100,7 @@ def recompute(setting: Setting) -> Iterator[Case | Counted]:
     recomputed(models["full"], "full")
     for layer in models["torch full"].layers:
         layer.forward = partial(checkpointed, layer.forward)
-    runs = {name: training_step(Alone(model), text()) for name, model in models.items()}
+    runs = {name: training_step(model, text()) for name, model in models.items()}
     yield Case(case, runs)
     for name, run in runs.items():
         account = Account()

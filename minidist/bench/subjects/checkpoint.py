@@ -8,7 +8,6 @@ Both write the same, to the folder for temporary files.
 """
 
 import itertools
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,13 +33,9 @@ def checkpoint(setting: Setting) -> Iterator[Counted]:
     """Seconds of one save, and of a training step, at every width."""
     comm = setting.comm
     for hidden in setting.options.hidden:
-        shared: list[str] = comm.roll_call(tempfile.mkdtemp() if comm.rank == 0 else "")
-        writer = Writer(Path(shared[0]), comm, keep=1, every=0)
-        try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
+            writer = Writer(Path(comm.roll_call(own)[0]), comm, keep=1, every=0)  # all write to rank 0's folder
             seconds = measure(hidden, comm, writer, setting.options.rounds or checkpoint.rounds)
-        finally:
-            if comm.rank == 0:
-                shutil.rmtree(shared[0], ignore_errors=True)
         yield Counted(f"D={hidden}", seconds)
 
 
@@ -74,8 +69,7 @@ def training(hidden: int, comm: Communicator) -> tuple[Parallel, MasterWeights, 
     model = gpt(hidden)
     loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
     parallel = parallelize(model, mesh, Recipe(), loss)
-    groups = [{"params": list(model.parameters())}]
-    optimizer = parallel.optimizer(MasterWeights, groups, optimizer=torch.optim.AdamW, lr=1e-4)
+    optimizer = parallel.optimizer(MasterWeights, model.parameters(), optimizer=torch.optim.AdamW, lr=1e-4)
     tokens = text(BATCH)
 
     def step() -> None:
