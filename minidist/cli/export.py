@@ -92,7 +92,11 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
             raise CheckpointError(f"--to {folder} is there already and is not overwritten: give a new folder")
     restore.verify(checkpoint)
     state = restore.read_state(checkpoint)
-    saved, config = partial(restore.state_at, checkpoint, state), _sizes(checkpoint, state)
+    saved = partial(restore.state_at, checkpoint, state)
+    try:
+        config = GPTConfig(**state["model"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{checkpoint} does not say of which GPT it is: export those of train") from None
     with retold(CheckpointError, ValueError, before=f"{checkpoint}: "):
         check_known(config)
     if state.get("base"):
@@ -157,15 +161,6 @@ def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
     found = {name: torch.empty(shape, dtype=dtypes.get(name)) for name, shape in shapes.items()}
     restore.read(checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()])
     return found  # `read` has named what is missing
-
-
-def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:
-    try:
-        return GPTConfig(**state["model"])
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{checkpoint} does not say of which GPT it is: only those of train can be exported"
-        ) from None
 
 
 def _write(files: tuple[str, str], write: Callable[[Path], None], folder: Path) -> None:

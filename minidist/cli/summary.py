@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict
-from statistics import median
+from statistics import fmean, median
 
 from minidist.draw.table import format_sent
 from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
@@ -18,7 +18,6 @@ LONG_BUBBLE = 0.15  # of a step: from there on it is worth another schedule
 def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | None) -> str:
     """Return the table at the end."""
     history = outcome.history
-    seconds = sum(metrics.seconds for metrics in history)
     rows = [("loss, first and last step", f"{history[0].loss:.4f} -> {history[-1].loss:.4f}")] if history else []
     if verdict is not None:
         said = f"{'yes' if verdict.same else 'NO'}: largest relative difference {verdict.difference:.2e}"
@@ -29,10 +28,10 @@ def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | 
         rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
     rows += memory(trainer, outcome) + traffic(trainer, outcome)
     if history:
-        tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
-        waiting = sum(metrics.communication * metrics.seconds for metrics in history)
-        rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
-        rows.append(("time in messages and waiting", f"{waiting / seconds:.1%}"))
+        seconds = [metrics.seconds for metrics in history]
+        speed = fmean([metrics.tokens_per_second for metrics in history], seconds)
+        waiting = fmean([metrics.communication for metrics in history], seconds)
+        rows += [("tokens per second", f"{speed:,.0f}"), ("time in messages and waiting", f"{waiting:.1%}")]
     rows += bubble(trainer, outcome) + checkpoints(trainer, outcome)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)

@@ -140,9 +140,7 @@ def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt:
     if not config.run.sample:
         return
     generator = torch.Generator().manual_seed(config.run.seed)
-    device = next(outcome.model.parameters()).device
-    beginning = torch.tensor([prompt.tolist()], device=device)
+    beginning = torch.tensor([prompt.tolist()], device=next(outcome.model.parameters()).device)
     tokens = generate(outcome.model, beginning, config.run.sample, generator, temperature=0.8, top_k=40)
     written = tokenizer.decode(tokens[0, len(prompt) :].tolist())
-    given = tokenizer.decode(prompt)
-    print(f"\n--- a sample; the model was given {given!r} and wrote:\n{written}\n---", flush=True)
+    print(f"\n--- a sample; the model was given {tokenizer.decode(prompt)!r} and wrote:\n{written}\n---", flush=True)
