@@ -42,8 +42,7 @@ def on_gpus(options: Options) -> tuple[list[str], dict[str, str]]:
         share_gpus(each, gpus, options.ranks)  # complains in this process, and not in each rank
     elif not cpu and gpus < options.ranks:
         raise LaunchError(
-            f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer ranks, or {SHARING}, or try it "
-            "on the CPU with --device cpu"
+            f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer, {SHARING}, or --device cpu"
         )
     return torchrun(options.ranks), environment() | cpu
 

@@ -1,7 +1,6 @@
 """From measurements to tables: ratios to peers, and whether the bounds were met."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from textwrap import indent
 from typing import Any, NamedTuple
 
@@ -65,14 +64,13 @@ class Results:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, to be read by programs."""
+        bounds = [{"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met} for v in self.verdicts]
         return {
             "machine": self.machine,
             "dtype": self.dtype,
             "states": self.states,
             "results": [self._json_row(m) for m in self.measurements],
-            "bounds": [
-                {"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met} for v in self.verdicts
-            ],
+            "bounds": bounds,
         }
 
     def as_text(self) -> str:
@@ -123,7 +121,7 @@ class Results:
         ratios = {peer: ratio for peer in peers if (ratio := self.ratio(m, peer)) is not None}
         lower, upper = m.quartiles
         found = {"median": m.median, "lower_quartile": lower, "upper_quartile": upper, "bus_bandwidth": m.bus_bandwidth}
-        return asdict(m) | found | {"ratios": ratios}
+        return m._asdict() | found | {"ratios": ratios}
 
 
 def quantity(value: float, unit: str) -> str:

@@ -1,7 +1,7 @@
 """The model, the text and the steps that the benches of training share, so that all of them time the same work."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from minidist.model import GPT, GPTConfig, cross_entropy_sum
 from minidist.parallel import DataParallel
 from minidist.parallel.replica import Alone, Replica
 
+Forward: TypeAlias = Callable[..., Tensor]
+Backward: TypeAlias = Callable[[], Tensor]  # does forward and backward of a batch; returns the mean loss of its tokens
 VOCABULARY, LAYERS = 256, 4
 BATCH, TIME = 8, 128  # sequences and tokens of each a rank: computing dominates
 
@@ -36,12 +38,7 @@ def training_step(model: nn.Module, tokens: Tensor, **options: Any) -> Run:
     return adamw_step(model, forward_backward(model, tokens, tokens[:, 1:].numel() * ranks), **options)
 
 
-def forward_backward(
-    model: Callable[..., Tensor],
-    tokens: Tensor,
-    divisor: int = 0,
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum,
-) -> Callable[[], Tensor]:
+def forward_backward(model: Forward, tokens: Tensor, divisor: int = 0, loss: Forward = cross_entropy_sum) -> Backward:
     """Return what takes `tokens` [B, T + 1] forward and back; it returns the loss, divided by `divisor`, or by all."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 

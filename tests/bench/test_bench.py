@@ -7,7 +7,6 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +124,8 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
     job = mpirun(
         2,
         """
+        import tempfile
+
         import torch
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor.debug import CommDebugMode
@@ -141,7 +142,7 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
             return parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
 
         comm = init(limit=60)
-        gloo = start_gloo(comm)
+        gloo = start_gloo(comm, comm.roll_call(tempfile.mktemp())[0])
         tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
         models = {name: gpt(16, 8) for name in ("serial", "tensor", "DTensor")}
         runs = {"serial": forward_backward(models["serial"], tokens), "tensor": ours(models["tensor"], tokens, comm)}
@@ -384,7 +385,7 @@ def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
     calls: list[object] = []
     for name in COMPETITORS:
         for recompute, times in ((False, 2), (True, 4)):
-            spread, step = build(name, replace(SMALL, recompute=recompute), alone)
+            spread, step = build(name, SMALL._replace(recompute=recompute), alone)
             inner: Any = getattr(spread, "module", spread)
             theirs = torch.nn.parallel.DistributedDataParallel if name == "torch DDP" else torch.nn.Module
             assert isinstance(spread, OURS.get(name, theirs)), name
@@ -402,7 +403,7 @@ def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
             assert len(spread.units) == 3
         assert not graphs
         torch._dynamo.reset()
-        _, step = build(name, replace(SMALL, backend=counted), alone)  # type: ignore[arg-type]
+        _, step = build(name, SMALL._replace(backend=counted), alone)  # type: ignore[arg-type]
         losses[name, "compiled"] = float(step())  # type: ignore[arg-type]
         assert len(graphs) == 2, f"{name}: one graph of a whole block, which serves all blocks, and one of the loss"
         graphs.clear()
@@ -462,7 +463,7 @@ def test_a_bound_may_be_a_least_and_the_bounds_of_a_gpu_can_be_left_unjudged() -
         "MISSED: sharded 8 x 2048 compiled, share of the peak FSDP: 0.5, at least 0.52"
         in Results(rows, "", {}).as_text()
     )
-    met = Results([replace(rows[0], values=(0.53,))], "", {})
+    met = Results([rows[0]._replace(values=(0.53,))], "", {})
     assert "FSDP: 0.53, at least 0.52" in met.as_text() and "bounds: 1 of 1 met" in met.as_text()
     unjudged = Results(rows, "", {}, judged=False)
     assert not unjudged.verdicts and "not judged here" in unjudged.as_text()

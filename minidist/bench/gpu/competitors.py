@@ -15,8 +15,8 @@ by `recompute`, the others by torch's `checkpoint_wrapper`, which torchtitan use
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,7 @@ OURS: dict[str, Callable[[nn.Module, Communicator], DataParallel]] = {
 SHARDED = ("fully_shard", "fully_shard, forward", "FSDP", "FSDP, fp8")  # these cast weights themselves
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What all competitors of a case do. `backend` is that of the compiler; without one nothing is compiled."""
 
     config: GPTConfig

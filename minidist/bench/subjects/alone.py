@@ -51,7 +51,6 @@ LAYERS = 12  # of the model that is recomputed
 @subject(peers=("torch",), gloo=False)
 def flash(setting: Setting) -> Iterator[Case]:
     """Seconds of attention and its gradients, in float32; each rank by itself. No bound: the kernel is torch's own."""
-    del setting  # the sizes are its own
     for length in LENGTHS:
         q, k, v, gradient = (torch.randn(1, length, 4, 64).transpose(1, 2) for _ in range(4))
         runs: dict[str, Run] = {

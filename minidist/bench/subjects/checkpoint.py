@@ -9,7 +9,7 @@ Both write the same, to the folder for temporary files.
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from minidist.bench.training import VOCABULARY, gpt, text
 from minidist.comm import Communicator
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Layout, Mesh
-from minidist.parallel import Parallel, Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
 from minidist.trainer.checkpoint.saving import Writer, pieces_to_save
 
 STEPS = 5  # of training, beside the writer
@@ -40,9 +40,17 @@ def checkpoint(setting: Setting) -> Iterator[Counted]:
 
 
 def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each round."""
-    parallel, optimizer, step = training(hidden, comm)
+    """Return the seconds of each round, of a model over all ranks."""
+    model, mesh, tokens = gpt(hidden), Mesh(comm, Layout(tp=comm.size)), text(BATCH)
+    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
+    parallel = parallelize(model, mesh, Recipe(), loss)
+    optimizer = parallel.optimizer(MasterWeights, model.parameters(), optimizer=torch.optim.AdamW, lr=1e-4)
     numbers = itertools.count(1)
+
+    def step() -> None:
+        parallel.zero_grad()
+        parallel.step([tokens[:, :-1]], [tokens[:, 1:]])
+        optimizer.step(factor=1 / tokens[:, 1:].numel())
 
     def save() -> None:
         writer.save(next(numbers), pieces_to_save(parallel, optimizer), {})
@@ -61,20 +69,3 @@ def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dic
         seconds["steps beside"].append(timed(step, comm, STEPS))
         writer.wait()
     return seconds
-
-
-def training(hidden: int, comm: Communicator) -> tuple[Parallel, MasterWeights, Callable[[], object]]:
-    """Return a model over all ranks, its optimizer, and what takes a step."""
-    mesh = Mesh(comm, Layout(tp=comm.size))
-    model = gpt(hidden)
-    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
-    parallel = parallelize(model, mesh, Recipe(), loss)
-    optimizer = parallel.optimizer(MasterWeights, model.parameters(), optimizer=torch.optim.AdamW, lr=1e-4)
-    tokens = text(BATCH)
-
-    def step() -> None:
-        parallel.zero_grad()
-        parallel.step([tokens[:, :-1]], [tokens[:, 1:]])
-        optimizer.step(factor=1 / tokens[:, 1:].numel())
-
-    return parallel, optimizer, step

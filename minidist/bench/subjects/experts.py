@@ -108,7 +108,6 @@ def torchs_dispatch(layer: RoutedExperts) -> Callable[[Tensor, list[int]], Tenso
         gate, up = (F.grouped_mm(x, weight.transpose(1, 2), offs=ends) for weight in (held.gate, held.up))
         made = F.grouped_mm(F.silu(gate) * up, held.down.transpose(1, 2), offs=ends)
         unsorted = torch.empty_like(made).index_copy(0, order, made)
-        back: Tensor = all_to_all_single_autograd(unsorted, sent, came, group)
-        return back
+        return all_to_all_single_autograd(unsorted, sent, came, group)
 
     return compute

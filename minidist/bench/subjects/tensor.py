@@ -21,13 +21,12 @@ from torch import Tensor
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, subject
-from minidist.bench.training import BATCH, TIME, VOCABULARY, adamw_step, expect_same, forward_backward, gpt, text
+from minidist.bench.training import BATCH, TIME, Backward, adamw_step, expect_same, forward_backward, gpt, text
 from minidist.comm import Communicator
 from minidist.model import GPT
 from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
 
 SAME = 1e-5  # float32 sums in another order differ by some 1e-6
-Backward = Callable[[], Tensor]  # does forward and backward of the batch; returns the mean loss of its tokens
 
 
 @subject(peers=("serial", "DTensor"))
@@ -50,7 +49,7 @@ def tensor(setting: Setting) -> Iterator[Case]:
 def ours(model: GPT, tokens: Tensor, comm: Communicator) -> Backward:
     """Split the model by minidist; all of `tokens` [B, T + 1] are there on every rank."""
     parallelize_tensor(model, comm)
-    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=VOCABULARY)
+    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=model.config.vocabulary)
     return forward_backward(model, tokens, loss=loss)
 
 
@@ -64,8 +63,7 @@ def by_torch(model: GPT, tokens: Tensor, ranks: int) -> Backward:
 
     def backward() -> Tensor:
         with loss_parallel():
-            loss: Any = run()
-            return cast(Tensor, loss.full_tensor())
+            return cast(Any, run()).full_tensor()  # type: ignore[no-any-return]
 
     return backward
 
