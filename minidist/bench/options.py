@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minidist.collectives import COLLECTIVES, algorithms
-from minidist.comm.job.number import NOT_NEGATIVE, Limit, shown
+from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, shown
 from minidist.launch.parser import Parser, flag_of
 
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash", "experts")
@@ -19,7 +19,6 @@ DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 MOST_BYTES = 64 << 30
 HEADS = 4  # of the models that are trained
-PAIR = Limit("at least 2 and at most 10,000", lambda it: 2 <= it <= 10_000)  # communication takes two
 WIDTH = Limit("a multiple of 8: the model has 4 heads with pairs of channels", lambda it: it > 0 and it % 8 == 0)
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -64,6 +63,8 @@ def parse(argv: list[str]) -> Options:
     name = given.names.replace("-", "_")
     if name not in (*NAMES, *ON_GPUS, "all"):
         parser.error(f"there is no bench {given.names!r}: choose one of {', '.join((*NAMES, *ON_GPUS))}, all")
+    if given.ranks < 2:
+        parser.error(f"--ranks {given.ranks}: communication takes at least 2")
     given.hidden = given.hidden or (() if name == "gpu" else (256, 512))
     for_nccl = NCCL_ALGORITHMS[given.ranks & given.ranks - 1 > 0 :]
     given.algorithms = given.algorithms or (for_nccl if name == "nccl" else ("auto", "registered"))
@@ -78,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m minidist bench", description=what)
     add, numbers = parser.add_argument, flag_of(int, NOT_NEGATIVE)
     add("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same")
-    add("--ranks", type=flag_of(int, PAIR), default=2, help="processes (default 2, for which the bounds are)")
+    add("--ranks", type=flag_of(int, RANKS), default=2, help="processes (default 2, for which the bounds are)")
     add("--sizes", type=_each(_size), default=SIZES, help=f"of the whole buffer (default {SIZES})")
     add("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
     add("--rounds", type=numbers, default=0, help="turns of every competitor (default 15; 8 for steps, 5 for gpu)")
@@ -111,7 +112,7 @@ def _each(read: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
 def _size(word: str) -> int:
     match = re.fullmatch(rf"([0-9]{{1,15}}) *({'|'.join(UNITS)})", word.strip().upper())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{shown(word)} is not a size: write some such as 4096,64KiB,16MiB")
+        raise argparse.ArgumentTypeError(f"{shown(word)} is not a size: write 4096,64KiB,16MiB")
     size = int(match[1]) * UNITS[match[2]]
     if not 0 < size <= MOST_BYTES:
         raise argparse.ArgumentTypeError(f"{shown(word)} must be from 1 B to {size_text(MOST_BYTES)}")

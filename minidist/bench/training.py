@@ -23,9 +23,9 @@ def gpt(hidden: int, time: int = TIME, layers: int = LAYERS, **sizes: int) -> GP
     return GPT(GPTConfig(VOCABULARY, layers, hidden, HEADS, sequence=time, **sizes))  # type: ignore[arg-type]
 
 
-def text(batch: int = BATCH, time: int = TIME, seed: int = 0) -> Tensor:
+def text(batch: int = BATCH, time: int = TIME, seed: int = 0, vocabulary: int = VOCABULARY) -> Tensor:
     """Return tokens [B, T + 1]: inputs, and one further for the targets."""
-    return torch.randint(VOCABULARY, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(vocabulary, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
 
 
 def training_step(model: nn.Module, tokens: Tensor, **options: Any) -> Run:

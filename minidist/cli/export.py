@@ -69,11 +69,10 @@ def find(folder: Path) -> Path:
     CheckpointError
         If there is none.
     """
-    if folder in store.complete(folder.parent):
-        return folder
-    if there := store.complete(folder):
-        return there[-1]
-    raise CheckpointError(f"{folder} has no checkpoint: give the folder that was given to train --save")
+    there = [folder] if folder in store.complete(folder.parent) else store.complete(folder)
+    if not there:
+        raise CheckpointError(f"{folder} has no checkpoint: give the folder that was given to train --save")
+    return there[-1]
 
 
 def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:

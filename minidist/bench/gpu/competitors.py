@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from minidist.bench.measure import Run
-from minidist.bench.training import adamw_step, forward_backward
+from minidist.bench.training import adamw_step, forward_backward, text
 from minidist.comm import Communicator
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.memory.recompute.segments import recompute
@@ -82,9 +82,7 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[nn.Module, Run]:
             block.compile(backend=work.backend)
     elif work.backend:
         compile_blocks(blocks_of(model), work.backend)
-    size = (work.batch, work.config.sequence + 1)
-    tokens = torch.randint(work.config.vocabulary, size, generator=torch.Generator().manual_seed(1)).to(work.device)
-
+    tokens = text(work.batch, work.config.sequence, 1, work.config.vocabulary).to(work.device)
     called = torch.autocast(work.device.type, BITS, enabled=name not in SHARDED)(spread.__call__)
     loss = torch.compile(cross_entropy_sum, backend=work.backend) if work.backend else cross_entropy_sum
     backward = forward_backward(called, tokens, loss=loss)

@@ -43,7 +43,6 @@ from minidist.model import Where
 from minidist.parallel.context.flash import flash_attention, page_backward, page_forward
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-LENGTHS = (512, 2048)
 ELEMENTS = 1 << 22  # of the shard: 16 MiB, far more than a cache holds
 LAYERS = 12  # of the model that is recomputed
 
@@ -51,7 +50,7 @@ LAYERS = 12  # of the model that is recomputed
 @subject(peers=("torch",), gloo=False)
 def flash(setting: Setting) -> Iterator[Case]:
     """Seconds of attention and its gradients, in float32; each rank by itself. No bound: the kernel is torch's own."""
-    for length in LENGTHS:
+    for length in (512, 2048):
         q, k, v, gradient = (torch.randn(1, length, 4, 64).transpose(1, 2) for _ in range(4))
         runs: dict[str, Run] = {
             "page": partial(by_page, q, k, v, gradient),

@@ -25,7 +25,6 @@ from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_ent
 from minidist.trainer.checkpoint.saving import Writer, pieces_to_save
 
 STEPS = 5  # of training, beside the writer
-BATCH = 4  # sequences
 
 
 @subject(peers=("synchronous", "steps alone"), gloo=False)
@@ -41,7 +40,7 @@ def checkpoint(setting: Setting) -> Iterator[Counted]:
 
 def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each round, of a model over all ranks."""
-    model, mesh, tokens = gpt(hidden), Mesh(comm, Layout(tp=comm.size)), text(BATCH)
+    model, mesh, tokens = gpt(hidden), Mesh(comm, Layout(tp=comm.size)), text(batch=4)
     loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
     parallel = parallelize(model, mesh, Recipe(), loss)
     optimizer = parallel.optimizer(MasterWeights, model.parameters(), optimizer=torch.optim.AdamW, lr=1e-4)

@@ -30,7 +30,6 @@ from minidist.parallel.context.order import positions
 from minidist.parallel.context.ring import Ring
 
 TIMES = (512, 2048)  # tokens of a sequence, 4 and 16 times those of the other benches; 2048 tokens a step
-ATTENTION = "attention alone, 1 x 4096, 8 heads of 64, 2 of keys"
 ORDERS = {"ring": "contiguous", "zigzag": "zigzag"}
 
 
@@ -54,7 +53,7 @@ def context(setting: Setting) -> Iterator[Case]:
                     runs[f"torch {name}"] = shared_step(theirs, tokens, comm, order, comm.size)
             expect_same({name: run() for name, run in runs.items()}, 1e-5)
             yield Case(f"D={hidden}, {2048 // time} x {time}", runs)
-    yield Case(ATTENTION, attention_alone(comm, setting.gloo is not None))
+    yield Case("attention alone, 1 x 4096, 8 heads of 64, 2 of keys", attention_alone(comm, setting.gloo is not None))
 
 
 def attention_alone(comm: Communicator, torch_too: bool) -> dict[str, Run]:
