@@ -46,21 +46,20 @@ def main(argv: list[str]) -> int:
         What follows `bench` on the command line.
     """
     options = parse(argv)
-    if STARTED & os.environ.keys():
-        sys.stderr.write("minidist bench: start it without mpirun or torchrun; it starts --ranks of them itself\n")
-        return 2
     measurements: list[Measurement] = []
     described: dict[str, object] = {}
-    for launch in options.launches:
-        try:
+    try:
+        if STARTED & os.environ.keys():
+            raise LaunchError("start it without mpirun or torchrun; it starts --ranks of them itself")
+        for launch in options.launches:
             seen, found = run_workers(launch, options, argv)
-        except LaunchError as error:
-            sys.stderr.write(f"minidist bench: {error}\n")
-            return 2
-        described |= {key: value for key, value in seen.items() if value}
-        measurements += found
-    other_model = options.layers or options.hidden or "H100" not in str(described.get("gpu"))
-    judged = options.names != ("gpu",) or not other_model
+            described |= {key: value for key, value in seen.items() if value}
+            measurements += found
+    except LaunchError as error:
+        sys.stderr.write(f"minidist bench: {error}\n")
+        return 2
+    bounds_model = "H100" in str(described.get("gpu")) and not (options.layers or options.hidden)
+    judged = options.names != ("gpu",) or bounds_model
     results = Results(measurements, options.dtype, described, judged)
     text = json.dumps(results.as_json(), indent=1)
     if options.json == "-":

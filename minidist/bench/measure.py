@@ -11,9 +11,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
 Run: TypeAlias = Callable[[], object]
@@ -24,16 +24,13 @@ MOST = 2000  # iterations of one competitor in one round
 # nccl-tests multiplies bytes/seconds by this to say how busy the slowest link was (doc/PERFORMANCE.md there): it is the
 # bytes that have to cross that link for each byte of the whole buffer. All sizes here are those of the whole buffer.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    **dict.fromkeys(COLLECTIVES, lambda ranks: (ranks - 1) / ranks),  # but for these
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    **dict.fromkeys(
-        ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"), lambda ranks: (ranks - 1) / ranks
-    ),
     **dict.fromkeys(("broadcast", "reduce", "p2p"), lambda ranks: 1.0),
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """One competitor in one case: a value for each round.
 
     Attributes
@@ -111,5 +108,4 @@ def timed(run: Run, comm: Communicator, iterations: int) -> float:
         run()
     if comm.wire.carries_cuda:  # the GPU still computes when the last call has returned
         sys.modules["torch"].cuda.synchronize()
-    slowest: float = max(comm.roll_call(time.perf_counter() - started))
-    return slowest / iterations
+    return float(max(comm.roll_call(time.perf_counter() - started))) / iterations  # the slowest

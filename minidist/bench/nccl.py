@@ -24,7 +24,6 @@ from minidist.launch.mpirun import environment, torchrun
 
 HEADER = ("by", "size (B)", "count", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)")
 TYPES = {"float16": "half", "float32": "float", "float64": "double"}  # as nccl-tests call them
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 WHOLE = ("all_reduce", "broadcast", "reduce")  # of which each rank has the whole buffer; these work in place
 
 
@@ -42,8 +41,7 @@ def on_gpus(options: Options) -> tuple[list[str], dict[str, str]]:
         share_gpus(each, gpus, options.ranks)  # complains in this process, and not in each rank
     elif not cpu and gpus < options.ranks:
         raise LaunchError(
-            f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer ranks, or {SHARING}, or try it "
-            "on the CPU with --device cpu"
+            f"--ranks {options.ranks} need a GPU each, and there are {gpus}: use fewer, {SHARING}, or --device cpu"
         )
     return torchrun(options.ranks), environment() | cpu
 
@@ -63,7 +61,7 @@ def as_text(measurements: Iterable[Measurement], options: Options) -> str:
 def columns(row: Measurement, dtype: str) -> list[str]:
     """Return the cells of one measurement."""
     count = row.bytes // np.dtype(dtype).itemsize // (1 if row.bench in WHOLE else row.ranks)
-    reduction = "sum" if row.bench in REDUCING else "none"
+    reduction = "sum" if "reduce" in row.bench else "none"
     speeds = row.bytes / row.median, row.bus_bandwidth or 0.0
     numbers = (f"{row.median * 1e6:.2f}", *(f"{speed / 1e9:.4g}" for speed in speeds))
     return [row.competitor, str(row.bytes), str(count), TYPES.get(dtype, dtype), reduction, *numbers]

@@ -2,11 +2,12 @@
 
 import argparse
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from minidist.collectives import COLLECTIVES, algorithms
-from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, read_number, shown
+from minidist.comm.job.number import NOT_NEGATIVE, RANKS, Limit, shown
 from minidist.launch.parser import Parser, flag_of
 
 TRAINING = ("ddp", "zero", "pipeline", "tensor", "checkpoint", "recompute", "adamw", "context", "flash", "experts")
@@ -22,8 +23,7 @@ WIDTH = Limit("a multiple of 8: the model has 4 heads with pairs of channels", l
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What to measure. `rounds=0` takes each bench's own number, and so do empty sizes of the model of `gpu`."""
 
     names: tuple[str, ...]
@@ -75,14 +75,12 @@ def parse(argv: list[str]) -> Options:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m minidist bench`."""
-    parser = Parser(
-        prog="python -m minidist bench",
-        description="Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun.",
-    )
+    what = "Measure minidist beside its peers in one run, taking turns. Start it plainly: it launches mpirun."
+    parser = Parser(prog="python -m minidist bench", description=what)
     add, numbers = parser.add_argument, flag_of(int, NOT_NEGATIVE)
     add("names", metavar="NAME", help=f"{', '.join(NAMES)}, or all; gpu, nccl; - and _ mean the same")
     add("--ranks", type=flag_of(int, RANKS), default=2, help="processes (default 2, for which the bounds are)")
-    add("--sizes", type=_sizes, default=_sizes(SIZES), help=f"of the whole buffer (default {SIZES})")
+    add("--sizes", type=_each(_size), default=SIZES, help=f"of the whole buffer (default {SIZES})")
     add("--dtype", default="float32", choices=DTYPES, help="of the elements (default float32)")
     add("--rounds", type=numbers, default=0, help="turns of every competitor (default 15; 8 for steps, 5 for gpu)")
     how = "of minidist; registered: auto, on buffers of comm.allocate, for all-reduce (default auto,registered; for "
@@ -90,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     peers = "native (MPI as shipped), tuned (MPI in a second launch that keeps freed memory), gloo; or none"
     add("--peers", type=_words, default=PEERS, help=peers)
     widths = "channels of the GPT of ddp, zero, pipeline and tensor, and of recompute and gpu the least (default "
-    add("--hidden", type=_numbers, help=f"{widths}256,512; for gpu 2048)")
+    add("--hidden", type=_each(flag_of(int, WIDTH)), help=f"{widths}256,512; for gpu 2048)")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="of gpu and nccl; cpu is to try them (default cuda)")
     add("--layers", type=numbers, default=0, help="of the GPT of gpu (default 16)")
     add("--batch", type=numbers, default=0, help="sequences of a step of gpu (default 4, and 8)")
@@ -107,22 +105,18 @@ def size_text(bytes: int) -> str:
     return f"{bytes} B"
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = []
-    for word in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,15}) *([KMG]?I?B?)", word.strip().upper())
-        if match is None or match[2] not in UNITS:
-            raise argparse.ArgumentTypeError(
-                f"{shown(word)} is not a size: write 4096, 64KiB or 16MiB, with commas between"
-            )
-        sizes.append(read_number(match[1], int) * UNITS[match[2]])
-        if not 0 < sizes[-1] <= MOST_BYTES:
-            raise argparse.ArgumentTypeError(f"{shown(word)} must be from 1 B to {size_text(MOST_BYTES)}")
-    return tuple(sizes)
+def _each(read: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+    return lambda text: tuple(map(read, text.split(",")))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(flag_of(int, WIDTH)(word) for word in text.split(","))
+def _size(word: str) -> int:
+    match = re.fullmatch(rf"([0-9]{{1,15}}) *({'|'.join(UNITS)})", word.strip().upper())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{shown(word)} is not a size: write 4096,64KiB,16MiB")
+    size = int(match[1]) * UNITS[match[2]]
+    if not 0 < size <= MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{shown(word)} must be from 1 B to {size_text(MOST_BYTES)}")
+    return size
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -132,15 +126,11 @@ def _words(text: str) -> tuple[str, ...]:
 def _check_choices(parser: argparse.ArgumentParser, options: Options) -> None:
     """Refuse what none of the chosen benches knows. What some of them do not know, those leave out."""
     known = {"auto", "registered"}.union(*(algorithms(name) for name in options.collectives)) - {"native"}
-    for algorithm in options.algorithms:
-        if algorithm not in known:
-            offered = ", ".join(sorted(known))
-            parser.error(
-                f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers"
-            )
-    for peer in options.peers:
-        if peer not in PEERS:
-            parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
+    for algorithm in sorted(set(options.algorithms) - known):
+        offered = ", ".join(sorted(known))
+        parser.error(f"--algorithms {algorithm}: {' '.join(options.names)} offers {offered}; native is one of --peers")
+    for peer in sorted(set(options.peers) - set(PEERS)):
+        parser.error(f"--peers {peer}: choose among {', '.join(PEERS)}, or none")
     try:
         if options.json not in ("", "-"):
             Path(options.json).open("a").close()

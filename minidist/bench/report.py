@@ -1,7 +1,6 @@
 """From measurements to tables: ratios to peers, and whether the bounds were met."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from textwrap import indent
 from typing import Any, NamedTuple
 
@@ -39,6 +38,8 @@ class Results:
     ) -> None:
         self.measurements, self.dtype, self.machine, self.judged = list(measurements), dtype, machine, judged
         self.subjects = {m.bench: find_subject(m.bench) for m in self.measurements}
+        probes = [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]
+        self.states = {m.case: state(m.median) for m in probes}
         self.found = {(m.bench, m.case, m.competitor, m.launch): m for m in self.measurements}
         self.verdicts = list(self._verdicts())
 
@@ -63,20 +64,19 @@ class Results:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, to be read by programs."""
+        bounds = [{"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met} for v in self.verdicts]
         return {
             "machine": self.machine,
             "dtype": self.dtype,
-            "states": {m.case: state(m.median) for m in self._probes()},
+            "states": self.states,
             "results": [self._json_row(m) for m in self.measurements],
-            "bounds": [
-                {"bench": v.bench, **v.bound._asdict(), "measured": v.measured, "met": v.met} for v in self.verdicts
-            ],
+            "bounds": bounds,
         }
 
     def as_text(self) -> str:
         """Return the tables."""
         parts = [" · ".join(f"{key} {value}" for key, value in self.machine.items() if value)]
-        for bench in dict.fromkeys(m.bench for m in self.measurements):
+        for bench in self.subjects:
             measurements = [m for m in self.measurements if m.bench == bench]
             cases = list(dict.fromkeys(m.case for m in measurements))
             shown = [m for m in measurements if m.launch != "tuned" or bench == "copy" or m.competitor == "native"]
@@ -108,15 +108,12 @@ class Results:
         ]
 
     def _summary(self) -> str:
-        states = sorted({state(m.median) for m in self._probes()})
         met = sum(verdict.met for verdict in self.verdicts)
         lines = [f"bounds: {met} of {len(self.verdicts)} met"]
-        if states:
-            lines[0] += f"; they are for the near state of the cores, and this run saw: {', '.join(states)}"
+        if self.states:
+            seen = ", ".join(sorted({*self.states.values()}))
+            lines[0] += f"; they are for the near state of the cores, and this run saw: {seen}"
         return "\n".join(lines + [f"  {'met' if verdict.met else 'MISSED'}: {verdict}" for verdict in self.verdicts])
-
-    def _probes(self) -> list[Measurement]:
-        return [m for m in self.measurements if (m.bench, m.competitor) == ("copy", "other core")]
 
     def _json_row(self, m: Measurement) -> dict[str, Any]:
         """Return a measurement, with its ratios to the peers that took turns with it."""
@@ -124,7 +121,7 @@ class Results:
         ratios = {peer: ratio for peer in peers if (ratio := self.ratio(m, peer)) is not None}
         lower, upper = m.quartiles
         found = {"median": m.median, "lower_quartile": lower, "upper_quartile": upper, "bus_bandwidth": m.bus_bandwidth}
-        return asdict(m) | found | {"ratios": ratios}
+        return m._asdict() | found | {"ratios": ratios}
 
 
 def quantity(value: float, unit: str) -> str:

@@ -12,7 +12,6 @@ bench: `measured` lets the competitors of a case take turns, `report.py` prints 
 import importlib
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -98,8 +97,7 @@ class Counted(NamedTuple):
 Cases: TypeAlias = Callable[[Setting], Iterable[Case | Counted]]
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """One bench.
 
     Attributes

@@ -1,45 +1,45 @@
 """The model, the text and the steps that the benches of training share, so that all of them time the same work."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minidist.bench.measure import Run
 from minidist.bench.options import HEADS
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel.replica import Replica
+from minidist.parallel import DataParallel
+from minidist.parallel.replica import Alone, Replica
 
+Forward: TypeAlias = Callable[..., Tensor]
+Backward: TypeAlias = Callable[[], Tensor]  # does forward and backward of a batch; returns the mean loss of its tokens
 VOCABULARY, LAYERS = 256, 4
 BATCH, TIME = 8, 128  # sequences and tokens of each a rank: computing dominates
 
 
-def gpt(hidden: int, time: int = TIME, layers: int = LAYERS) -> GPT:
-    """Return the serial model, `hidden` channels wide, for `time` tokens."""
-    return GPT(GPTConfig(vocabulary=VOCABULARY, layers=layers, hidden=hidden, heads=HEADS, sequence=time))
+def gpt(hidden: int, time: int = TIME, layers: int = LAYERS, **sizes: int) -> GPT:
+    """Return the serial model, `hidden` channels wide, for `time` tokens; `sizes` are those of `GPTConfig`."""
+    return GPT(GPTConfig(VOCABULARY, layers, hidden, HEADS, sequence=time, **sizes))  # type: ignore[arg-type]
 
 
-def text(batch: int = BATCH, time: int = TIME, seed: int = 0) -> Tensor:
+def text(batch: int = BATCH, time: int = TIME, seed: int = 0, vocabulary: int = VOCABULARY) -> Tensor:
     """Return tokens [B, T + 1]: inputs, and one further for the targets."""
-    return torch.randint(VOCABULARY, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(vocabulary, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
 
 
-def training_step(replica: Replica, tokens: Tensor, divisor: int = 0, **options: Any) -> Run:
-    """Return a step of a model whose loss is divided by `divisor`, the tokens of all ranks.
+def training_step(model: nn.Module, tokens: Tensor, **options: Any) -> Run:
+    """Return a step of a model, wrapped in its strategy.
 
-    Without a divisor it is the tokens of this rank, and gradients are to be averaged, or to stay here.
+    Those of minidist sum gradients, so a loss is divided by the tokens of all ranks. Otherwise it is by the tokens of
+    this rank, and gradients are averaged, or stay here.
     """
-    return adamw_step(replica, forward_backward(replica.called, tokens, divisor), **options)
+    ranks = model.comm.size if isinstance(model, DataParallel) else 1
+    return adamw_step(model, forward_backward(model, tokens, tokens[:, 1:].numel() * ranks), **options)
 
 
-def forward_backward(
-    model: Callable[..., Tensor],
-    tokens: Tensor,
-    divisor: int = 0,
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum,
-) -> Callable[[], Tensor]:
-    """Return what takes `tokens` [B, T + 1] forward and back; it returns the loss, divided as in `training_step`."""
+def forward_backward(model: Forward, tokens: Tensor, divisor: int = 0, loss: Forward = cross_entropy_sum) -> Backward:
+    """Return what takes `tokens` [B, T + 1] forward and back; it returns the loss, divided by `divisor`, or by all."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def run() -> Tensor:
@@ -50,11 +50,12 @@ def forward_backward(
     return run
 
 
-def adamw_step(replica: Replica, backward: Callable[[], object], **options: Any) -> Run:
+def adamw_step(model: nn.Module, backward: Callable[[], object], **options: Any) -> Run:
     """Return a step: forward and backward, gradients reduced over the replicas, AdamW with `options`, gradients away.
 
     It returns what `backward` returns, and leaves no gradients in memory.
     """
+    replica: Replica = model if isinstance(model, DataParallel) else Alone(model)
     optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4, **options)
     replica.zero_grad()
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import platform
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -26,7 +25,7 @@ def main(launch: str, file: str, argv: list[str]) -> None:
     """Measure, and write the file."""
     options, comm = parse(argv), init()
     wanted = "gloo" in options.peers and launch == "shipped" and any(find_subject(name).gloo for name in options.names)
-    gloo = start_gloo(comm) if wanted else None
+    gloo = start_gloo(comm, f"{file}.gloo") if wanted else None
     measurements = collected(Setting(options, launch, comm, gloo))
     if comm.rank == 0:
         Path(file).write_bytes(pickle.dumps((machine(), measurements)))
@@ -63,21 +62,18 @@ def measure(setting: Setting) -> Iterator[Measurement]:
         yield from measured(copy, setting._replace(when="after"))
 
 
-def start_gloo(comm: Communicator) -> Any:
-    """Return torch.distributed with a gloo group of the same ranks, on this machine's loopback."""
+def start_gloo(comm: Communicator, file: str) -> Any:
+    """Return torch.distributed with a gloo group of the same ranks, which meet in a new file."""
     import torch.distributed as distributed
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = comm.roll_call(probe.getsockname()[1])[0]  # rank 0's
-    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size)
+    distributed.init_process_group("gloo", f"file://{file}", rank=comm.rank, world_size=comm.size)
     return distributed
 
 
 def machine() -> dict[str, object]:
     """Return what the numbers depend on, by name; empty where this process has not loaded the library."""
     torch, mpi = sys.modules.get("torch"), sys.modules.get("mpi4py.MPI")
-    library = "" if mpi is None else mpi.Get_library_version().replace("\t", " ").split("\n")[0]
+    library = "" if mpi is None else mpi.Get_library_version().split("\n")[0]
     return {
         "processor": processor(),
         "cores": os.cpu_count(),

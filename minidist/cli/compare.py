@@ -19,16 +19,16 @@ from minidist.trainer.loop import Outcome, Sent, Trainer
 from minidist.trainer.text import Samples, read_corpus
 from minidist.trainer.verify import largest_difference, serial_run
 
+NOTE = "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: to the serial run."
 Variants = Callable[[Config, int], dict[str, Config]]
 """Returns the ways to do a run on so many ranks: the options of each, by its name."""
 
 
 class Row(NamedTuple):
-    """What one variant did. Bytes are of the rank with the most: in each category, in all at once, sent a step."""
+    """What one variant did. Bytes are of the rank with the most: held of each category and at once, sent a step."""
 
     name: str
     held: dict[str, int]
-    most: int
     sent: Sent
     tokens_per_second: float
     outcome: Outcome
@@ -63,31 +63,21 @@ def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:
     account = Account(comm)
     trainer = together(comm, lambda: Trainer(run, samples))
     outcome = together(comm, lambda: trainer.run(account=account))
-    most = max(map(total, comm.roll_call(account.peak)))
     peaks, sent = comm.roll_call(account.peaks), comm.roll_call(outcome.sent)
     steps = outcome.history[:-1] or outcome.history  # the last was watched, and slow
     speed = median(metrics.tokens_per_second for metrics in steps)
     held = {category: max(peak[category] for peak in peaks) for category in CATEGORIES}
+    held["at once"] = max(map(total, comm.roll_call(account.peak)))
     along = {axis: np.max([each[axis] for each in sent], 0) // len(outcome.history) for axis in outcome.sent}
-    return Row(name, held, most, along, speed, outcome)
+    return Row(name, held, along, speed, outcome)
 
 
 def table(rows: list[Row], differences: list[float]) -> str:
     """Return the rows as text."""
     axes = [axis for axis in rows[0].sent if any(row.sent[axis].any() for row in rows)]
-    heads = ["", *CATEGORIES, "at once", *(f"sent along {axis}" for axis in axes), "tokens/s", "difference"]
-    lines = [
-        [
-            row.name,
-            *(format_bytes(row.held[category]) for category in CATEGORIES),
-            format_bytes(row.most),
-            *(format_sent(row.sent[axis]) for axis in axes),
-            f"{row.tokens_per_second:,.0f}",
-            f"{difference:.0e}",
-        ]
-        for row, difference in zip(rows, differences, strict=True)
-    ]
-    note = (
-        "Bytes: the most of each category, of all at once, and sent a step, on any rank. Difference: to the serial run."
-    )
-    return f"{aligned(heads, lines)}\n{note}"
+    heads = ["", *rows[0].held, *(f"sent along {axis}" for axis in axes), "tokens/s", "difference"]
+    lines = []
+    for row, difference in zip(rows, differences, strict=True):
+        bytes = [*map(format_bytes, row.held.values()), *(format_sent(row.sent[axis]) for axis in axes)]
+        lines.append([row.name, *bytes, f"{row.tokens_per_second:,.0f}", f"{difference:.0e}"])
+    return f"{aligned(heads, lines)}\n{NOTE}"

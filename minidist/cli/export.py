@@ -69,11 +69,10 @@ def find(folder: Path) -> Path:
     CheckpointError
         If there is none.
     """
-    if folder in store.complete(folder.parent):
-        return folder
-    if there := store.complete(folder):
-        return there[-1]
-    raise CheckpointError(f"{folder} has no checkpoint: give the folder that was given to train --save")
+    there = [folder] if folder in store.complete(folder.parent) else store.complete(folder)
+    if not there:
+        raise CheckpointError(f"{folder} has no checkpoint: give the folder that was given to train --save")
+    return there[-1]
 
 
 def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
@@ -92,7 +91,11 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
             raise CheckpointError(f"--to {folder} is there already and is not overwritten: give a new folder")
     restore.verify(checkpoint)
     state = restore.read_state(checkpoint)
-    saved, config = partial(restore.state_at, checkpoint, state), _sizes(checkpoint, state)
+    saved = partial(restore.state_at, checkpoint, state)
+    try:
+        config = GPTConfig(**state["model"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{checkpoint} does not say of which GPT it is: export those of train") from None
     with retold(CheckpointError, ValueError, before=f"{checkpoint}: "):
         check_known(config)
     if state.get("base"):
@@ -152,24 +155,11 @@ def read_parameters(checkpoint: Path, model: GPT) -> dict[str, Tensor]:
     CheckpointError
         If it is damaged, or not of a model of these sizes. Checksums are left to `restore.verify`.
     """
-    there = restore.names(checkpoint)
-    wanted = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        dtype = there[name][0] if name in there else torch.float32  # a missing one is named by `read`
-        wanted.append(Piece(name, Extent.of(parameter.shape), torch.empty(parameter.shape, dtype=dtype)))
-    restore.read(checkpoint, wanted)
-    return {piece.name: piece.tensor for piece in wanted}
-
-
-def _sizes(checkpoint: Path, state: dict[str, Any]) -> GPTConfig:
-    try:
-        return GPTConfig(**state["model"])
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{checkpoint} does not say of which GPT it is: only those of train can be exported"
-        ) from None
+    dtypes = {name: dtype for name, (dtype, _) in restore.names(checkpoint).items()}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = {name: torch.empty(shape, dtype=dtypes.get(name)) for name, shape in shapes.items()}
+    restore.read(checkpoint, [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in found.items()])
+    return found  # `read` has named what is missing
 
 
 def _write(files: tuple[str, str], write: Callable[[Path], None], folder: Path) -> None:

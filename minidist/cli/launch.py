@@ -9,7 +9,6 @@ import argparse
 import os
 import signal
 import sys
-from typing import NoReturn
 
 from minidist.comm.errors import LaunchError
 from minidist.comm.job.number import RANKS, SECONDS
@@ -29,7 +28,7 @@ def main(argv: list[str]) -> int:
     except LaunchError as error:
         print(f"minidist launch: {error}", file=sys.stderr)
         return 2
-    previous = signal.signal(signal.SIGTERM, _leave)
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         outcome = run_job(command, env=env, timeout=options.timeout)
     except KeyboardInterrupt:
@@ -80,7 +79,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module's name")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="file.py ...", help="and its arguments")
     return parser
-
-
-def _leave(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict
-from statistics import median
+from statistics import fmean, median
 
 from minidist.draw.table import format_sent
 from minidist.parallel.pipeline import NAMES, Plan, plan, simulate
@@ -18,24 +18,20 @@ LONG_BUBBLE = 0.15  # of a step: from there on it is worth another schedule
 def summary(trainer: Trainer, outcome: Outcome, alike: bool, verdict: Verdict | None) -> str:
     """Return the table at the end."""
     history = outcome.history
-    seconds = sum(metrics.seconds for metrics in history)
     rows = [("loss, first and last step", f"{history[0].loss:.4f} -> {history[-1].loss:.4f}")] if history else []
     if verdict is not None:
-        answer = "yes" if verdict.same else "NO"
-        rows.append(
-            ("same parameters as the serial run", f"{answer}: largest relative difference {verdict.difference:.2e}")
-        )
-        rows.append(("    the criterion", verdict.criterion))
+        said = f"{'yes' if verdict.same else 'NO'}: largest relative difference {verdict.difference:.2e}"
+        rows += [("same parameters as the serial run", said), ("    the criterion", verdict.criterion)]
     rows.append(("same bits on every rank", "yes" if alike else "NO"))
     if outcome.scaler is not None:
         skipped = sum(not math.isfinite(metrics.gradient_norm) for metrics in history)
         rows.append(("steps left out for an overflow", f"{skipped}; the loss scale is {outcome.scaler.scale:g}"))
     rows += memory(trainer, outcome) + traffic(trainer, outcome)
     if history:
-        tokens = sum(metrics.tokens_per_second * metrics.seconds for metrics in history)
-        waiting = sum(metrics.communication * metrics.seconds for metrics in history)
-        rows.append(("tokens per second", f"{tokens / seconds:,.0f}"))
-        rows.append(("time in messages and waiting", f"{waiting / seconds:.1%}"))
+        seconds = [metrics.seconds for metrics in history]
+        speed = fmean([metrics.tokens_per_second for metrics in history], seconds)
+        waiting = fmean([metrics.communication for metrics in history], seconds)
+        rows += [("tokens per second", f"{speed:,.0f}"), ("time in messages and waiting", f"{waiting:.1%}")]
     rows += bubble(trainer, outcome) + checkpoints(trainer, outcome)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
@@ -79,8 +75,7 @@ def checkpoints(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
     if not outcome.saves:
         return []
     stalled, wrote = zip(*outcome.saves, strict=True)
-    cost = f"{len(wrote)}, training stood still {sum(stalled):.3g} s, written in {sum(wrote):.3g} s"
-    rows = [("checkpoints", cost)]
+    rows = [("checkpoints", f"{len(wrote)}, training stood still {sum(stalled):.3g} s, written in {sum(wrote):.3g} s")]
     if hours := trainer.config.run.mtbf:
         # As if training stood still until a checkpoint is on the disk: so much it costs at most, if written beside it.
         step = median(metrics.seconds for metrics in outcome.history)
@@ -99,10 +94,8 @@ def memory(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:
         said = adapted_states(sizes, recipe.lora, recipe.qlora, ranks, recipe.zero, each)
     else:
         said = model_states(sizes.parameter_count, ranks, recipe.zero, each)
-    rows = []
-    for name, formula in asdict(said).items():
-        rows.append((f"bytes of {name} held by rank 0, and by formula", f"{outcome.held[name]:,}, {formula:,.0f}"))
-    return rows
+    held = {name: f"{outcome.held[name]:,}, {formula:,.0f}" for name, formula in asdict(said).items()}
+    return [(f"bytes of {name} held by rank 0, and by formula", both) for name, both in held.items()]
 
 
 def traffic(trainer: Trainer, outcome: Outcome) -> list[tuple[str, str]]:

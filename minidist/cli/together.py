@@ -55,7 +55,5 @@ def together(comm: Communicator, work: Callable[[], Ready]) -> Ready:
     """Do `work` on every rank; if it fails on any with a user's mistake, stop all ranks with that one sentence."""
     try:
         return all_or_none(comm, work, HelpAsked, *USER_ERRORS)
-    except HelpAsked as asked:
-        raise StopAll(str(asked), 0) from None
-    except USER_ERRORS as error:
-        raise StopAll(str(error), 2) from None
+    except (HelpAsked, *USER_ERRORS) as error:
+        raise StopAll(str(error), 0 if isinstance(error, HelpAsked) else 2) from None

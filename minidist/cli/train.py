@@ -17,7 +17,7 @@ from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
 from minidist.draw.perfetto import write
 from minidist.draw.table import time_table
-from minidist.mesh import Mesh
+from minidist.mesh import AXES, Mesh
 from minidist.model import generate
 from minidist.trace import Trace
 from minidist.trainer.agreement import fingerprint
@@ -95,16 +95,15 @@ def headline(trainer: Trainer, samples: Samples) -> str:
         f"{config.data.sequence} tokens; {ranks} on the {comm.wire.kind} wire, {spreading(trainer)}"
     )
     memory, resumed = config.memory, trainer.resumed
-    if config.adapter_rank:
-        line += f", adapters of rank {config.adapter_rank}" + (" beside matrices in 4 bits" * config.run.qlora)
-    if config.run.init:
-        line += f", beginning with the weights in {config.run.init}"
-    if memory.recompute != "none":
-        line += f", recompute {memory.recompute}"
-    if config.parallel.compile:
-        line += ", blocks compiled" + (" but for dropout" if config.model.dropout else "")
-    if memory.offload != "none":
-        line += f", the optimizer's state in {'memory' if memory.offload == 'memory' else config.offload_to}"
+    place = "memory" if memory.offload == "memory" else config.offload_to
+    asked = {
+        f"adapters of rank {config.adapter_rank}{' beside matrices in 4 bits' * config.run.qlora}": config.adapter_rank,
+        f"beginning with the weights in {config.run.init}": config.run.init,
+        f"recompute {memory.recompute}": memory.recompute != "none",
+        f"blocks compiled{' but for dropout' * (config.model.dropout > 0)}": config.parallel.compile,
+        f"the optimizer's state in {place}": memory.offload != "none",
+    }
+    line = ", ".join([line, *(words for words, so in asked.items() if so)])
     if resumed is not None:
         line += f"\nresumed after step {resumed.step}"
         line += f", with options that are not what they were: {', '.join(resumed.changed)}" if resumed.changed else ""
@@ -115,22 +114,19 @@ def headline(trainer: Trainer, samples: Samples) -> str:
 def spreading(trainer: Trainer) -> str:
     """Say in a few words how the model is spread over the ranks."""
     layout, parallel = trainer.mesh.layout, trainer.config.parallel
-    words = [f"dp={layout.dp}"]
-    if layout.dp * layout.cp > 1:
-        zero = f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
-        words[0] += f" ({zero if parallel.zero else parallel.strategy})"
-    if layout.pp > 1:
-        schedule = parallel.plan or parallel.schedule
-        words.append(f"pp={layout.pp} ({schedule}, {trainer.recipe.microbatches} microbatches)")
-    if layout.cp > 1:
-        words.append(f"cp={layout.cp} ({parallel.cp_comm}, {parallel.cp_order} order)")
-    if layout.ep > 1:
-        words.append(f"ep={layout.ep} ({parallel.ep_comm}{', in 8 bits' * parallel.ep_fp8})")
-    if layout.tp > 1:
-        words.append(f"tp={layout.tp}{' (with sequence parallelism)' if parallel.sp else ''}")
+    schedule = f"{parallel.plan or parallel.schedule}, {trainer.recipe.microbatches} microbatches"
+    zero = f"ZeRO++ with nodes of {len(trainer.mesh.data.node)}" if parallel.zeropp else f"ZeRO-{parallel.zero}"
+    axes = {
+        f" ({zero if parallel.zero else parallel.strategy})": layout.dp * layout.cp,
+        f" pp={layout.pp} ({schedule})": layout.pp,
+        f" cp={layout.cp} ({parallel.cp_comm}, {parallel.cp_order} order)": layout.cp,
+        f" ep={layout.ep} ({parallel.ep_comm}{', in 8 bits' * parallel.ep_fp8})": layout.ep,
+        f" tp={layout.tp}{' (with sequence parallelism)' * parallel.sp}": layout.tp,
+    }
     links = layout.links_between(trainer.comm.nodes)
-    apart = [axis for axis in ("dp", "pp", "cp", "tp") if links[axis] in ("across", "both")]
-    return " ".join(words) + (f"; messages along {' and '.join(apart)} leave the nodes" if apart else "")
+    apart = " and ".join(axis for axis in AXES if links[axis] in ("across", "both"))
+    said = [f"dp={layout.dp}", *(words for words, ranks in axes.items() if ranks > 1)]
+    return "".join(said) + (f"; messages along {apart} leave the nodes" if apart else "")
 
 
 def write_trace(comm: Communicator, path: Path) -> None:
@@ -151,9 +147,7 @@ def print_sample(config: Config, outcome: Outcome, tokenizer: Tokenizer, prompt:
     if not config.run.sample:
         return
     generator = torch.Generator().manual_seed(config.run.seed)
-    device = next(outcome.model.parameters()).device
-    beginning = torch.tensor([prompt.tolist()], device=device)
+    beginning = torch.tensor([prompt.tolist()], device=next(outcome.model.parameters()).device)
     tokens = generate(outcome.model, beginning, config.run.sample, generator, temperature=0.8, top_k=40)
     written = tokenizer.decode(tokens[0, len(prompt) :].tolist())
-    given = tokenizer.decode(prompt)
-    print(f"\n--- a sample; the model was given {given!r} and wrote:\n{written}\n---", flush=True)
+    print(f"\n--- a sample; the model was given {tokenizer.decode(prompt)!r} and wrote:\n{written}\n---", flush=True)

@@ -50,10 +50,7 @@ def _check_checkpoints(folder: Path, resume: bool) -> None:
     if resume:
         store.newest(folder)
     elif there := store.complete(folder):
-        raise ConfigError(
-            f"--save {folder} holds the checkpoints of a run, up to {there[-1].name}: add --resume to continue it, or "
-            f"save to another folder"
-        )
+        raise ConfigError(f"--save {folder} holds {there[-1].name}: add --resume to go on, or save to another folder")
 
 
 def _try_folder(name: str, folder: Path) -> None:

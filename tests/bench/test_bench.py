@@ -7,7 +7,6 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ from minidist.comm import Communicator
 from minidist.memory.precision import fp8
 from minidist.model import GPTConfig
 from minidist.model.mlp import MLP
-from minidist.parallel import DDP, FSDP, ZeRO1
-from minidist.parallel.replica import Alone
+from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1
 
 
 def bench(*arguments: str) -> dict[str, Any]:
@@ -126,6 +124,8 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
     job = mpirun(
         2,
         """
+        import tempfile
+
         import torch
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor.debug import CommDebugMode
@@ -142,7 +142,7 @@ def test_tensor_and_dtensor_compute_and_send_the_same() -> None:
             return parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
 
         comm = init(limit=60)
-        gloo = start_gloo(comm)
+        gloo = start_gloo(comm, comm.roll_call(tempfile.mktemp())[0])
         tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
         models = {name: gpt(16, 8) for name in ("serial", "tensor", "DTensor")}
         runs = {"serial": forward_backward(models["serial"], tokens), "tensor": ours(models["tensor"], tokens, comm)}
@@ -368,7 +368,7 @@ def alone() -> Iterator[Communicator]:
         yield comm
 
 
-KINDS = {"DDP": DDP, "ZeRO-1": ZeRO1, "FSDP": FSDP}
+OURS = {"DDP": DDP, "ZeRO-1": ZeRO1, "FSDP": FSDP}
 COMPETITORS = ("no strategy", "torch DDP", "DDP", "ZeRO-1", "fully_shard", "fully_shard, forward", "FSDP")
 SMALL = Work(GPTConfig(vocabulary=64, layers=2, hidden=32, heads=1, sequence=16), 2, torch.device("cpu"))
 
@@ -385,10 +385,11 @@ def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
     calls: list[object] = []
     for name in COMPETITORS:
         for recompute, times in ((False, 2), (True, 4)):
-            replica, step = build(name, replace(SMALL, recompute=recompute), alone)
-            inner = getattr(replica.module, "module", replica.module)
-            assert type(replica) is KINDS.get(name, Alone), name
-            assert isinstance(replica.module, torch.nn.parallel.DistributedDataParallel) == (name == "torch DDP")
+            spread, step = build(name, SMALL._replace(recompute=recompute), alone)
+            inner: Any = getattr(spread, "module", spread)
+            theirs = torch.nn.parallel.DistributedDataParallel if name == "torch DDP" else torch.nn.Module
+            assert isinstance(spread, OURS.get(name, theirs)), name
+            assert isinstance(spread, DataParallel) == (name in OURS)
             sharded = [isinstance(module, FSDPModule) for module in (inner, *inner.layers.children())]
             assert sharded == [name.startswith("fully_shard")] * 3
             for module in inner.modules():
@@ -397,12 +398,12 @@ def test_each_competitor_is_what_it_says(alone: Communicator) -> None:
             losses[name, recompute] = float(step())  # type: ignore[arg-type]
             assert len(calls) == times, f"{name}: 2 blocks, and 2 again in backward if they are recomputed"
             calls.clear()
-        if isinstance(replica, FSDP):
-            assert {(flat.whole.dtype, flat.values.dtype) for flat in replica.flats} == {(BITS, torch.float32)}
-            assert len(replica.units) == 3
+        if isinstance(spread, FSDP):
+            assert {(flat.whole.dtype, flat.values.dtype) for flat in spread.flats} == {(BITS, torch.float32)}
+            assert len(spread.units) == 3
         assert not graphs
         torch._dynamo.reset()
-        _, step = build(name, replace(SMALL, backend=counted), alone)  # type: ignore[arg-type]
+        _, step = build(name, SMALL._replace(backend=counted), alone)  # type: ignore[arg-type]
         losses[name, "compiled"] = float(step())  # type: ignore[arg-type]
         assert len(graphs) == 2, f"{name}: one graph of a whole block, which serves all blocks, and one of the loss"
         graphs.clear()
@@ -413,9 +414,9 @@ def test_a_competitor_in_8_bits_multiplies_in_8_bits(alone: Communicator, monkey
     losses, products, multiply = [], [], fp8.scaled_matmul
     monkeypatch.setattr(fp8, "scaled_matmul", lambda *each: products.append(1) or multiply(*each))
     for name in ("FSDP", "FSDP, fp8"):
-        replica, step = build(name, SMALL, alone)
+        spread, step = build(name, SMALL, alone)
         losses.append(float(step()))  # type: ignore[arg-type]
-        seen = [bool(scale.history.any()) for scale in fp8.scales_of(replica.module)]
+        seen = [bool(scale.history.any()) for scale in fp8.scales_of(spread)]
         layers = 7 * SMALL.config.layers if name == "FSDP, fp8" else 0  # three products and three scales of each
         assert len(products) == len(seen) == 3 * layers and all(seen), name
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=turns.SAME)
@@ -462,7 +463,7 @@ def test_a_bound_may_be_a_least_and_the_bounds_of_a_gpu_can_be_left_unjudged() -
         "MISSED: sharded 8 x 2048 compiled, share of the peak FSDP: 0.5, at least 0.52"
         in Results(rows, "", {}).as_text()
     )
-    met = Results([replace(rows[0], values=(0.53,))], "", {})
+    met = Results([rows[0]._replace(values=(0.53,))], "", {})
     assert "FSDP: 0.53, at least 0.52" in met.as_text() and "bounds: 1 of 1 met" in met.as_text()
     unjudged = Results(rows, "", {}, judged=False)
     assert not unjudged.verdicts and "not judged here" in unjudged.as_text()

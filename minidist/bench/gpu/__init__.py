@@ -25,10 +25,7 @@ def one_rank(device: str) -> Iterator[Communicator]:
         If there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise LaunchError(
-            f"torch {torch.__version__} finds no GPU here: try it on the CPU with --device cpu, which takes tiny sizes "
-            "and judges nothing"
-        )
+        raise LaunchError(f"torch {torch.__version__} finds no GPU here: try it on the CPU with --device cpu")
     backend, gpu = ("nccl", torch.device("cuda", 0)) if device == "cuda" else ("gloo", None)
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=gpu)

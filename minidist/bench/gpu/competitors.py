@@ -15,8 +15,8 @@ by `recompute`, the others by torch's `checkpoint_wrapper`, which torchtitan use
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +25,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from minidist.bench.measure import Run
-from minidist.bench.training import adamw_step, forward_backward
+from minidist.bench.training import adamw_step, forward_backward, text
 from minidist.comm import Communicator
 from minidist.memory.precision.fp8 import to_fp8, update_scales
 from minidist.memory.recompute.segments import recompute
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DDP, FSDP, ZeRO1
-from minidist.parallel.compiled import compile_blocks
-from minidist.parallel.replica import Alone, Replica
-from minidist.parallel.sharded.units import MixedPrecision
+from minidist.parallel import DDP, FSDP, DataParallel, MixedPrecision, ZeRO1, compile_blocks
 from minidist.parallel.steps import blocks_of
 
 BITS = torch.bfloat16
-OURS: dict[str, Callable[[nn.Module, Communicator], Replica]] = {
+OURS: dict[str, Callable[[nn.Module, Communicator], DataParallel]] = {
     "DDP": DDP,
     "ZeRO-1": ZeRO1,
     **dict.fromkeys(("FSDP", "FSDP, fp8"), partial(FSDP, precision=MixedPrecision(BITS))),
@@ -45,8 +42,7 @@ OURS: dict[str, Callable[[nn.Module, Communicator], Replica]] = {
 SHARDED = ("fully_shard", "fully_shard, forward", "FSDP", "FSDP, fp8")  # these cast weights themselves
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What all competitors of a case do. `backend` is that of the compiler; without one nothing is compiled."""
 
     config: GPTConfig
@@ -67,7 +63,7 @@ class Work:
         return self.config.flops_per_token() * self.batch * self.config.sequence
 
 
-def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
+def build(name: str, work: Work, comm: Communicator) -> tuple[nn.Module, Run]:
     """Return a competitor's model as it is spread, and its step, which returns the loss.
 
     All competitors start from the same weights, and see the same tokens.
@@ -78,7 +74,7 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
         nn.init.normal_(parameter, float(parameter.dim() == 1), 0.02, generator)  # those of norms are about 1
     if name == "FSDP, fp8":
         to_fp8(model)
-    replica = OURS[name](model, comm) if name in OURS else by_torch(name, model, work)
+    spread = OURS[name](model, comm) if name in OURS else by_torch(name, model, work)
     if work.recompute and name in OURS:
         recompute(model, "full")
     if work.backend and name == "fully_shard":
@@ -86,13 +82,8 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
             block.compile(backend=work.backend)
     elif work.backend:
         compile_blocks(blocks_of(model), work.backend)
-    size = (work.batch, work.config.sequence + 1)
-    tokens = torch.randint(work.config.vocabulary, size, generator=torch.Generator().manual_seed(1)).to(work.device)
-
-    def called(inputs: Tensor) -> Tensor:
-        with torch.autocast(work.device.type, BITS, enabled=name not in SHARDED):
-            return replica.called(inputs)  # type: ignore[no-any-return]
-
+    tokens = text(work.batch, work.config.sequence, 1, work.config.vocabulary).to(work.device)
+    called = torch.autocast(work.device.type, BITS, enabled=name not in SHARDED)(spread.__call__)
     loss = torch.compile(cross_entropy_sum, backend=work.backend) if work.backend else cross_entropy_sum
     backward = forward_backward(called, tokens, loss=loss)
 
@@ -101,18 +92,18 @@ def build(name: str, work: Work, comm: Communicator) -> tuple[Replica, Run]:
         update_scales(model)  # of products in 8 bits, if there are any
         return found
 
-    return replica, adamw_step(replica, scaled, fused=True)
+    return spread, adamw_step(spread, scaled, fused=True)
 
 
-def by_torch(name: str, model: GPT, work: Work) -> Replica:
+def by_torch(name: str, model: GPT, work: Work) -> nn.Module:
     """Let a model recompute, and wrap it, in the order of torchtitan."""
     if work.recompute:
         for number, layer in model.layers.named_children():
             model.layers.register_module(number, checkpoint_wrapper(layer))
     if name == "torch DDP":
-        return Alone(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True))
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     if name in SHARDED:
         mesh = init_device_mesh(work.device.type, (1,))
         for module in (*model.layers, model):
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(BITS, reduce_dtype=BITS))
-    return Alone(model)
+    return model

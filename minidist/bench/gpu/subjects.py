@@ -76,9 +76,7 @@ def products(setting: Setting) -> Iterator[Counted]:
         multiply(gradient, weight)
         multiply(gradient.t(), x)
 
-    def in_8_bits(a: Tensor, b: Tensor) -> Tensor:
-        return scaled_matmul(a, b, one, one, torch.bfloat16)
-
+    in_8_bits = partial(scaled_matmul, a_scale=one, b_scale=one, dtype=torch.bfloat16)
     runs = {"bf16": partial(three, torch.matmul, *wide), "fp8": partial(three, in_8_bits, *narrow)}
     times = alternate(runs, setting.comm, setting.options.rounds or ROUNDS, 0.1)
     yield Counted(f"{width} wide", times, flops=6 * width**3)
@@ -97,19 +95,14 @@ def attention(setting: Setting) -> Iterator[Counted]:
     if options.device == "cuda" and capability() != (0, 0):
         backends["cuDNN"] = SDPBackend.CUDNN_ATTENTION
     kinds: dict[str, Attention] = {"flash": lambda q, k, v: flash_attention(q, k, v, True)[0]}
-    kinds |= {name: partial(by_backend, backend) for name, backend in backends.items()}
+    causal = partial(F.scaled_dot_product_attention, is_causal=True)
+    kinds |= {name: sdpa_kernel(backend)(causal) for name, backend in backends.items()}
     forward: dict[str, Run] = {name: partial(kind, q, k, v) for name, kind in kinds.items()}
     both = {name: forward_backward(kind, q, k, v, gradient) for name, kind in kinds.items()}
     products = 2 * heads * length * length * size  # of Q Kᵀ and P V, of which the mask leaves half
     for how, runs, flops in (("forward", forward, products), ("with backward", both, 7 * products // 2)):
         times = alternate(runs, setting.comm, options.rounds or ROUNDS, 0.1)
         yield Counted(f"{length} tokens, {how}", times, flops=flops)
-
-
-def by_backend(backend: SDPBackend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention by one of torch's kernels."""
-    with sdpa_kernel(backend):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def works(options: Options) -> Iterator[Work]:

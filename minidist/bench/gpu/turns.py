@@ -24,7 +24,6 @@ from minidist.trainer.metrics import known_peak
 SECONDS = 1.0  # about, of one competitor in one round on a GPU: many steps, as a GPU slows down when it gets warm
 ROUNDS = 5
 SAME = 0.01  # the first losses differ by less than this part, or a competitor trains another model
-GIB = 1 << 30
 
 
 def side_by_side(names: Sequence[str], work: Work, setting: Setting, how: str = "") -> Iterator[Counted]:
@@ -61,7 +60,7 @@ def take_turns(names: Sequence[str], work: Work, setting: Setting, case: str) ->
         losses[name] = steps[name]()
         steps[name]()
         most = most_on_gpu(steps[name]) if on_gpu else most_allocated(steps[name])
-        peaks[name] = [(most - before) / GIB]
+        peaks[name] = [(most - before) / (1 << 30)]
     expect_same(losses, SAME)
     freed = torch.cuda.memory_stats().get("num_alloc_retries")
     rounds, seconds = setting.options.rounds or ROUNDS, SECONDS if on_gpu else ROUND

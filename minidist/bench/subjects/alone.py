@@ -41,10 +41,8 @@ from minidist.memory.precision.adamw import FusedAdamW
 from minidist.memory.recompute.segments import recompute as recomputed
 from minidist.model import Where
 from minidist.parallel.context.flash import flash_attention, page_backward, page_forward
-from minidist.parallel.replica import Alone
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-LENGTHS = (512, 2048)
 ELEMENTS = 1 << 22  # of the shard: 16 MiB, far more than a cache holds
 LAYERS = 12  # of the model that is recomputed
 
@@ -52,8 +50,7 @@ LAYERS = 12  # of the model that is recomputed
 @subject(peers=("torch",), gloo=False)
 def flash(setting: Setting) -> Iterator[Case]:
     """Seconds of attention and its gradients, in float32; each rank by itself. No bound: the kernel is torch's own."""
-    del setting  # the sizes are its own
-    for length in LENGTHS:
+    for length in (512, 2048):
         q, k, v, gradient = (torch.randn(1, length, 4, 64).transpose(1, 2) for _ in range(4))
         runs: dict[str, Run] = {
             "page": partial(by_page, q, k, v, gradient),
@@ -101,7 +98,7 @@ def recompute(setting: Setting) -> Iterator[Case | Counted]:
     recomputed(models["full"], "full")
     for layer in models["torch full"].layers:
         layer.forward = partial(checkpointed, layer.forward)
-    runs = {name: training_step(Alone(model), text()) for name, model in models.items()}
+    runs = {name: training_step(model, text()) for name, model in models.items()}
     yield Case(case, runs)
     for name, run in runs.items():
         account = Account()

@@ -8,9 +8,8 @@ Both write the same, to the folder for temporary files.
 """
 
 import itertools
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +21,10 @@ from minidist.bench.training import VOCABULARY, gpt, text
 from minidist.comm import Communicator
 from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import Layout, Mesh
-from minidist.parallel import Parallel, Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
+from minidist.parallel import Recipe, parallelize, vocabulary_parallel_cross_entropy_sum
 from minidist.trainer.checkpoint.saving import Writer, pieces_to_save
 
 STEPS = 5  # of training, beside the writer
-BATCH = 4  # sequences
 
 
 @subject(peers=("synchronous", "steps alone"), gloo=False)
@@ -34,20 +32,24 @@ def checkpoint(setting: Setting) -> Iterator[Counted]:
     """Seconds of one save, and of a training step, at every width."""
     comm = setting.comm
     for hidden in setting.options.hidden:
-        shared: list[str] = comm.roll_call(tempfile.mkdtemp() if comm.rank == 0 else "")
-        writer = Writer(Path(shared[0]), comm, keep=1, every=0)
-        try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
+            writer = Writer(Path(comm.roll_call(own)[0]), comm, keep=1, every=0)  # all write to rank 0's folder
             seconds = measure(hidden, comm, writer, setting.options.rounds or checkpoint.rounds)
-        finally:
-            if comm.rank == 0:
-                shutil.rmtree(shared[0], ignore_errors=True)
         yield Counted(f"D={hidden}", seconds)
 
 
 def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each round."""
-    parallel, optimizer, step = training(hidden, comm)
+    """Return the seconds of each round, of a model over all ranks."""
+    model, mesh, tokens = gpt(hidden), Mesh(comm, Layout(tp=comm.size)), text(batch=4)
+    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
+    parallel = parallelize(model, mesh, Recipe(), loss)
+    optimizer = parallel.optimizer(MasterWeights, model.parameters(), optimizer=torch.optim.AdamW, lr=1e-4)
     numbers = itertools.count(1)
+
+    def step() -> None:
+        parallel.zero_grad()
+        parallel.step([tokens[:, :-1]], [tokens[:, 1:]])
+        optimizer.step(factor=1 / tokens[:, 1:].numel())
 
     def save() -> None:
         writer.save(next(numbers), pieces_to_save(parallel, optimizer), {})
@@ -66,21 +68,3 @@ def measure(hidden: int, comm: Communicator, writer: Writer, rounds: int) -> dic
         seconds["steps beside"].append(timed(step, comm, STEPS))
         writer.wait()
     return seconds
-
-
-def training(hidden: int, comm: Communicator) -> tuple[Parallel, MasterWeights, Callable[[], object]]:
-    """Return a model over all ranks, its optimizer, and what takes a step."""
-    mesh = Mesh(comm, Layout(tp=comm.size))
-    model = gpt(hidden)
-    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=mesh.tp, vocabulary=VOCABULARY)
-    parallel = parallelize(model, mesh, Recipe(), loss)
-    groups = [{"params": list(model.parameters())}]
-    optimizer = parallel.optimizer(MasterWeights, groups, optimizer=torch.optim.AdamW, lr=1e-4)
-    tokens = text(BATCH)
-
-    def step() -> None:
-        parallel.zero_grad()
-        parallel.step([tokens[:, :-1]], [tokens[:, 1:]])
-        optimizer.step(factor=1 / tokens[:, 1:].numel())
-
-    return parallel, optimizer, step

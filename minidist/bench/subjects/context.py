@@ -17,20 +17,19 @@ from torch import Tensor, nn
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, subject
-from minidist.bench.training import adamw_step, expect_same, forward_backward, gpt, text
+from minidist.bench.training import adamw_step, expect_same, gpt, text, training_step
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.model import Where
+from minidist.model import Where, cross_entropy_sum
 from minidist.model.attention import causal_attention
 from minidist.model.gpt import Attend
 from minidist.parallel import DDP
 from minidist.parallel.context import parallelize_context, shard_tokens
 from minidist.parallel.context.context_parallel import attending
 from minidist.parallel.context.order import positions
-from minidist.parallel.replica import Alone, Replica
+from minidist.parallel.context.ring import Ring
 
 TIMES = (512, 2048)  # tokens of a sequence, 4 and 16 times those of the other benches; 2048 tokens a step
-ATTENTION = "attention alone, 1 x 4096, 8 heads of 64, 2 of keys"
 ORDERS = {"ring": "contiguous", "zigzag": "zigzag"}
 
 
@@ -41,7 +40,7 @@ def context(setting: Setting) -> Iterator[Case]:
     for hidden in setting.options.hidden:
         for time in TIMES:
             tokens = text(2048 // time, time)
-            runs = {"serial": adamw_step(Alone(alone := gpt(hidden, time)), forward_backward(alone, tokens))}
+            runs = {"serial": training_step(gpt(hidden, time), tokens)}
             for name, order in ORDERS.items():
                 model = gpt(hidden, time)
                 parallelize_context(model, comm, "ring", order)
@@ -50,11 +49,11 @@ def context(setting: Setting) -> Iterator[Case]:
                     model = gpt(hidden, time)
                     for module in attending(model):
                         module.attend = torchs_ring(order == "zigzag")
-                    theirs = Alone(nn.parallel.DistributedDataParallel(model))
+                    theirs = nn.parallel.DistributedDataParallel(model)
                     runs[f"torch {name}"] = shared_step(theirs, tokens, comm, order, comm.size)
             expect_same({name: run() for name, run in runs.items()}, 1e-5)
             yield Case(f"D={hidden}, {2048 // time} x {time}", runs)
-    yield Case(ATTENTION, attention_alone(comm, setting.gloo is not None))
+    yield Case("attention alone, 1 x 4096, 8 heads of 64, 2 of keys", attention_alone(comm, setting.gloo is not None))
 
 
 def attention_alone(comm: Communicator, torch_too: bool) -> dict[str, Run]:
@@ -67,29 +66,24 @@ def attention_alone(comm: Communicator, torch_too: bool) -> dict[str, Run]:
     runs: dict[str, Run] = {"serial": run(causal_attention, [part.requires_grad_() for part in whole])}
     for name, order in ORDERS.items():
         parts = [part.detach()[:, :, positions(order, comm.size, comm.rank, 4096)].requires_grad_() for part in whole]
-        holder: Any = nn.Module()
-        holder.attend = causal_attention
-        parallelize_context(holder, comm, "ring", order)
-        runs[name] = run(holder.attend, parts)
+        runs[name] = run(Ring(comm, order, causal_attention, comm.stream()), parts)
         if torch_too:
             runs[f"torch {name}"] = run(torchs_ring(order == "zigzag"), parts)
     return runs
 
 
-def shared_step(replica: Replica, tokens: Tensor, comm: Communicator, order: str, times: int = 1) -> Run:
+def shared_step(model: nn.Module, tokens: Tensor, comm: Communicator, order: str, times: int = 1) -> Run:
     """Return a step on this rank's part of `tokens` [B, T + 1]; `times` makes up for gradients that are averaged."""
     inputs, where = shard_tokens(tokens[:, :-1], comm, order)
     targets, _ = shard_tokens(tokens[:, 1:], comm, order)
 
     def backward() -> Tensor:
-        logits = replica.called(inputs, Where(positions=where))
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        loss = loss / (targets.numel() * comm.size)
+        loss = cross_entropy_sum(model(inputs, Where(positions=where)), targets) / (targets.numel() * comm.size)
         (loss * times).backward()  # type: ignore[no-untyped-call]
-        all_reduce(total := loss.detach().clone(), comm)
+        all_reduce(total := loss.detach(), comm)
         return total
 
-    return adamw_step(replica, backward)
+    return adamw_step(model, backward)
 
 
 def torchs_ring(balanced: bool) -> Attend:
@@ -102,25 +96,23 @@ class TorchRing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, balanced: bool) -> Tensor:
-        from torch.distributed.tensor.experimental import _context_parallel as theirs
-
-        theirs._attention._cp_options.enable_load_balance = ctx.balanced = balanced
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        ring: Any = theirs._attention._templated_ring_attention
-        output, lse = ring(torch.distributed.group.WORLD, 2, kernel, query, key, value, is_causal=True)
+        ctx.balanced, kernel = balanced, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        ring, group = torchs(balanced)._templated_ring_attention, torch.distributed.group.WORLD
+        output, lse = ring(group, 2, kernel, query, key, value, is_causal=True)
         ctx.save_for_backward(query, key, value, output, lse)
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from torch.distributed.tensor.experimental import _context_parallel as theirs
-
-        theirs._attention._cp_options.enable_load_balance = ctx.balanced
-        query, key, value, output, lse = ctx.saved_tensors
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        ring: Any = theirs._attention._templated_ring_attention_backward
-        group = torch.distributed.group.WORLD
-        found = ring(
-            group, 2, kernel, gradient, "grad_out", query, key, value, output, lse, is_causal=True, dropout_p=0.0
-        )
-        return (*found, None)
+        ring, group = torchs(ctx.balanced)._templated_ring_attention_backward, torch.distributed.group.WORLD
+        saved = ctx.saved_tensors
+        return (*ring(group, 2, kernel, gradient, "grad_out", *saved, is_causal=True, dropout_p=0.0), None)
+
+
+def torchs(balanced: bool) -> Any:
+    """Return torch's module of ring attention, with its load balancer or without."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    _attention._cp_options.enable_load_balance = balanced
+    return _attention

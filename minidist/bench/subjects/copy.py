@@ -19,9 +19,7 @@ from minidist.bench.measure import timed
 from minidist.bench.subject import Counted, Setting, subject
 from minidist.comm import Communicator
 
-IN_CACHE = 256 << 10
 BLOCK = 1 << 20
-BEYOND_CACHES = 64 << 20
 ROUNDS = 15
 NEAR = 35.0  # GB/s of copying from the other core, between the two states
 
@@ -35,7 +33,7 @@ def state(gigabytes: float) -> str:
 def copy(setting: Setting) -> Iterator[Counted]:
     """Billions of bytes copied in a second, in the three ways; `setting.when` names the probe. No peer, no bound."""
     comm, case = setting.comm, f"{setting.launch} {setting.when}"
-    for name, bytes, iterations in (("own core", IN_CACHE, 500), ("memory", BEYOND_CACHES, 1)):
+    for name, bytes, iterations in (("own core", 256 << 10, 500), ("memory", 64 << 20, 1)):
         source, target = np.full(bytes, 1, np.uint8), np.full(bytes, 0, np.uint8)
         seconds = [timed(partial(np.copyto, target, source), comm, iterations) for _ in range(ROUNDS)]
         yield Counted(case, {name: [bytes / s / 1e9 for s in seconds]}, "GB/s", bytes)

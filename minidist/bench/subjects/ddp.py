@@ -11,12 +11,11 @@ documentation; what is measured is the whole step, zeroing of gradients included
 
 from collections.abc import Iterator
 
-import torch
+from torch import nn
 
 from minidist.bench.subject import Case, Setting, subject
 from minidist.bench.training import BATCH, TIME, gpt, text, training_step
 from minidist.parallel import DDP, NaiveDataParallel
-from minidist.parallel.replica import Alone
 
 FEW = (1, 64)  # sequences and tokens: communication dominates
 
@@ -27,14 +26,13 @@ def ddp(setting: Setting) -> Iterator[Case]:
     comm, hiddens = setting.comm, setting.options.hidden
     for hidden, batch, time in [*((hidden, BATCH, TIME) for hidden in hiddens), (max(hiddens), *FEW)]:
         tokens = text(batch, time, seed=comm.rank)
-        everyones = comm.size * batch * time  # minidist sums gradients of losses divided by all ranks' tokens
-        runs = {
-            "local": training_step(Alone(gpt(hidden, time)), tokens),
-            "DDP": training_step(DDP(gpt(hidden, time), comm), tokens, everyones),
-            "naive": training_step(NaiveDataParallel(gpt(hidden, time), comm), tokens, everyones),
+        models = {
+            "local": gpt(hidden, time),
+            "DDP": DDP(gpt(hidden, time), comm),
+            "naive": NaiveDataParallel(gpt(hidden, time), comm),
         }
         if setting.gloo is not None:
-            theirs = torch.nn.parallel.DistributedDataParallel(gpt(hidden, time))
-            runs["torch DDP"] = training_step(Alone(theirs), tokens)
+            models["torch DDP"] = nn.parallel.DistributedDataParallel(gpt(hidden, time))
+        runs = {name: training_step(model, tokens) for name, model in models.items()}
         # About one step a round: a step is long, and what slows the machine for seconds should slow all competitors.
         yield Case(f"D={hidden}, {batch} x {time}", runs, rounds=2 * ddp.rounds if (batch, time) == FEW else 0)

@@ -12,7 +12,6 @@ What experts cost beside a dense model of equal work is `ep balanced` less `byte
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,18 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist.bench.measure import Run
-from minidist.bench.options import HEADS
 from minidist.bench.subject import Case, Setting, subject
-from minidist.bench.training import BATCH, LAYERS, TIME, VOCABULARY, expect_same, text, training_step
+from minidist.bench.training import BATCH, LAYERS, TIME, expect_same, gpt, text, training_step
 from minidist.comm import Communicator
 from minidist.mesh import Layout, Mesh
-from minidist.model import GPT, GPTConfig
+from minidist.model import GPT
 from minidist.model.moe import RoutedExperts, routed_in
 from minidist.parallel import DDP
 from minidist.parallel.adjoint import all_to_all
 from minidist.parallel.expert.expert_parallel import parallelize_experts
-from minidist.parallel.replica import Alone
 
 EXPERTS, CHOSEN = 8, 2
 
@@ -40,36 +36,25 @@ EXPERTS, CHOSEN = 8, 2
 def experts(setting: Setting) -> Iterator[Case]:
     """Seconds of a training step at every width."""
     comm, tokens = setting.comm, text(seed=setting.comm.rank)
-    everywhere = tokens[:, 1:].numel() * comm.size
     mesh = Mesh(comm, Layout(dp=comm.size, ep=comm.size))
     for hidden in setting.options.hidden:
-        ours, even, theirs = (shared_out(model_of(hidden, EXPERTS), mesh) for _ in range(3))
-        dense = model_of(hidden, 0)
+        width = 4 * hidden // 3 // 16 * 16
+        ours, even, theirs = (with_experts(hidden, width, mesh) for _ in range(3))
         for layer in routed_in(even):
             layer.choose = in_turn  # type: ignore[method-assign]
-        runs: dict[str, Run] = {
-            "ep": training_step(DDP(ours, comm), tokens, everywhere, fused=True),
-            "ep balanced": training_step(DDP(even, comm), tokens, everywhere, fused=True),
-            "dense": training_step(DDP(dense, comm), tokens, everywhere, fused=True),
-            "bytes alone": partial(exchanges, comm, hidden),
-        }
+        models = {"ep": ours, "ep balanced": even, "dense": gpt(hidden, intermediate=CHOSEN * width)}
+        runs = {name: training_step(DDP(model, comm), tokens, fused=True) for name, model in models.items()}
+        runs["bytes alone"] = partial(exchanges, comm, hidden)
         if setting.gloo is not None:
-            runs["torch"] = training_step(Alone(by_torch(theirs)), tokens, fused=True)
+            runs["torch"] = training_step(by_torch(theirs), tokens, fused=True)
             first: Any = runs["ep"]()
             expect_same({"ep": first * comm.size, "torch": runs["torch"]()}, 1e-4)
         yield Case(f"D={hidden}, {BATCH} x {TIME}", runs)
 
 
-def model_of(hidden: int, experts: int) -> GPT:
-    """Return a model whose layers multiply as much for a token, with experts or without."""
-    each = 4 * hidden // 3 // 16 * 16
-    inside = each if experts else CHOSEN * each
-    sizes = GPTConfig(vocabulary=VOCABULARY, layers=LAYERS, hidden=hidden, heads=HEADS, sequence=TIME)
-    return GPT(replace(sizes, intermediate=inside, experts=experts, top_k=CHOSEN))
-
-
-def shared_out(model: GPT, mesh: Mesh) -> GPT:
-    """Return the model with this rank's experts."""
+def with_experts(hidden: int, width: int, mesh: Mesh) -> GPT:
+    """Return a model with this rank's experts, each so wide."""
+    model = gpt(hidden, intermediate=width, experts=EXPERTS, top_k=CHOSEN)
     parallelize_experts(model, mesh)
     return model
 
@@ -123,7 +108,6 @@ def torchs_dispatch(layer: RoutedExperts) -> Callable[[Tensor, list[int]], Tenso
         gate, up = (F.grouped_mm(x, weight.transpose(1, 2), offs=ends) for weight in (held.gate, held.up))
         made = F.grouped_mm(F.silu(gate) * up, held.down.transpose(1, 2), offs=ends)
         unsorted = torch.empty_like(made).index_copy(0, order, made)
-        back: Tensor = all_to_all_single_autograd(unsorted, sent, came, group)
-        return back
+        return all_to_all_single_autograd(unsorted, sent, came, group)
 
     return compute

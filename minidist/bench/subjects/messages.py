@@ -13,7 +13,8 @@ buffer, rounded to a multiple of the ranks.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -25,59 +26,50 @@ from minidist.collectives import COLLECTIVES
 from minidist.comm import Communicator
 
 
-class Buffers(NamedTuple):
-    """What a collective reads and writes: all of it, and this rank's shard; numpy arrays, or tensors for gloo."""
-
-    full: Any
-    shard: Any
-    out: Any
-    counts: list[int]  # elements of each rank's shard
-
-
-def ours(b: Buffers, comm: Communicator, how: str) -> dict[str, Run]:
+def ours(comm: Communicator, how: str, full: Any, shard: Any, out: Any, counts: list[int]) -> dict[str, Run]:
     """Return minidist's collectives by name, with algorithm `how`."""
     return {
-        "all_reduce": lambda: collectives.all_reduce(b.full, comm, algorithm=how),
-        "reduce_scatter": lambda: collectives.reduce_scatter(b.full, comm, algorithm=how),
-        "all_gather": lambda: collectives.all_gather(b.shard, comm, b.out, how),
-        "broadcast": lambda: collectives.broadcast(b.full, comm, 0, how),
-        "reduce": lambda: collectives.reduce(b.full, comm, 0, algorithm=how),
-        "gather": lambda: collectives.gather(b.shard, comm, 0, how, b.counts),
-        "scatter": lambda: collectives.scatter(b.full if comm.rank == 0 else None, comm, 0, how),
-        "all_to_all": lambda: collectives.all_to_all(b.full, comm, how),
+        "all_reduce": lambda: collectives.all_reduce(full, comm, algorithm=how),
+        "reduce_scatter": lambda: collectives.reduce_scatter(full, comm, algorithm=how),
+        "all_gather": lambda: collectives.all_gather(shard, comm, out, how),
+        "broadcast": lambda: collectives.broadcast(full, comm, 0, how),
+        "reduce": lambda: collectives.reduce(full, comm, 0, algorithm=how),
+        "gather": lambda: collectives.gather(shard, comm, 0, how, counts),
+        "scatter": lambda: collectives.scatter(full if comm.rank == 0 else None, comm, 0, how),
+        "all_to_all": lambda: collectives.all_to_all(full, comm, how),
     }
 
 
-def native(b: Buffers, mpi: Any) -> dict[str, Run]:
+def native(mpi: Any, full: Any, shard: Any, out: Any, counts: list[int]) -> dict[str, Run]:
     """Return MPI's collectives by name."""
     from mpi4py import MPI  # here, because it starts MPI, and the bounds are read where there is none
 
     return {
-        "all_reduce": lambda: mpi.Allreduce(MPI.IN_PLACE, b.full),
-        "reduce_scatter": lambda: mpi.Reduce_scatter(b.full, b.shard, b.counts),
-        "all_gather": lambda: mpi.Allgather(b.shard, b.out),
-        "broadcast": lambda: mpi.Bcast(b.full),
-        "reduce": lambda: mpi.Reduce(b.full if mpi.rank else MPI.IN_PLACE, None if mpi.rank else b.full),
-        "gather": lambda: mpi.Gather(b.shard, None if mpi.rank else b.out),
-        "scatter": lambda: mpi.Scatter(None if mpi.rank else b.full, b.shard),
-        "all_to_all": lambda: mpi.Alltoall(b.full, b.out),
+        "all_reduce": lambda: mpi.Allreduce(MPI.IN_PLACE, full),
+        "reduce_scatter": lambda: mpi.Reduce_scatter(full, shard, counts),
+        "all_gather": lambda: mpi.Allgather(shard, out),
+        "broadcast": lambda: mpi.Bcast(full),
+        "reduce": lambda: mpi.Reduce(full if mpi.rank else MPI.IN_PLACE, None if mpi.rank else full),
+        "gather": lambda: mpi.Gather(shard, None if mpi.rank else out),
+        "scatter": lambda: mpi.Scatter(None if mpi.rank else full, shard),
+        "all_to_all": lambda: mpi.Alltoall(full, out),
     }
 
 
-def by_gloo(b: Buffers, gloo: Any) -> dict[str, Run]:
+def by_gloo(gloo: Any, full: Any, shard: Any, out: Any, counts: list[int]) -> dict[str, Run]:
     """Return torch.distributed's collectives by name."""
     # torch 2.13 renames these two
     reduce_scatter = getattr(gloo, "reduce_scatter_single", gloo.reduce_scatter_tensor)
     all_gather = getattr(gloo, "all_gather_single", gloo.all_gather_into_tensor)
     return {
-        "all_reduce": lambda: gloo.all_reduce(b.full),
-        "reduce_scatter": lambda: reduce_scatter(b.shard, b.full),
-        "all_gather": lambda: all_gather(b.out, b.shard),
-        "broadcast": lambda: gloo.broadcast(b.full, 0),
-        "reduce": lambda: gloo.reduce(b.full, 0),
-        "gather": lambda: gloo.gather(b.shard, None if gloo.get_rank() else list(b.out.split(b.counts)), 0),
-        "scatter": lambda: gloo.scatter(b.shard, None if gloo.get_rank() else list(b.full.split(b.counts)), 0),
-        "all_to_all": lambda: gloo.all_to_all_single(b.out, b.full),
+        "all_reduce": lambda: gloo.all_reduce(full),
+        "reduce_scatter": lambda: reduce_scatter(shard, full),
+        "all_gather": lambda: all_gather(out, shard),
+        "broadcast": lambda: gloo.broadcast(full, 0),
+        "reduce": lambda: gloo.reduce(full, 0),
+        "gather": lambda: gloo.gather(shard, None if gloo.get_rank() else list(out.split(counts)), 0),
+        "scatter": lambda: gloo.scatter(shard, None if gloo.get_rank() else list(full.split(counts)), 0),
+        "all_to_all": lambda: gloo.all_to_all_single(out, full),
     }
 
 
@@ -86,33 +78,35 @@ def collective(operation: str) -> Subject:
 
     def cases(setting: Setting) -> Iterator[Case]:
         """Seconds of one call at every size, against MPI's own and gloo."""
-        comm = setting.comm
-        options = setting.options
+        options, comm, on_gpus = setting.options, setting.comm, setting.launch == "nccl"
         itemsize = np.dtype(options.dtype).itemsize
         counts = [max(1, size // itemsize // comm.size) * comm.size for size in options.sizes]
         # One window for all sizes: every registered buffer of a program makes finding one a little longer.
         in_place = operation == "all_reduce" and "registered" in options.algorithms
         registered: Any = comm.allocate(max(counts), options.dtype) if in_place else None
-        on_gpus = setting.launch == "nccl"
         device = options.device if on_gpus else ""
         for count in counts:
+            new = partial(buffers, comm, count, options.dtype)
             runs: dict[str, Run] = {}
             for how in (*["native"] * on_gpus, *options.algorithms):
                 if how == "registered" and in_place:
-                    runs[how] = ours(buffers(comm, count, options.dtype, device, registered), comm, "auto")[operation]
+                    runs[how] = ours(comm, "auto", *new(device, registered))[operation]
                 elif how in collectives.algorithms(operation):
-                    runs[how] = ours(buffers(comm, count, options.dtype, device), comm, how)[operation]
+                    runs[how] = ours(comm, how, *new(device))[operation]
             if ("native" in options.peers and not on_gpus) or setting.launch == "tuned":
-                runs["native"] = native(buffers(comm, count, options.dtype), comm.wire.mpi)[operation]  # type: ignore[attr-defined]
+                runs["native"] = native(comm.wire.mpi, *new())[operation]  # type: ignore[attr-defined]
             if setting.gloo is not None:
-                runs["gloo"] = by_gloo(buffers(comm, count, options.dtype, "cpu"), setting.gloo)[operation]
+                runs["gloo"] = by_gloo(setting.gloo, *new("cpu"))[operation]
             yield Case(size_text(count * itemsize), runs, count * itemsize)
 
     return Subject(operation, cases, ("native", "native tuned", "gloo"), rounds=15, gloo=True)
 
 
-def buffers(comm: Communicator, count: int, dtype: str, device: str = "", registered: Any = None) -> Buffers:
-    """Return what a collective of `count` elements needs: arrays, one of them perhaps registered, or tensors."""
+def buffers(comm: Communicator, count: int, dtype: str, device: str = "", registered: Any = None) -> list[Any]:
+    """Return what a collective of `count` elements reads and writes: all of it, this rank's shard, as much for output.
+
+    These are arrays, the first perhaps registered, or tensors; the last are the elements of each rank's shard.
+    """
     share = count // comm.size
     arrays: list[Any] = [np.full(length, 0, dtype) for length in (count, share, count)]  # written: every page is there
     if registered is not None:
@@ -121,8 +115,7 @@ def buffers(comm: Communicator, count: int, dtype: str, device: str = "", regist
         import torch
 
         arrays = [torch.from_numpy(array).to(device) for array in arrays]
-    full, shard, out = arrays
-    return Buffers(full, shard, out, [share] * comm.size)
+    return [*arrays, [share] * comm.size]
 
 
 all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all = map(collective, COLLECTIVES)
@@ -131,8 +124,7 @@ all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_
 @subject(peers=("native", "gloo"), rounds=15)
 def p2p(setting: Setting) -> Iterator[Case]:
     """Seconds of half a round trip between ranks 0 and 1, while the other ranks look on. No bound."""
-    comm = setting.comm
-    mpi = comm.wire.mpi  # type: ignore[attr-defined]
+    comm, mpi = setting.comm, setting.comm.wire.mpi  # type: ignore[attr-defined]
     for bytes in (8, *setting.options.sizes):
         array = np.zeros(bytes, np.uint8)
         runs = {"send": ping_pong(comm.send, comm.recv, comm.rank, array)}

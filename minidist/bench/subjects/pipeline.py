@@ -23,7 +23,6 @@ from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.executor import Pipeline
 from minidist.parallel.pipeline.schedules import plan
 from minidist.parallel.pipeline.stage import balance, take_stages
-from minidist.parallel.replica import Alone
 
 MICROBATCHES = 8
 
@@ -53,7 +52,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def serial(model: nn.Module, tokens: Tensor) -> Run:
     """Return a step without a pipeline."""
     parts = [forward_backward(model, part, BATCH * TIME) for part in tokens.chunk(MICROBATCHES)]
-    return adamw_step(Alone(model), lambda: [part() for part in parts])
+    return adamw_step(model, lambda: [part() for part in parts])
 
 
 def ours(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
@@ -62,9 +61,8 @@ def ours(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
     schedule = with_communication(plan(name, comm.size, MICROBATCHES))
     carried = torch.empty(BATCH // MICROBATCHES, TIME, hidden, device="meta")
     executor = Pipeline({comm.rank: stage}, comm, schedule, loss_of, lambda _: carried)
-    parts = tokens.chunk(MICROBATCHES)
-    inputs, targets = [part[:, :-1] for part in parts], [part[:, 1:] for part in parts]
-    return adamw_step(Alone(stage), partial(executor.step, inputs, targets))
+    inputs, targets = (part.chunk(MICROBATCHES) for part in (tokens[:, :-1], tokens[:, 1:]))
+    return adamw_step(stage, partial(executor.step, inputs, targets))
 
 
 def by_torch(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
@@ -77,4 +75,4 @@ def by_torch(hidden: int, name: str, comm: Communicator, tokens: Tensor) -> Run:
     schedule = kind(stage, MICROBATCHES, loss_fn=loss_of, scale_grads=False)
     inputs = [tokens[:, :-1]] if comm.rank == 0 else []
     targets = tokens[:, 1:] if comm.rank == comm.size - 1 else None
-    return adamw_step(Alone(module), lambda: schedule.step(*inputs, target=targets))
+    return adamw_step(module, lambda: schedule.step(*inputs, target=targets))

@@ -21,15 +21,12 @@ from torch import Tensor
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Setting, subject
-from minidist.bench.training import BATCH, TIME, VOCABULARY, adamw_step, expect_same, forward_backward, gpt, text
+from minidist.bench.training import BATCH, TIME, Backward, adamw_step, expect_same, forward_backward, gpt, text
 from minidist.comm import Communicator
 from minidist.model import GPT
-from minidist.parallel.replica import Alone
-from minidist.parallel.tensor.plan import parallelize_tensor
-from minidist.parallel.tensor.vocabulary import vocabulary_parallel_cross_entropy_sum
+from minidist.parallel import parallelize_tensor, vocabulary_parallel_cross_entropy_sum
 
 SAME = 1e-5  # float32 sums in another order differ by some 1e-6
-Backward = Callable[[], Tensor]  # does forward and backward of the batch; returns the mean loss of its tokens
 
 
 @subject(peers=("serial", "DTensor"))
@@ -43,8 +40,7 @@ def tensor(setting: Setting) -> Iterator[Case]:
         runs: dict[str, Run] = {}
         for name, build in builds.items():
             model = gpt(hidden)
-            backward = build(model, text())
-            runs[name] = adamw_step(Alone(model), backward)
+            runs[name] = adamw_step(model, build(model, text()))
         for _ in range(2):
             expect_same({name: run() for name, run in runs.items()}, SAME)
         yield Case(f"D={hidden}, {BATCH} x {TIME}", runs)
@@ -53,7 +49,7 @@ def tensor(setting: Setting) -> Iterator[Case]:
 def ours(model: GPT, tokens: Tensor, comm: Communicator) -> Backward:
     """Split the model by minidist; all of `tokens` [B, T + 1] are there on every rank."""
     parallelize_tensor(model, comm)
-    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=VOCABULARY)
+    loss = partial(vocabulary_parallel_cross_entropy_sum, comm=comm, vocabulary=model.config.vocabulary)
     return forward_backward(model, tokens, loss=loss)
 
 
@@ -67,8 +63,7 @@ def by_torch(model: GPT, tokens: Tensor, ranks: int) -> Backward:
 
     def backward() -> Tensor:
         with loss_parallel():
-            loss: Any = run()
-            return cast(Tensor, loss.full_tensor())
+            return cast(Any, run()).full_tensor()  # type: ignore[no-any-return]
 
     return backward
 
@@ -83,12 +78,11 @@ def torch_plan() -> dict[str, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
     enters = PrepareModuleInput(input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None))
-    plan: dict[str, Any] = {
+    columns = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
+    return {
         "embedding": RowwiseParallel(input_layouts=Replicate()),
         **dict.fromkeys(("layers.*.attention", "layers.*.mlp"), enters),
+        **{f"layers.*.{name}": ColwiseParallel() for name in columns},
+        **{f"layers.*.{name}": RowwiseParallel() for name in ("attention.output", "mlp.down")},
         "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
-    plan |= {f"layers.*.attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
-    plan |= {f"layers.*.mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
-    plan |= {f"layers.*.{name}": RowwiseParallel() for name in ("attention.output", "mlp.down")}
-    return plan

@@ -26,7 +26,6 @@ def threads(setting: Setting) -> Iterator[Case | Counted]:
         clocks = run(program, RANKS, cluster=Cluster.uniform(LATENCY, BANDWIDTH))
         return max(abs(clock / formula - 1) for clock in clocks)
 
-    del setting  # the size is its own
     formula = 2 * (RANKS - 1) * (LATENCY + BYTES / RANKS / BANDWIDTH)
     yield Case(f"{RANKS} ranks, ring", {"wall time": simulate}, BYTES)
     yield Counted(f"{RANKS} ranks, ring", {"virtual time / formula - 1": [simulate()]}, "", BYTES, RANKS)

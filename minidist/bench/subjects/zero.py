@@ -14,51 +14,50 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
-from torch import Tensor
+from torch import nn
 
 from minidist.bench.measure import Run
 from minidist.bench.subject import Case, Counted, Setting, subject
 from minidist.bench.training import BATCH, TIME, gpt, text, training_step
 from minidist.comm import Communicator
+from minidist.model import GPT
 from minidist.parallel import DDP, FSDP, ZeRO1, ZeRO2
-from minidist.parallel.replica import Alone
 
-Build = Callable[[Communicator], Run]
+Build: TypeAlias = Callable[[Communicator], Run]
+Strategy: TypeAlias = Callable[[GPT, Communicator], nn.Module]
 MALL_INFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # malloc.h
-STRATEGIES = {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
 
 
 @subject(peers=("local", "DDP", "fully_shard"))
 def zero(setting: Setting) -> Iterator[Case | Counted]:
     """Seconds of a training step at every width; then MiB at the peak of three."""
+    strategies: dict[str, Strategy] = {"local": lambda model, _: model}
+    strategies |= {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
+    if setting.gloo is not None:
+        strategies["fully_shard"] = by_torch
     for hidden in setting.options.hidden:
-        builds = competitors(hidden, text(seed=setting.comm.rank), torch_too=setting.gloo is not None)
         case = f"D={hidden}, {BATCH} x {TIME}"
+        builds = {name: partial(step_of, strategy, hidden) for name, strategy in strategies.items()}
         yield Case(case, {name: build(setting.comm) for name, build in builds.items()})
         for name, build in builds.items():
             peak = peak_bytes(build, setting.comm.split(0)) / (1 << 20)
             yield Counted(f"{case}, peak", {name: [peak]}, "MiB")
 
 
-def competitors(hidden: int, tokens: Tensor, torch_too: bool) -> dict[str, Build]:
-    """Return what builds each competitor's step."""
+def step_of(strategy: Strategy, hidden: int, comm: Communicator) -> Run:
+    """Return the step of a model that is spread by this strategy, each rank on a text of its own."""
+    return training_step(strategy(gpt(hidden), comm), text(seed=comm.rank))
 
-    def ours(strategy: Callable[..., Any], comm: Communicator) -> Run:
-        return training_step(strategy(gpt(hidden), comm), tokens, tokens[:, 1:].numel() * comm.size)
 
-    def by_torch(_: Communicator) -> Run:
-        from torch.distributed.fsdp import fully_shard
+def by_torch(model: GPT, _: Communicator) -> nn.Module:
+    """Shard the model by torch."""
+    from torch.distributed.fsdp import fully_shard
 
-        model = gpt(hidden)
-        for module in (*model.layers, model):
-            fully_shard(module)
-        return training_step(Alone(model), tokens)
-
-    builds: dict[str, Build] = {"local": lambda _: training_step(Alone(gpt(hidden)), tokens)}
-    builds |= {name: partial(ours, strategy) for name, strategy in STRATEGIES.items()}
-    return builds | ({"fully_shard": by_torch} if torch_too else {})
+    for module in (*model.layers, model):
+        fully_shard(module)
+    return model
 
 
 def peak_bytes(build: Build, comm: Communicator) -> int:

@@ -145,7 +145,7 @@ def test_a_new_run_does_not_touch_the_checkpoints_of_another(
 ) -> None:
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     assert train_on(2, RUN, f"--text {text} --steps 6 --save {stopped}") == 2
-    assert "up to step-00000004: add --resume to continue it, or save to another folder" in sentence(capsys)
+    assert "holds step-00000004: add --resume to go on, or save to another folder" in sentence(capsys)
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
