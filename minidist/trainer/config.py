@@ -202,10 +202,8 @@ class Config:
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
         if kind == "every" and int(blocks) > layers:
-            yield (
-                f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}: use at most '
-                f'"every {layers}"'
-            )
+            longer = f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}'
+            yield f'{longer}: use at most "every {layers}"'
         if memory.offload == "disk" and not (memory.offload_folder or self.run.save):
             yield "--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER"
 

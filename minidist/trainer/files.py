@@ -87,8 +87,6 @@ def parse_tree(text: str, loads: Callable[[str], Any] = json.loads, form: str = 
         tree = loads(text)
     except RecursionError:
         raise FileError(f"is not {form}: it is nested too deeply") from None
-    except FileError:
-        raise
     except ValueError as error:
         raise FileError(f"is not {form}: {error}") from None
     if not isinstance(tree, dict):

@@ -197,10 +197,8 @@ class FileTokenizer:
         try:
             import tokenizers  # here, because training on bytes must not need it
         except ImportError:
-            raise TextError(
-                f"the tokenizer {file} needs the library `tokenizers`, which is not installed: "
-                f"pip install tokenizers, or train on bytes (no --tokenizer)"
-            ) from None
+            needed = f"the tokenizer {file} needs the library `tokenizers`, which is not installed"
+            raise TextError(f"{needed}: pip install tokenizers, or train on bytes (no --tokenizer)") from None
         content = _read(Path(file), option="--tokenizer")
         needed = "): --tokenizer needs the tokenizer.json of a Hugging Face model"
         with retold(TextError, Exception, before=f"{file} is not a tokenizer (", after=needed):  # it raises any kind
@@ -226,10 +224,9 @@ class FileTokenizer:
         try:
             tokens = self._tokenizer.encode(text.decode("utf-8"), add_special_tokens=False).ids
         except UnicodeDecodeError as error:
-            raise TextError(
-                f"the text is not UTF-8 (byte {error.start} is {text[error.start]:#04x}): "
-                f"convert the file, or train on bytes (no --tokenizer)"
-            ) from None
+            byte = f"byte {error.start} is {text[error.start]:#04x}"
+            fix = "convert the file, or train on bytes (no --tokenizer)"
+            raise TextError(f"the text is not UTF-8 ({byte}): {fix}") from None
         except Exception as error:
             raise TextError(f"the tokenizer refuses the text ({error}): train on bytes (no --tokenizer)") from None
         return np.array(tokens, dtype=np.min_scalar_type(self.vocabulary - 1))

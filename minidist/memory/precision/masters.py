@@ -7,7 +7,7 @@
 `mixed.py` shows where masters stand in a training step. (Micikevicius et al. 2018, section 3.1.)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -201,7 +201,7 @@ class MasterWeights(torch.optim.Optimizer):
         dtype = wide(parameter) if value.is_floating_point() else None
         return value.to(self.place or parameter.device, dtype, copy=True)
 
-    def _make_room(self, parameters: dict[nn.Parameter, State]) -> None:
+    def _make_room(self, parameters: Iterable[Tensor]) -> None:
         """Claim room for the states of parameters, or raise before anything is changed."""
 
     def state_of(self, parameter: Tensor) -> State:

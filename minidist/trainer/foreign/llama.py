@@ -24,13 +24,12 @@ from minidist.model.config import GPTConfig
 from minidist.model.gpt import GPT
 from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree, retold
 from minidist.trainer.foreign.llama_names import (
-    EXPERT_SIZES,
     FIXED,
     LEFT_OUT,
-    SIZES,
     check_known,
     is_stack,
     llama_name,
+    sizes_of,
     their_names,
 )
 
@@ -129,8 +128,8 @@ def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
         _demand(path, name, theirs.get(name, supported), supported)
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
     kinds = get_type_hints(GPTConfig)
-    names = SIZES | (EXPERT_SIZES if kind == "mixtral" else {})
-    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in names.items()}
+    names = sizes_of(kind).items()
+    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in names}
     config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
@@ -151,12 +150,12 @@ class _Entry(NamedTuple):
 
 def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
     """Say `config` in Hugging Face's words."""
-    kind, names = ("mixtral", SIZES | EXPERT_SIZES) if config.experts else ("llama", SIZES)
+    kind = "mixtral" if config.experts else "llama"
     return {
         "architectures": [f"{kind.title()}ForCausalLM"],
         "model_type": kind,
         **FIXED[kind],
-        **{name: getattr(config, ours) for ours, name in names.items()},
+        **{name: getattr(config, ours) for ours, name in sizes_of(kind).items()},
         "head_dim": config.head_dim,
         "rope_theta": config.rope_theta,  # transformers 4 reads this line, 5 the next
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},

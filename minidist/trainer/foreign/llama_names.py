@@ -37,6 +37,12 @@ def check_known(config: GPTConfig) -> None:
         raise ValueError("Mixtral has no balance='bias', which selects experts: such a model cannot be written as one")
 
 
+def sizes_of(kind: str) -> dict[str, str]:
+    """Return the sizes in a model's configuration, ours to theirs, by its model_type."""
+    sizes: dict[str, str] = SIZES | (EXPERT_SIZES if kind == "mixtral" else {})
+    return sizes
+
+
 def llama_name(name: str) -> str:
     """Translate the name of a parameter, `layers.3.mlp.up.weight` to `model.layers.3.mlp.up_proj.weight`."""
     module = name.removesuffix(".weight")
