@@ -27,9 +27,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
-from minidist.memory.precision.masters import MIB, Chunk, MasterWeights, State, Visit, wide
+from minidist.memory.precision.masters import Chunk, MasterWeights, State, Visit, wide
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path, name: str = "tensor") -> Tensor:
@@ -79,17 +80,12 @@ class OffloadedOptimizer(MasterWeights):
     place = torch.device("cpu")
 
     def __init__(
-        self,
-        params: ParamsT,
-        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
-        to: Literal["cpu"] | Path = "cpu",
-        chunk_bytes: int = 16 * MIB,
-        **options: Any,
+        self, params: ParamsT, optimizer: Callable[..., Any] = AdamW, to: Literal["cpu"] | Path = "cpu", **options: Any
     ) -> None:
         self.folder = None if to == "cpu" else Path(to)
         self.files: dict[Tensor, dict[str, Tensor]] = {}
         self.worker = ThreadPoolExecutor(1, "offload", torch.set_grad_enabled, (False,))
-        super().__init__(params, optimizer, chunk_bytes=chunk_bytes, **options)
+        super().__init__(params, optimizer, **options)
         self._make_room(p for group in self.param_groups for p in group["params"] if p.requires_grad)
 
     def _update(self, chunks: list[Chunk]) -> None:

@@ -69,9 +69,7 @@ def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",
             module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[assignment]
             names.append(name)
         elif type(module) is nn.Linear:
-            if module not in replaced:
-                replaced[module] = Float8Linear(module, history)
-            model.set_submodule(name, replaced[module])
+            model.set_submodule(name, replaced.setdefault(module, Float8Linear(module, history)))  # once, if shared
             names.append(name)
     if not names:
         raise ValueError(f"{type(model).__name__} has no nn.Linear but those in {skip=}: nothing to do in float8")
