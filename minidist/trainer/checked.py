@@ -40,18 +40,12 @@ class CheckedRun(NamedTuple):
         Of the whole model.
     fit : Fit
         How the model is spread over the mesh.
-    device : torch.device
-        Where this rank computes.
-    dtype : torch.dtype
-        Of parameters and computing.
     """
 
     config: Config
     mesh: Mesh
     sizes: GPTConfig
     fit: Fit
-    device: torch.device
-    dtype: torch.dtype
 
 
 def layout_of(config: Config, ranks: int) -> Layout:
@@ -80,9 +74,8 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
     ConfigError
         If it cannot, naming the options and the fix; or if `--init` or `--plan` cannot be read.
     """
-    device, dtype = device_of(mesh.world), config.dtype
     with retold(ConfigError, ValueError, before=f"--precision {config.precision}: "):
-        check_dtype(dtype, device)
+        check_dtype(config.dtype, device_of(mesh.world))
     sizes, recipe = sizes_of(config, vocabulary), _recipe_of(config, mesh.layout)
     try:
         fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
@@ -95,11 +88,9 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
         fix = f"use a --sequence that {multiple} divides, such as {time // multiple * multiple or multiple}"
         raise ConfigError(f"{flags}: the {time} tokens of a sequence are not shared out evenly: {fix}")
     if sizes.experts and config.data.by_length and multiple > 1:
-        padded = (
-            f"--by-length pads rows to a multiple of {multiple} tokens on this layout, and experts would count these"
-        )
-        raise ConfigError(f"{padded}: leave --by-length out, or --cp and --sp")
-    return CheckedRun(config, mesh, sizes, fit, device, dtype)
+        counted = f"--by-length pads rows to a multiple of {multiple} tokens on this layout, which experts would count"
+        raise ConfigError(f"{counted}: leave --by-length out, or --cp and --sp")
+    return CheckedRun(config, mesh, sizes, fit)
 
 
 def device_of(comm: Communicator) -> torch.device:

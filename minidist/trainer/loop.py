@@ -33,7 +33,7 @@ from minidist.parallel.pipeline import simulate
 from minidist.trainer import spread
 from minidist.trainer.agreement import all_or_none, fingerprint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
-from minidist.trainer.checked import CheckedRun
+from minidist.trainer.checked import CheckedRun, device_of
 from minidist.trainer.checkpoint import resume
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.checkpoint.store import CheckpointError
@@ -55,7 +55,7 @@ class Outcome:
     sent: Sent  # along each axis of the mesh, and between the nodes of ZeRO++, by all steps
     scaler: LossScaler | None = None
     held: dict[str, int] = field(default_factory=dict)  # bytes of each category after the last step
-    saves: list[tuple[float, float]] = field(default_factory=list)  # seconds: `Writer.stalled`, `Writer.wrote`
+    saves: list[tuple[float, float]] = field(default_factory=list)  # seconds; see `Writer.saves`
 
 
 class Trainer:
@@ -78,7 +78,7 @@ class Trainer:
 
     def __init__(self, run: CheckedRun, samples: Samples) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
-        self.recipe, self.device, self.dtype = run.fit.recipe, run.device, run.dtype
+        self.recipe, self.device, self.dtype = run.fit.recipe, device_of(self.comm), run.config.dtype
         config, mesh = run.config, run.mesh
         generator = torch.Generator().manual_seed(config.run.seed)
         self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
@@ -133,10 +133,8 @@ class Trainer:
         sent = {axis: now - before[axis] for axis, now in self._sent().items()}
         if writer is not None:
             writer.wait()
-        saves = list(zip(writer.stalled, writer.wrote, strict=True)) if writer else []
-        self._watch(last := Account())
-        held = last.sample()
-        return Outcome(self._whole_model(), history, sent, self.scaler, held, saves)
+        held = self._watch(Account()).sample()
+        return Outcome(self._whole_model(), history, sent, self.scaler, held, writer.saves if writer else [])
 
     def spread(self) -> Parallel:
         """Apply the strategies, build the optimizer over this rank's part, and load a run to resume. Collective."""
@@ -246,15 +244,14 @@ class Trainer:
             layer.bias = everywhere[layer.index]
         return whole
 
-    def _watch(self, account: Account) -> None:
+    def _watch(self, account: Account) -> Account:
         account.watch(self.parallel.replica.called, self.optimizer, self.comm)
+        return account
 
     def _watching(self, account: Account) -> contextlib.AbstractContextManager[None]:
-        self._watch(account)
-        replica = self.parallel.replica
-        if replica.stream is not None:
-            account.watch(comm=replica.stream.comm)
-        return account.recording()
+        if (stream := self.parallel.replica.stream) is not None:
+            account.watch(comm=stream.comm)
+        return self._watch(account).recording()
 
     def _overflow_expected(self) -> contextlib.AbstractContextManager[Any]:
         """Keep numpy from warning of an overflow in a reduction if there is a scaler, which handles it."""

@@ -16,16 +16,13 @@ pieces that may touch the wanted one are pasted into a whole tensor, and the wan
 Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor at a time.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-Reader: TypeAlias = Callable[[int, int], Tensor]
-"""Returns elements `start` to `stop` of a stored piece, flat."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,8 @@ class Extent:
     stop: int
 
     def __post_init__(self) -> None:
-        if self.dim is None:
-            fits = self.first == self.last == 0
-        else:
-            fits = 0 <= self.dim < len(self.shape) and 0 <= self.first <= self.last <= self.shape[self.dim]
-        if not fits or not 0 <= self.start <= self.stop <= prod(self.block_shape):
+        size = 0 if self.dim is None else dict(enumerate(self.shape)).get(self.dim, -1)  # -1: there is no such dim
+        if not 0 <= self.first <= self.last <= size or not 0 <= self.start <= self.stop <= prod(self.block_shape):
             raise ValueError(f"there are no such elements in a tensor {list(self.shape)}: {self}")
 
     @classmethod
@@ -155,19 +149,22 @@ def touching(one: Extent, other: Extent) -> bool:
     return begin < other_end and other_begin < end
 
 
-def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: torch.dtype) -> Tensor:
-    """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them once."""
-    needed = [(extent, read) for extent, read in stored if touching(extent, wanted)]
+def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Tensor]], dtype: torch.dtype) -> Tensor:
+    """Return the `wanted` elements [wanted.count] from stored pieces, flat, that have each of them once.
+
+    No others are read where one block has them all: so these tensors may be views of a file.
+    """
     goal = wanted.straight()
-    if all(extent.straight().block == goal.block for extent, _ in needed):
+    needed = [(extent.straight(), piece) for extent, piece in stored if touching(extent, wanted)]
+    if all(run.block == goal.block for run, _ in needed):
         runs = [torch.empty(0, dtype=dtype)]
-        for run, read in sorted(((extent.straight(), read) for extent, read in needed), key=lambda pair: pair[0].start):
+        for run, piece in sorted(needed, key=lambda pair: pair[0].start):
             start, stop = max(run.start, goal.start), min(run.stop, goal.stop)
-            runs.append(read(start - run.start, stop - run.start))
+            runs.append(piece[start - run.start : stop - run.start])
         return torch.cat(runs)
     whole = torch.empty(wanted.shape, dtype=dtype)  # pages that nothing is pasted into take no memory
-    for extent, read in needed:
-        put(read(0, extent.count), extent, whole)
+    for run, piece in needed:
+        put(piece[:], run, whole)
     return take(whole, wanted)
 
 

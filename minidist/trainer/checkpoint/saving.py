@@ -9,6 +9,7 @@ Memory: one copy, on the CPU, of what this rank saves.
 """
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,8 @@ class Writer:
 
     Attributes
     ----------
-    stalled : list of float
-        For each checkpoint, the seconds that training waited.
-    wrote : list of float
-        For each checkpoint, the seconds from then on until it was on the disk.
+    saves : list of (float, float)
+        For each checkpoint, the seconds that training waited, and those from then on until it was on the disk.
     """
 
     def __init__(self, folder: Path, comm: Communicator, keep: int, every: int) -> None:
@@ -50,10 +49,9 @@ class Writer:
         self.stream = ThreadStream(comm)  # also where collectives have streams of the GPU: this is work of the CPU
         self.job: Any = None
         self.copies: dict[str, Tensor] = {}
-        self.stalled: list[float] = []
-        self.wrote: list[float] = []
+        self.saves: list[tuple[float, float]] = []
 
-    def save(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> None:
+    def save(self, step: int, pieces: Iterable[Piece], state: dict[str, Any]) -> None:
         """Begin to write a checkpoint as soon as the one before is written. Collective.
 
         Raises
@@ -64,8 +62,7 @@ class Writer:
         started = time.perf_counter()
         self.wait()
         copies = [piece._replace(tensor=self._copy(piece)) for piece in pieces]
-        self.stalled.append(time.perf_counter() - started)
-        self.job = self.stream.launch(self._write, step, copies, state)
+        self.job = self.stream.launch(self._write, step, copies, state, time.perf_counter() - started)
 
     def wait(self) -> None:
         """Wait until the checkpoint that was begun is on the disk. Raises as `save`, on every rank."""
@@ -80,7 +77,7 @@ class Writer:
             kept = self.copies[piece.name] = torch.empty_like(piece.tensor, device="cpu")
         return kept.copy_(piece.tensor.detach())
 
-    def _write(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> str:
+    def _write(self, step: int, pieces: list[Piece], state: dict[str, Any], stalled: float) -> str:
         """Write together with the other ranks; return what went wrong, on every rank alike. Runs on the stream."""
         started, comm = time.perf_counter(), self.stream.comm
         first, unfinished = comm.rank == 0, self.folder / f"{store.UNFINISHED}-{step:08d}"
@@ -99,28 +96,27 @@ class Writer:
                 store.abandon(unfinished)
             return str(error)
         finally:
-            self.wrote.append(time.perf_counter() - started)
+            self.saves.append((stalled, time.perf_counter() - started))
         return ""
 
 
 # ---------------------------------------------------------------- what there is to save
 
 
-def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
-    """Return what this rank saves: parameters, beside each the tensors of its optimizer's state, and scales of fp8."""
-    found: list[Piece] = []
+def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Piece]:
+    """Yield what this rank saves: parameters, beside each the tensors of its optimizer's state, and scales of fp8."""
     if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:  # the scales of a layer are equal on both axes
-        found = [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in beside_parameters(parallel).items()]
+        for name, tensor in beside_parameters(parallel).items():
+            yield Piece(name, Extent.of(tensor.shape), tensor)
     for name, extent, parameter in held(parallel):
         if not (counts(parameter) and _first_replica(parallel, parameter)):
             continue
-        found.append(Piece(name, extent, parameter))
+        yield Piece(name, extent, parameter)
         for moment, value in optimizer.state_of(parameter).items():
             if isinstance(value, Tensor) and value.dim():
-                found.append(Piece(f"{name}/{moment}", extent, value))
+                yield Piece(f"{name}/{moment}", extent, value)
             elif extent.count and extent.start == extent.first == 0:  # one number for the whole parameter
-                found.append(Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value)))
-    return found
+                yield Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value))
 
 
 def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> None:
@@ -163,17 +159,15 @@ def beside_parameters(parallel: Parallel) -> dict[str, Tensor]:
     return scales | {f"biases/{layer.index}": layer.bias for layer in routed if layer.config.balance == "bias"}
 
 
-def held(parallel: Parallel) -> list[tuple[str, Extent, nn.Parameter]]:
-    """Return, of every parameter that this rank updates, its name in the serial model, which elements, and these."""
+def held(parallel: Parallel) -> Iterator[tuple[str, Extent, nn.Parameter]]:
+    """Yield, of every parameter that this rank updates, its name in the serial model, which elements, and these."""
     names = {parameter: name for name, parameter in parallel.model.named_parameters()}
-    found = []
     for parameter in parallel.kept:
         if parallel.recipe.lora and not parameter.requires_grad:
             continue  # it is in the folder that the run began from
         tie, placement = tied_across(parameter), placement_of(parameter)
         name = tie.name if tie else placement.name if placement else names[parameter]
-        found.append((name, extent_of(parameter), parameter))
-    return found
+        yield name, extent_of(parameter), parameter
 
 
 def extent_of(parameter: Tensor) -> Extent:
