@@ -38,7 +38,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
-def save_llama(model: GPT, directory: str | os.PathLike[str]) -> None:
+def save_llama(model: GPT, directory: str | Path) -> None:
     """Write `model` so that `AutoModelForCausalLM.from_pretrained(directory)` reads it; dropout is not in the format.
 
     Raises
@@ -50,7 +50,7 @@ def save_llama(model: GPT, directory: str | os.PathLike[str]) -> None:
 
 
 def load_llama(
-    directory: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    directory: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> GPT:
     """Read a Llama that Hugging Face or `save_llama` wrote.
 
@@ -75,7 +75,7 @@ def load_llama(
     return model
 
 
-def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str | os.PathLike[str]) -> None:
+def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str | Path) -> None:
     """Write whole parameters, given by our names.
 
     Each file appears under its name only when it is complete, so a crash never leaves half a checkpoint behind, and
@@ -97,7 +97,7 @@ def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str
         os.replace(target / f"{name}.partial", target / name)
 
 
-def read_llama(directory: str | os.PathLike[str], config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
+def read_llama(directory: str | Path, config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
     """Check all names and shapes in `directory`, then yield each parameter: our name, and the whole tensor.
 
     One tensor is in memory at a time, in the dtype of the file; a tied head, which some programs save, is left out.
@@ -114,7 +114,7 @@ def read_llama(directory: str | os.PathLike[str], config: GPTConfig) -> Iterator
     return ((name, whole(name)) for name, _ in GPT(config, device="meta").named_parameters())
 
 
-def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
+def read_llama_config(directory: str | Path) -> GPTConfig:
     """Read `config.json`; what our model cannot do is refused in a sentence."""
     path = Path(directory) / CONFIG_FILE
     theirs = _read_json(path)
@@ -216,20 +216,12 @@ def _read_tensor(name: str, file: Path) -> Tensor:
 
 def _check_weights(source: str, config: GPTConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse weights of another model: name what is missing, unexpected, or of another shape."""
-    parameters = GPT(config, device="meta").named_parameters()
-    expected = {
-        theirs: tuple(parameter.shape[is_stack(name) :])
-        for name, parameter in parameters
-        for theirs in their_names(name, config)
-    }
-    complaints = [
-        f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'left out')}"
-        for name in {**expected, **found}
-        if found.get(name) != expected.get(name)
-    ]
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, parameter in GPT(config, device="meta").named_parameters():
+        expected |= dict.fromkeys(their_names(name, config), tuple(parameter.shape[is_stack(name) :]))
+    differ = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    complaints = [f"{name} is {found.get(name, 'missing')}, not {expected.get(name, 'left out')}" for name in differ]
     if complaints:
         more = f", and {len(complaints) - 3} more" if len(complaints) > 3 else ""
-        raise ValueError(
-            f"{source} holds other weights than the configuration describes ({'; '.join(complaints[:3])}{more}): "
-            f"take weights and {CONFIG_FILE} from the same model."
-        )
+        other = f"other weights than the configuration describes ({'; '.join(complaints[:3])}{more})"
+        raise ValueError(f"{source} holds {other}: take weights and {CONFIG_FILE} from the same model.")

@@ -45,9 +45,7 @@ def translate(
     sections: Sections = {}
     notes: list[str] = []
     decided: dict[str, Row] = {}
-    for row in rows:
-        if row.name not in given:
-            continue
+    for row in (row for row in rows if row.name in given):
         ours = value = given[row.name]
         if row.choices is not None:
             ours = row.choices.get(str(value).lower())
