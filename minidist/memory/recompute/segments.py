@@ -169,7 +169,7 @@ class Call:
     def __init__(self, function: Callable[..., Any], leaves: list[Any], structure: TreeSpec) -> None:
         self.function, self.structure = function, structure
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self.leaves = [Inputs if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.leaves = [Inputs if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # `inputs` has the tensors
         self.inputs: Any = Inputs.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
         gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
         self.random_state = torch.get_rng_state()
@@ -233,8 +233,7 @@ class Call:
         name = getattr(function, "__name__", type(function).__name__)
         _, shape, dtype = self.saved[number - 1]
         first = f"{dtype} {list(shape)} for backward as tensor {number} of {len(self.saved)}"
-        fix = "make it do the same both times"
-        return RuntimeError(f"the checkpointed {name} saved {first}, but {found} when run again: {fix}")
+        return RuntimeError(f"the checkpointed {name} saved {first}, but {found} when run again: make both runs alike")
 
 
 def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -74,16 +74,16 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
         there = words(stored[name].dtype, stored[name].shape) if name in stored else "missing"
         if there != (here := words(tensor.dtype, extent.shape)):
             raise other_model(path, name, there, here)
-    sources = [list(_readers(path, piece.name, stored[piece.name], piece.extent, opened)) for piece in wanted]
+    sources = [list(_views(path, piece.name, stored[piece.name], piece.extent, opened)) for piece in wanted]
     with torch.no_grad():
-        for (name, extent, tensor), readers in zip(wanted, sources, strict=True):
-            tensor.copy_(assemble(extent, readers, stored[name].dtype).view(tensor.shape))
+        for (name, extent, tensor), views in zip(wanted, sources, strict=True):
+            tensor.copy_(assemble(extent, views, stored[name].dtype).view(tensor.shape))
 
 
-def _readers(
+def _views(
     path: Path, name: str, stored: index.Stored, wanted: Extent, opened: Callable[[str], Any]
 ) -> Iterator[tuple[Extent, Tensor]]:
-    """Yield the pieces that may be needed, each with a function that reads part of it; check that they are there."""
+    """Yield the pieces that may be needed, each as a flat view of its file; check that they are there."""
     if fault := flaw([extent for extent, _ in stored.pieces]):
         raise _damaged(path / INDEX, f"does not say where each element of {name} is: {fault}")
     for extent, file in stored.pieces:
