@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -102,13 +102,13 @@ def read_llama(directory: str | Path, config: GPTConfig) -> Iterator[tuple[str, 
 
     One tensor is in memory at a time, in the dtype of the file; a tied head, which some programs save, is left out.
     """
-    entries = _read_headers(Path(directory))
+    files, shapes = _read_headers(Path(directory))
     if config.tied:
-        entries.pop(llama_name("head.weight"), None)
-    _check_weights(str(directory), config, {name: entry.shape for name, entry in entries.items()})
+        shapes.pop(llama_name("head.weight"), None)
+    _check_weights(str(directory), config, shapes)
 
     def whole(name: str) -> Tensor:
-        parts = [_read_tensor(theirs, entries[theirs].file) for theirs in their_names(name, config)]
+        parts = [_read_tensor(theirs, files[theirs]) for theirs in their_names(name, config)]
         return torch.stack(parts) if is_stack(name) else parts[0]
 
     return ((name, whole(name)) for name, _ in GPT(config, device="meta").named_parameters())
@@ -139,13 +139,6 @@ def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
     """Return a value from a file as `files.at` does; a ValueError names the file."""
     with retold(ValueError, FileError, before=f"{path} ", after=": it is not what a Llama comes with."):
         return at(tree, *keys, **what)
-
-
-class _Entry(NamedTuple):
-    """Where a weight is, and what its file says of it."""
-
-    file: Path
-    shape: tuple[int, ...]
 
 
 def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
@@ -190,9 +183,10 @@ def _weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(names)]
 
 
-def _read_headers(directory: Path) -> dict[str, _Entry]:
-    """List the weights of all files, by their names, without reading any."""
-    entries = {}
+def _read_headers(directory: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
+    """Return the file of each weight, and its shape, by the weights' names, without reading any."""
+    files: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(directory):
         with retold(ValueError, OSError, SafetensorError, before=f"{file} cannot be read (", after="): copy it again."):
             check_regular(file)
@@ -202,9 +196,9 @@ def _read_headers(directory: Path) -> dict[str, _Entry]:
                 part = opened.get_slice(name)
                 if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
                     raise ValueError(f"{file} has {name} as {dtype}, no float of 16 bits or more: take it unquantised.")
-                entries[name] = _Entry(file, tuple(part.get_shape()))
+                files[name], shapes[name] = file, tuple(part.get_shape())
     # Early versions of transformers saved the rotary frequencies, which follow from the configuration.
-    return {name: entry for name, entry in entries.items() if not name.endswith("rotary_emb.inv_freq")}
+    return files, {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
 def _read_tensor(name: str, file: Path) -> Tensor:

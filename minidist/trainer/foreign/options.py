@@ -128,9 +128,5 @@ def _batch_sections(names: Sequence[str], given: dict[str, Any], parallel: dict[
 
 def _without_comments(text: str) -> str:
     """Replace comments by blanks, so that lines and columns in JSON's errors stay right. Strings stay."""
-    string_or_comment = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/'
-
-    def blank(match: re.Match[str]) -> str:
-        return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
-
-    return re.sub(string_or_comment, blank, text, flags=re.DOTALL)
+    string_or_comment = r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/'
+    return re.sub(string_or_comment, lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text, flags=re.DOTALL)
