@@ -1119,8 +1119,8 @@ TRAINER = [
     Mutation(
         "a piece is read from where its elements are in the whole tensor",
         "minidist/trainer/checkpoint/pieces.py",
-        old="runs.append(piece[start - run.start : stop - run.start])",
-        new="runs.append(piece[start:stop])",
+        old="runs.append(read(start - run.start, stop - run.start))",
+        new="runs.append(read(start, stop))",
         tests=(f"{PIECES}::test_cutting_pasting_and_putting_together",),
     ),
     Mutation(

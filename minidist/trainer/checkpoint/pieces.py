@@ -16,13 +16,16 @@ pieces that may touch the wanted one are pasted into a whole tensor, and the wan
 Cost: every stored element is read at most once for each wanted piece; memory for one whole tensor at a time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+Reader: TypeAlias = Callable[[int, int], Tensor]
+"""Returns elements `start` to `stop` of a stored piece, flat."""
 
 
 @dataclass(frozen=True)
@@ -149,22 +152,19 @@ def touching(one: Extent, other: Extent) -> bool:
     return begin < other_end and other_begin < end
 
 
-def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Tensor]], dtype: torch.dtype) -> Tensor:
-    """Return the `wanted` elements [wanted.count] from stored pieces, flat, that have each of them once.
-
-    No others are read where one block has them all: so these tensors may be views of a file.
-    """
+def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: torch.dtype) -> Tensor:
+    """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them once."""
     goal = wanted.straight()
-    needed = [(extent.straight(), piece) for extent, piece in stored if touching(extent, wanted)]
+    needed = [(extent.straight(), read) for extent, read in stored if touching(extent, wanted)]
     if all(run.block == goal.block for run, _ in needed):
         runs = [torch.empty(0, dtype=dtype)]
-        for run, piece in sorted(needed, key=lambda pair: pair[0].start):
+        for run, read in sorted(needed, key=lambda pair: pair[0].start):
             start, stop = max(run.start, goal.start), min(run.stop, goal.stop)
-            runs.append(piece[start - run.start : stop - run.start])
+            runs.append(read(start - run.start, stop - run.start))
         return torch.cat(runs)
     whole = torch.empty(wanted.shape, dtype=dtype)  # pages that nothing is pasted into take no memory
-    for run, piece in needed:
-        put(piece[:], run, whole)
+    for run, read in needed:
+        put(read(0, run.count), run, whole)
     return take(whole, wanted)
 
 

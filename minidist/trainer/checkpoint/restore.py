@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minidist.trainer.checkpoint import index
-from minidist.trainer.checkpoint.pieces import Extent, Piece, assemble, flaw, touching
+from minidist.trainer.checkpoint.pieces import Extent, Piece, Reader, assemble, flaw, touching
 from minidist.trainer.checkpoint.store import INDEX, STATE, SUMS, CheckpointError, complete, digest
 from minidist.trainer.files import FileError, at, check_regular, parse_tree, reason
 
@@ -74,16 +74,16 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
         there = words(stored[name].dtype, stored[name].shape) if name in stored else "missing"
         if there != (here := words(tensor.dtype, extent.shape)):
             raise other_model(path, name, there, here)
-    sources = [list(_views(path, piece.name, stored[piece.name], piece.extent, opened)) for piece in wanted]
+    sources = [list(_readers(path, piece.name, stored[piece.name], piece.extent, opened)) for piece in wanted]
     with torch.no_grad():
-        for (name, extent, tensor), views in zip(wanted, sources, strict=True):
-            tensor.copy_(assemble(extent, views, stored[name].dtype).view(tensor.shape))
+        for (name, extent, tensor), readers in zip(wanted, sources, strict=True):
+            tensor.copy_(assemble(extent, readers, stored[name].dtype).view(tensor.shape))
 
 
-def _views(
+def _readers(
     path: Path, name: str, stored: index.Stored, wanted: Extent, opened: Callable[[str], Any]
-) -> Iterator[tuple[Extent, Tensor]]:
-    """Yield the pieces that may be needed, each as a flat view of its file; check that they are there."""
+) -> Iterator[tuple[Extent, Reader]]:
+    """Yield the pieces that may be needed, each with a function that reads part of it; check that they are there."""
     if fault := flaw([extent for extent, _ in stored.pieces]):
         raise _damaged(path / INDEX, f"does not say where each element of {name} is: {fault}")
     for extent, file in stored.pieces:
@@ -95,7 +95,11 @@ def _views(
         if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
             said = words(stored.dtype, (extent.count,))
             raise _damaged(path / file, f"lacks {said} of {name}, which {INDEX} says it has")
-        yield extent, tensor
+        yield extent, functools.partial(_some, tensor)
+
+
+def _some(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor[start:stop]
 
 
 # ---------------------------------------------------------------- files

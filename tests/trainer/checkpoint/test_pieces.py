@@ -6,13 +6,12 @@ import itertools
 import random
 from collections.abc import Iterable
 from math import prod
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from minidist.trainer.checkpoint.pieces import Extent, assemble, flaw, put, take, touching
+from minidist.trainer.checkpoint.pieces import Extent, Reader, assemble, flaw, put, take, touching
 
 SHAPES = [(), (1,), (7,), (4, 6), (6, 4), (1, 8), (8, 1), (3, 4, 5), (2, 1, 3), (5, 0), (1, 6, 4)]
 
@@ -48,26 +47,20 @@ def elements(extent: Extent) -> list[int]:
     return block.flatten()[extent.start : extent.stop].tolist()
 
 
-class Counted:
-    """A stored piece that notes what is read of it, in place of a tensor."""
-
-    def __init__(self, extent: Extent, values: Tensor, read: list[tuple[Extent, int]]) -> None:
-        self.extent, self.values, self.read = extent, values, read
-
-    def __getitem__(self, part: slice) -> Tensor:
-        start, stop = part.start or 0, len(self.values) if part.stop is None else part.stop
-        assert 0 <= start < stop <= len(self.values)
-        self.read.append((self.extent, stop - start))
-        return self.values[start:stop]
-
-
 class Shelf:
     """Stored pieces of a tensor that count what is read of them."""
 
     def __init__(self, whole: Tensor, extents: Iterable[Extent]) -> None:
         self.read: list[tuple[Extent, int]] = []
-        there = [extent for extent in extents if extent.count]
-        self.pieces: Any = [(extent, Counted(extent, take(whole, extent), self.read)) for extent in there]
+        self.pieces = [(extent, self._reader(extent, take(whole, extent))) for extent in extents if extent.count]
+
+    def _reader(self, extent: Extent, values: Tensor) -> Reader:
+        def read(start: int, stop: int) -> Tensor:
+            assert 0 <= start < stop <= len(values)
+            self.read.append((extent, stop - start))
+            return values[start:stop]
+
+        return read
 
 
 @pytest.mark.parametrize("seed", range(40))
