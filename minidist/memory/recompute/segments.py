@@ -233,7 +233,8 @@ class Call:
         name = getattr(function, "__name__", type(function).__name__)
         _, shape, dtype = self.saved[number - 1]
         first = f"{dtype} {list(shape)} for backward as tensor {number} of {len(self.saved)}"
-        return RuntimeError(f"the checkpointed {name} saved {first}, but {found} when run again: make both runs alike")
+        fix = "make it do the same both times"
+        return RuntimeError(f"the checkpointed {name} saved {first}, but {found} when run again: {fix}")
 
 
 def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
