@@ -32,7 +32,7 @@ MISTAKES = {
     "no tokenizer": ("--tokenizer {folder}/short", "short is not a tokenizer .*: --tokenizer needs the tokenizer.json"),
     "not utf-8": (
         "--tokenizer {folder}/tokenizer.json --text {folder}/latin1",
-        "the text is not UTF-8 .byte 2 is 0xf6",
+        "the text is not UTF-8 .*byte 0xf6 in position 2",
     ),
     "not TOML": ("--config {folder}/short", "short is not TOML: "),
     "unwritable save": ("--save {folder}/short/run", "--save .*run cannot be written .Not a directory.: give another"),

@@ -85,13 +85,8 @@ class Account:
         self.saved: weakref.WeakSet[Saved] = weakref.WeakSet()
         self.recomputed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
-    def watch(
-        self,
-        model: nn.Module | None = None,
-        optimizer: Optimizer | Holder | None = None,
-        comm: Communicator | None = None,
-    ) -> None:
-        """Count these too. Give the model as it is trained, wrapped in its strategies."""
+    def watch(self, model: nn.Module | None = None, optimizer: object = None, comm: Communicator | None = None) -> None:
+        """Count these too: a model as it is trained, wrapped in its strategies, and an `Optimizer` or a `Holder`."""
         if model is not None:
             self.models.append(model)
             self.holders += [module for module in model.modules() if isinstance(module, Holder)]
@@ -130,9 +125,8 @@ class Account:
         ValueError
             If a holder names an unknown category.
         """
-        windows = sorted(
-            (start, bytes) for comm in self.comms for start, bytes, _ in list(comm.registered.windows.values())
-        )
+        registered = [window for comm in self.comms for window in list(comm.registered.windows.values())]
+        windows = sorted((start, bytes) for start, bytes, _ in registered)
         begins = [start for start, _ in windows]
         counted: set[int] = set()
         held = dict.fromkeys(CATEGORIES, 0)
@@ -185,7 +179,7 @@ class Account:
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         yield "optimizer", (value for state in states for value in state.values() if isinstance(value, Tensor))
         yield "communication", (buffer for comm in self.comms for buffer in _kept_by(comm))
-        yield "activations", (saved.storage for saved in self.saved)
+        yield "activations", (saved.tensor for saved in self.saved)
         yield "activations", self.recomputed
 
     def _modules(self) -> list[nn.Module]:
@@ -215,7 +209,6 @@ class Saved:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
-        self.storage = tensor.untyped_storage()
 
 
 class SecondForward(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ SIGBUS.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -27,9 +27,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
-from minidist.memory.precision.masters import MIB, Chunk, MasterWeights, State, Visit, wide
+from minidist.memory.precision.masters import Chunk, MasterWeights, State, Visit, wide
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path, name: str = "tensor") -> Tensor:
@@ -79,22 +80,17 @@ class OffloadedOptimizer(MasterWeights):
     place = torch.device("cpu")
 
     def __init__(
-        self,
-        params: ParamsT,
-        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
-        to: Literal["cpu"] | Path = "cpu",
-        chunk_bytes: int = 16 * MIB,
-        **options: Any,
+        self, params: ParamsT, optimizer: Callable[..., Any] = AdamW, to: Literal["cpu"] | Path = "cpu", **options: Any
     ) -> None:
         self.folder = None if to == "cpu" else Path(to)
         self.files: dict[Tensor, dict[str, Tensor]] = {}
         self.worker = ThreadPoolExecutor(1, "offload", torch.set_grad_enabled, (False,))
-        super().__init__(params, optimizer, chunk_bytes=chunk_bytes, **options)
-        self._claim_files(lambda parameter: parameter.requires_grad)
+        super().__init__(params, optimizer, **options)
+        self._make_room(p for group in self.param_groups for p in group["params"] if p.requires_grad)
 
     def _update(self, chunks: list[Chunk]) -> None:
         """Fetch, advance and keep: while one chunk advances, the worker keeps the last and fetches the next."""
-        self._claim_files(lambda parameter: parameter.grad is not None)
+        self._make_room(parameter for _, parameters in chunks for parameter in parameters)
         for device in {parameters[0].device for _, parameters in chunks if parameters[0].is_cuda}:
             torch.cuda.synchronize(device)  # the gradients were made on another stream than the worker's
         kept: list[Future[None]] = []
@@ -122,9 +118,6 @@ class OffloadedOptimizer(MasterWeights):
             twin.data = twin.data.pin_memory()  # no copy if it is already pinned
         return twin
 
-    def _make_room(self, parameters: dict[nn.Parameter, State]) -> None:
-        self._claim_files(lambda parameter: parameter in parameters)
-
     def state_of(self, parameter: Tensor) -> State:
         """Return the state of a parameter, in memory."""
         files = self.files.get(parameter, {})
@@ -136,16 +129,13 @@ class OffloadedOptimizer(MasterWeights):
         kept = {name: files[name].copy_(value) if name in files else value for name, value in state.items()}
         super()._store(parameter, kept)
 
-    def _claim_files(self, wanted: Callable[[Tensor], bool]) -> None:
-        """Make files for the wanted parameters that have none. A trial step on zeros finds their sizes."""
+    def _make_room(self, parameters: Iterable[Tensor]) -> None:
+        """Make files for the parameters that have none. A trial step on zeros finds their sizes."""
         if self.folder is None:
             return
-        sizes = {
-            parameter: self._trial(group, parameter)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter not in self.files and wanted(parameter)
-        }
+        new = set(parameters) - self.files.keys()
+        members = ((group, parameter) for group in self.param_groups for parameter in group["params"])
+        sizes = {parameter: self._trial(group, parameter) for group, parameter in members if parameter in new}
         needed = sum(like.nbytes for named in sizes.values() for like in named.values())
         free = shutil.disk_usage(self.folder).free
         files: dict[Tensor, dict[str, Tensor]] = {parameter: {} for parameter in sizes}

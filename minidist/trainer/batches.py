@@ -10,8 +10,9 @@ while the rank computes. A checkpoint counts only the batches that were used: a 
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -51,11 +52,10 @@ class Batch(NamedTuple):
         Always `count`, even if some are empty: ranks must agree on the number. Each keeps the `tokens` of the global
         batch, so their gradients simply add up.
         """
-        cuts = [share(len(self.inputs), count, number) for number in range(count)]
-        return [
-            self._replace(inputs=self.inputs[cut], targets=self.targets[cut], first_row=self.first_row + cut.start)
-            for cut in cuts
-        ]
+        return [self._rows(share(len(self.inputs), count, number)) for number in range(count)]
+
+    def _rows(self, cut: slice) -> "Batch":
+        return self._replace(inputs=self.inputs[cut], targets=self.targets[cut], first_row=self.first_row + cut.start)
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory, which a GPU can fetch from while the CPU goes on."""
@@ -113,10 +113,9 @@ class Batches:
             If the samples would come in another order (see `DistributedSampler.load_state_dict`).
         """
         if state["checksum"] != self._checksum:
-            raise TextError(
-                f"the saved position belongs to other samples (checksum {state['checksum']:#x}, now "
-                f"{self._checksum:#x}): use the same text, tokenizer and sequence length, or start the data afresh"
-            )
+            checksums = f"checksum {state['checksum']:#x}, now {self._checksum:#x}"
+            fix = "use the same text, tokenizer and sequence length, or start the data afresh"
+            raise TextError(f"the saved position belongs to other samples ({checksums}): {fix}")
         self.sampler.load_state_dict(state)
 
     def _batch(self, whole: Indices) -> Batch:
@@ -134,7 +133,7 @@ class Batches:
         return batch._replace(inputs=inputs[:, positions], targets=targets[:, positions], positions=positions)
 
 
-class ReadAhead:
+class ReadAhead(Iterator[Batch], AbstractContextManager["ReadAhead"]):
     """Prepares the next batches in a thread of its own. Use it in a `with` block, which ends the thread.
 
     The thread is a daemon: a program that dies without closing it is not kept alive.
@@ -169,9 +168,6 @@ class ReadAhead:
         self._thread = BackgroundThread(self._read, name="read-ahead")
         self._thread.start()
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Batch:
         """Return the next batch, waiting for it if need be.
 
@@ -202,9 +198,6 @@ class ReadAhead:
         self._ready.put(self._closed)  # for a consumer that waits, as the thread may wait for room
         self._room.release()
         self._thread.join(timeout=1.0)  # a source that is stuck must not hold us up as well
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

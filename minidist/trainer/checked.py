@@ -42,18 +42,12 @@ class CheckedRun(NamedTuple):
         Of the whole model.
     fit : Fit
         How the model is spread over the mesh.
-    device : torch.device
-        Where this rank computes.
-    dtype : torch.dtype
-        Of parameters and computing.
     """
 
     config: Config
     mesh: Mesh
     sizes: GPTConfig
     fit: Fit
-    device: torch.device
-    dtype: torch.dtype
 
 
 def layout_of(config: Config, ranks: int) -> Layout:
@@ -101,35 +95,28 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
     ConfigError
         If it cannot, naming the options and the fix; or if `--init` or `--plan` cannot be read.
     """
-    device, dtype, tp = device_of(mesh.world), config.dtype, mesh.layout.tp
     with retold(ConfigError, ValueError, before=f"--precision {config.precision}: "):
-        check_dtype(dtype, device)
+        check_dtype(config.dtype, device_of(mesh.world))
     sizes, recipe = sizes_of(config, vocabulary), _recipe_of(config, mesh.layout)
     try:
         fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
     except RecipeError as error:
         raise ConfigError(f"--plan {config.parallel.plan}: {error}" if config.parallel.plan else str(error)) from None
     except ValueError as error:
-        raise ConfigError(f"--tp {tp}: {error}") from None
+        raise ConfigError(f"--tp {mesh.layout.tp}: {error}") from None
     if (time := config.data.sequence) % (multiple := tokens_multiple(recipe, mesh.layout)):
         flags = " and ".join(["--cp"] * (mesh.cp.size > 1) + ["--sp"] * recipe.sequence)
-        raise ConfigError(
-            f"{flags}: the {time} tokens of a sequence are not shared out evenly: use a --sequence "
-            f"that {multiple} divides, such as {time // multiple * multiple or multiple}"
-        )
+        fix = f"use a --sequence that {multiple} divides, such as {time // multiple * multiple or multiple}"
+        raise ConfigError(f"{flags}: the {time} tokens of a sequence are not shared out evenly: {fix}")
     if sizes.experts and config.data.by_length and multiple > 1:
-        raise ConfigError(
-            f"--by-length pads rows to a multiple of {multiple} tokens on this layout, and experts would count these: "
-            "leave --by-length out, or --cp and --sp"
-        )
-    return CheckedRun(config, mesh, sizes, fit, device, dtype)
+        counted = f"--by-length pads rows to a multiple of {multiple} tokens on this layout, which experts would count"
+        raise ConfigError(f"{counted}: leave --by-length out, or --cp and --sp")
+    return CheckedRun(config, mesh, sizes, fit)
 
 
 def device_of(comm: Communicator) -> torch.device:
     """Return where this rank computes: on its GPU if its wire is NCCL, else on the CPU."""
-    if comm.wire.carries_cuda:
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if comm.wire.carries_cuda else torch.device("cpu")
 
 
 # ---------------------------------------------------------------- the recipe
@@ -140,11 +127,14 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
     parallel = config.parallel
     own = _read_plan(config) if parallel.plan else None
     count = own.microbatches if own else parallel.microbatches or 2 * layout.pp
-    if layout.pp > 1:
-        _check_rows(config, layout, count)
+    if layout.pp > 1 and count > (rows := config.data.batch // layout.dp):  # planning, which comes later, visits each
+        asked = f"{rows} sequences that each data-parallel rank has (--batch {config.data.batch}, dp={layout.dp})"
+        fewer = f"--microbatches {rows} or fewer, or " if rows and not own else ""
+        fix = f"use {fewer}--batch {count * layout.dp} or more"
+        raise ConfigError(f"{count} microbatches cut the {asked} into more parts than there are: {fix}")
+    same = ("strategy", "zero", "compile", "zeropp", "cp_comm", "cp_order", "ep_comm", "ep_fp8")
     return Recipe(
-        strategy=parallel.strategy,  # type: ignore[arg-type]  # one of the three, or the configuration would not be
-        zero=parallel.zero,
+        **{name: getattr(parallel, name) for name in same},
         shard_ranks=parallel.hsdp or None,
         bucket_bytes=int(parallel.bucket_mib * MIB) if parallel.zero < 3 else Recipe.bucket_bytes,
         sequence=parallel.sp,
@@ -152,29 +142,11 @@ def _recipe_of(config: Config, layout: Layout) -> Recipe:
         chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" else 1,
         microbatches=count if layout.pp > 1 else parallel.accumulate,
         recompute=config.memory.recompute,
-        compile=parallel.compile,
         allocate=shard_memory(config),
         lora=config.adapter_rank,
         qlora=config.run.qlora,
         fp8=config.precision == "fp8",
-        zeropp=parallel.zeropp,
-        cp_comm=parallel.cp_comm,
-        cp_order=parallel.cp_order,
-        ep_comm=parallel.ep_comm,
-        ep_fp8=parallel.ep_fp8,
     )
-
-
-def _check_rows(config: Config, layout: Layout, microbatches: int) -> None:
-    """Raise ConfigError if a microbatch of a whole batch would be empty. Planning, which comes later, visits each."""
-    parallel, rows = config.parallel, config.data.batch // layout.dp
-    if microbatches > rows:
-        fewer = f"--microbatches {rows} or fewer, or " if rows and not parallel.plan else ""
-        raise ConfigError(
-            f"{microbatches} microbatches cut the {rows} sequences that each data-parallel rank has (--batch "
-            f"{config.data.batch}, dp={layout.dp}) into more parts than there are: use {fewer}--batch "
-            f"{microbatches * layout.dp} or more"
-        )
 
 
 def _read_plan(config: Config) -> Plan:

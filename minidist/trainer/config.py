@@ -204,10 +204,8 @@ class Config:
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
         if kind == "every" and int(blocks) > layers:
-            yield (
-                f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}: use at most '
-                f'"every {layers}"'
-            )
+            longer = f'--recompute "{memory.recompute}" makes segments of more blocks than --layers {layers}'
+            yield f'{longer}: use at most "every {layers}"'
         if memory.offload == "disk" and not (memory.offload_folder or self.run.save):
             yield "--offload disk needs a folder: add --offload-folder FOLDER, or --save FOLDER"
 
@@ -231,23 +229,17 @@ class Config:
     def _faults_of_parallel_options(self) -> Iterator[str]:
         parallel, batch = self.parallel, self.data.batch
         if parallel.accumulate > batch:
-            yield (
-                f"--accumulate {parallel.accumulate} cuts --batch {batch} into more parts than it has sequences: use "
-                f"at most --accumulate {batch}"
-            )
+            cuts = f"--accumulate {parallel.accumulate} cuts --batch {batch} into more parts than it has sequences"
+            yield f"{cuts}: use at most --accumulate {batch}"
         if parallel.zeropp and parallel.hsdp:
             yield f"--zeropp shards over all ranks of the data axis, not in --hsdp {parallel.hsdp}: leave one out"
         for name in ("zeropp", "ep_fp8"):
             if getattr(parallel, name) and self.run.verify:
-                yield (
-                    f"{flag(name)} rounds what it sends to 8 bits or fewer, so its parameters are not those of the "
-                    f"serial run: leave out --verify, or {flag(name)}"
-                )
+                why = f"{flag(name)} rounds what it sends to 8 bits or fewer, so its parameters are not those of the"
+                yield f"{why} serial run: leave out --verify, or {flag(name)}"
         if parallel.pp > 1 and parallel.accumulate > 1:
-            yield (
-                f"--accumulate {parallel.accumulate} is for runs without a pipeline: with --pp {parallel.pp} say "
-                f"--microbatches {parallel.accumulate}"
-            )
+            instead = f"with --pp {parallel.pp} say --microbatches {parallel.accumulate}"
+            yield f"--accumulate {parallel.accumulate} is for runs without a pipeline: {instead}"
         if parallel.plan and parallel.microbatches:
             yield f"--plan {parallel.plan} has its own number of microbatches: leave --microbatches out"
         if parallel.plan and parallel.schedule != ParallelOptions.schedule:

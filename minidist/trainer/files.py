@@ -56,11 +56,8 @@ def retold(kind: type[Exception], *faults: type[Exception], before: str = "", af
 
 def check_regular(path: Path) -> None:
     """Raise OSError unless `path` is a regular file, without opening it."""
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "no regular file")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if path.is_dir() else "no regular file")
 
 
 def read_text(path: Path) -> str:
@@ -87,8 +84,6 @@ def parse_tree(text: str, loads: Callable[[str], Any] = json.loads, form: str = 
         tree = loads(text)
     except RecursionError:
         raise FileError(f"is not {form}: it is nested too deeply") from None
-    except FileError:
-        raise
     except ValueError as error:
         raise FileError(f"is not {form}: {error}") from None
     if not isinstance(tree, dict):

@@ -30,24 +30,16 @@ from minidist.parallel import Parallel, parallelize
 from minidist.parallel.compiled import name_of
 from minidist.parallel.data.sampler import DistributedSampler, State
 from minidist.parallel.pipeline import simulate
+from minidist.trainer import spread
 from minidist.trainer.agreement import all_or_none, fingerprint
 from minidist.trainer.batches import Batch, Batches, ReadAhead
-from minidist.trainer.checked import CheckedRun
+from minidist.trainer.checked import CheckedRun, device_of
 from minidist.trainer.checkpoint import resume
 from minidist.trainer.checkpoint.saving import Writer, load_pieces, pieces_to_save
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import ConfigError
 from minidist.trainer.metrics import Reporter, StepMetrics, known_peak
 from minidist.trainer.schedule import learning_rate, linear_scaling
-from minidist.trainer.spread import (
-    adapted,
-    build_optimizer,
-    carried_of,
-    check_room,
-    columns_of,
-    loss_of,
-    tokens_multiple,
-)
 from minidist.trainer.text import Samples
 
 Sent = dict[str, NDArray[np.int64]]
@@ -63,7 +55,7 @@ class Outcome:
     sent: Sent  # along each axis of the mesh, and between the nodes of ZeRO++, by all steps
     scaler: LossScaler | None = None
     held: dict[str, int] = field(default_factory=dict)  # bytes of each category after the last step
-    saves: list[tuple[float, float]] = field(default_factory=list)  # seconds: `Writer.stalled`, `Writer.wrote`
+    saves: list[tuple[float, float]] = field(default_factory=list)  # seconds; see `Writer.saves`
 
 
 class Trainer:
@@ -87,7 +79,7 @@ class Trainer:
 
     def __init__(self, run: CheckedRun, samples: Samples) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
-        self.recipe, self.device, self.dtype = run.fit.recipe, run.device, run.dtype
+        self.recipe, self.device, self.dtype = run.fit.recipe, device_of(self.comm), run.config.dtype
         config, mesh = run.config, run.mesh
         generator = torch.Generator().manual_seed(config.run.seed)
         self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
@@ -97,12 +89,11 @@ class Trainer:
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
         dp, batch, lengths = mesh.dp, config.data.batch, samples.lengths if config.data.by_length else None
         sampler = DistributedSampler(len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths)
-        self.batches = Batches(
-            samples, sampler, tokens_multiple(self.recipe, mesh.layout), columns_of(self.recipe, mesh)
-        )
+        multiple, columns = spread.tokens_multiple(self.recipe, mesh.layout), spread.columns_of(self.recipe, mesh)
+        self.batches = Batches(samples, sampler, multiple, columns)
         self.resumed: resume.Resumed | None = None
         if config.run.resume:
-            shapes = adapted(self.model.config, self.dtype, self.recipe)
+            shapes = spread.adapted(self.model.config, self.dtype, self.recipe)
             self.resumed = resume.prepare(config, shapes, self.base, self.batches, self.scaler, self.comm)
         self.first_step = self.resumed.step if self.resumed else 0
         self.planned_bubble = simulate(run.fit.plan).bubble if run.fit.plan else None
@@ -143,15 +134,13 @@ class Trainer:
         sent = {axis: now - before[axis] for axis, now in self._sent().items()}
         if writer is not None:
             writer.wait()
-        saves = list(zip(writer.stalled, writer.wrote, strict=True)) if writer else []
-        self._watch(last := Account())
-        held = last.sample()
-        return Outcome(self._whole_model(), history, sent, self.scaler, held, saves)
+        held = self._watch(Account()).sample()
+        return Outcome(self._whole_model(), history, sent, self.scaler, held, writer.saves if writer else [])
 
     def spread(self) -> Parallel:
         """Apply the strategies, build the optimizer over this rank's part, and load a run to resume. Collective."""
-        all_or_none(self.comm, lambda: check_room(self.model, self.mesh, self.config), ConfigError)
-        sum_of, scaler = loss_of(self.model, self.mesh), self.scaler
+        all_or_none(self.comm, lambda: spread.check_room(self.model, self.mesh, self.config), ConfigError)
+        sum_of, scaler = spread.loss_of(self.model, self.mesh), self.scaler
         if (backend := self.recipe.compile) and self.mesh.layout.tp == 1:  # cut across ranks, it would be in pieces
             sum_of = torch.compile(sum_of, backend=name_of(backend))
 
@@ -159,10 +148,10 @@ class Trainer:
             mean = sum_of(logits, part.targets) / part.tokens
             return scaler.scale_loss(mean) if scaler else mean
 
-        carried = carried_of(self.model, self.mesh, self.recipe)
+        carried = spread.carried_of(self.model, self.mesh, self.recipe)
         generator = torch.Generator().manual_seed(self.config.run.seed)
         self.parallel = parallelize(self.model, self.mesh, self.checked.fit, loss, carried, generator=generator)
-        self.optimizer = all_or_none(self.comm, lambda: build_optimizer(self.parallel, self.config), ConfigError)
+        self.optimizer = all_or_none(self.comm, lambda: spread.build_optimizer(self.parallel, self.config), ConfigError)
         if self.resumed is not None:
             path = self.resumed.path
             all_or_none(self.comm, lambda: load_pieces(path, self.parallel, self.optimizer), CheckpointError)
@@ -238,8 +227,7 @@ class Trainer:
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
-        state["base"] = self.base
-        state["scaler"] = self.scaler.state_dict() if self.scaler else None
+        state |= {"base": self.base, "scaler": self.scaler.state_dict() if self.scaler else None}
         writer.save(step, pieces_to_save(self.parallel, self.optimizer), state)
 
     def _whole_model(self) -> GPT:
@@ -248,7 +236,7 @@ class Trainer:
         layout = self.mesh.layout
         if layout.tp == layout.pp == layout.ep == 1:
             return self.model
-        whole = adapted(self.model.config, self.dtype, self.recipe)
+        whole = spread.adapted(self.model.config, self.dtype, self.recipe)
         weights = dict(self.parallel.whole_parameters(whole.named_parameters()))
         whole.load_state_dict(weights, strict=False, assign=True)  # a tied head has no weights of its own
         whole.tie()
@@ -258,15 +246,14 @@ class Trainer:
             layer.bias = everywhere[layer.index]
         return whole
 
-    def _watch(self, account: Account) -> None:
+    def _watch(self, account: Account) -> Account:
         account.watch(self.parallel.replica.called, self.optimizer, self.comm)
+        return account
 
     def _watching(self, account: Account) -> contextlib.AbstractContextManager[None]:
-        self._watch(account)
-        replica = self.parallel.replica
-        if replica.stream is not None:
-            account.watch(comm=replica.stream.comm)
-        return account.recording()
+        if (stream := self.parallel.replica.stream) is not None:
+            account.watch(comm=stream.comm)
+        return self._watch(account).recording()
 
     def _overflow_expected(self) -> contextlib.AbstractContextManager[Any]:
         """Keep numpy from warning of an overflow in a reduction if there is a scaler, which handles it."""

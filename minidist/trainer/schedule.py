@@ -45,10 +45,8 @@ def learning_rate(step: int, peak: float, warmup: int, total: int, final_fractio
     Loshchilov & Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts", equation 5 (without restarts).
     """
     if step < 0 or peak < 0 or not 0 <= final_fraction <= 1:
-        raise ValueError(
-            f"step = {step}, peak = {peak}, final_fraction = {final_fraction}: the first two must not be negative, "
-            f"the fraction must lie between 0 and 1"
-        )
+        given = f"step = {step}, peak = {peak}, final_fraction = {final_fraction}"
+        raise ValueError(f"{given}: the first two must not be negative, the fraction must lie between 0 and 1")
     if not 0 <= warmup <= total:
         raise ValueError(f"warmup = {warmup} steps do not fit into total = {total}: warm up for 0 to {total} steps")
     done = step + 1  # steps taken once this one is

@@ -67,12 +67,10 @@ def check_room(model: nn.Module, mesh: Mesh, config: Config) -> None:
 
 def shard_memory(config: Config) -> Callable[[int, torch.dtype], Tensor] | None:
     """Return the function that allocates shards of parameters beside the optimizer's state; None: on the device."""
-    if config.parallel.zero != 3:
-        return None
-    if isinstance(config.offload_to, Path):
-        folder = config.offload_to
-        return lambda count, dtype: mapped((count,), dtype, folder, "parameters")
-    if config.offload_to == "cpu" and torch.cuda.is_available():
+    place = config.offload_to if config.parallel.zero == 3 else None
+    if isinstance(place, Path):
+        return lambda count, dtype: mapped((count,), dtype, place, "parameters")
+    if place == "cpu" and torch.cuda.is_available():
         return lambda count, dtype: torch.zeros(count, dtype=dtype, pin_memory=True)
     return None
 

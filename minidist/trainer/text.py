@@ -27,6 +27,7 @@ from minidist.parallel.data.sampler import Indices
 from minidist.trainer.config import DataOptions
 from minidist.trainer.files import check_regular, retold
 
+ON_BYTES = "train on bytes (no --tokenizer)"
 Tokens = npt.NDArray[np.integer[Any]]
 Parts = TypeVar("Parts", Tokens, list[Tokens])
 
@@ -194,13 +195,9 @@ class FileTokenizer:
     """
 
     def __init__(self, file: str | Path) -> None:
-        try:
+        fix = f"): pip install tokenizers, or {ON_BYTES}"
+        with retold(TextError, ImportError, before=f"the tokenizer {file} needs the library `tokenizers` (", after=fix):
             import tokenizers  # here, because training on bytes must not need it
-        except ImportError:
-            raise TextError(
-                f"the tokenizer {file} needs the library `tokenizers`, which is not installed: "
-                f"pip install tokenizers, or train on bytes (no --tokenizer)"
-            ) from None
         content = _read(Path(file), option="--tokenizer")
         needed = "): --tokenizer needs the tokenizer.json of a Hugging Face model"
         with retold(TextError, Exception, before=f"{file} is not a tokenizer (", after=needed):  # it raises any kind
@@ -223,15 +220,10 @@ class FileTokenizer:
         TextError
             If the text is not UTF-8, or holds what the tokenizer has no token for.
         """
-        try:
-            tokens = self._tokenizer.encode(text.decode("utf-8"), add_special_tokens=False).ids
-        except UnicodeDecodeError as error:
-            raise TextError(
-                f"the text is not UTF-8 (byte {error.start} is {text[error.start]:#04x}): "
-                f"convert the file, or train on bytes (no --tokenizer)"
-            ) from None
-        except Exception as error:
-            raise TextError(f"the tokenizer refuses the text ({error}): train on bytes (no --tokenizer)") from None
+        with retold(TextError, UnicodeError, before="the text is not UTF-8 (", after=f"): convert it, or {ON_BYTES}"):
+            decoded = text.decode("utf-8")
+        with retold(TextError, Exception, before="the tokenizer refuses the text (", after=f"): {ON_BYTES}"):
+            tokens = self._tokenizer.encode(decoded, add_special_tokens=False).ids
         return np.array(tokens, dtype=np.min_scalar_type(self.vocabulary - 1))
 
     def decode(self, tokens: Tokens | Sequence[int]) -> str:
@@ -260,9 +252,7 @@ def _read(path: Path, option: str = "--text") -> bytes:
 
 
 def _python_documentation() -> bytes:
-    try:
+    with retold(TextError, ImportError, before="this Python lacks its documentation (", after="): give --text FILE"):
         from pydoc_data.topics import topics
-    except ImportError:
-        raise TextError("this Python comes without its documentation (pydoc_data): give a text, --text FILE") from None
     # Sorted: the order in the source of one Python version is an accident.
     return "\n\n".join(topics[name].strip("\n") for name in sorted(topics)).encode("utf-8")

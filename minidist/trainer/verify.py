@@ -49,12 +49,11 @@ def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
 def compare(config: Config, samples: Samples, vocabulary: int, ours: Outcome) -> Verdict:
     """Repeat the run serially and compare. One rank calls this."""
     exact = serial_run(replace(config, run=replace(config.run, precision="float64")), samples, vocabulary)
-    reference = exact
-    if config.precision == "float64":
+    reference = exact if config.precision == "float64" else serial_run(config, samples, vocabulary)
+    if reference is exact:
         difference, limit = largest_difference(ours.model, exact.model), TOLERANCE
         criterion = f"at most {TOLERANCE:g} for each parameter, in float64"
     else:
-        reference = serial_run(config, samples, vocabulary)
         difference, limit = _distance(ours.model, exact.model), 2 * _distance(reference.model, exact.model)
         criterion = f"at most twice that of the serial {config.precision} run, {limit / 2:.2e}, both to the float64 one"
     tolerance = NORM_TOLERANCE[config.precision]
@@ -71,8 +70,8 @@ def largest_difference(model: nn.Module, serial: nn.Module) -> float:
 def _relative(ours: Tensor, serial: Tensor) -> float:
     """Return max|a - b| / max|b|; NaN anywhere is an infinite difference."""
     a, b = ours.detach().cpu().double(), serial.detach().double()  # bytes, too
-    difference = ((a - b).abs().max() / b.abs().max().clamp(min=1e-300)).item()
-    return difference if difference == difference else float("inf")
+    difference = (a - b).abs().max() / b.abs().max().clamp(min=1e-300)
+    return float(difference.nan_to_num(math.inf, math.inf))
 
 
 def _first_norms_agree(ours: Outcome, serial: Outcome, tolerance: float) -> bool:

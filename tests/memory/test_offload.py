@@ -80,7 +80,7 @@ def plain(of: Any, **options: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("chunk_bytes", (1, 300, 1 << 20))
 def test_the_bits_are_those_of_the_optimizer_alone(place: Place, make: Any, chunk_bytes: int, tmp_path: Path) -> None:
     ours, theirs = parameters(), parameters()
-    offloaded = OffloadedOptimizer(groups(ours), make, place(tmp_path), chunk_bytes, lr=0.05)
+    offloaded = OffloadedOptimizer(groups(ours), make, place(tmp_path), chunk_bytes=chunk_bytes, lr=0.05)
     alone = make(groups(theirs), lr=0.05)
     for optimizer, of in ((offloaded, ours), (alone, theirs)):
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)

@@ -213,14 +213,14 @@ def edit_weights(directory: Path, **changes: Tensor | None) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda d: edit_weights(d, model__norm__weight=None), r"model\.norm\.weight is missing instead of \(32,\)"),
-        (lambda d: edit_weights(d, extra=torch.ones(1)), r"extra is \(1,\) instead of left out"),
+        (lambda d: edit_weights(d, model__norm__weight=None), r"model\.norm\.weight is missing, not \(32,\)"),
+        (lambda d: edit_weights(d, extra=torch.ones(1)), r"extra is \(1,\), not left out"),
         (
             lambda d: edit_weights(d, lm_head__weight=torch.ones(9, 32)),
-            r"lm_head\.weight is \(9, 32\) instead of \(37, 32\)",
+            r"lm_head\.weight is \(9, 32\), not \(37, 32\)",
         ),
         (lambda d: edit_weights(d, lm_head__weight=torch.ones(37, 32, dtype=torch.int8)), "as I8.*unquantised"),
-        (lambda d: edit_config(d, num_hidden_layers=9), r"is missing instead of .*and 60 more\).*same model"),
+        (lambda d: edit_config(d, num_hidden_layers=9), r"is missing, not .*and 60 more\).*same model"),
         (lambda d: edit_config(d, num_attention_heads=5), "hidden=32 does not divide by heads=5"),
         (lambda d: edit_config(d, model_type="mistral"), "model_type='mistral'.*'llama'"),
         (lambda d: edit_config(d, head_dim=16), "head_dim=16.*only do 8"),

@@ -92,7 +92,7 @@ def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(TextError, match=f"has {len(texts)} documents, none with two tokens"):
             documents(texts, T=8)
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(TextError, match="without its documentation"):
+    with pytest.raises(TextError, match=r"lacks its documentation .*: give --text FILE"):
         load_text()
 
 
@@ -137,7 +137,7 @@ def test_a_vocabulary_with_gaps_counts_to_its_largest_token(tmp_path: Path) -> N
 def test_tokenizer_errors_are_one_sentence(
     tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TextError, match=r"not UTF-8 \(byte 2 is 0xff\)"):
+    with pytest.raises(TextError, match=r"not UTF-8 \(.*byte 0xff in position 2"):
         load_tokenizer(tokenizer_file).encode(b"ab\xff")
     with pytest.raises(TextError, match=r"No such file.*--tokenizer"):
         load_tokenizer(tmp_path / "missing.json")

@@ -80,9 +80,7 @@ def quantize(weights: Tensor) -> NF4Tensor:
     """
     flat = weights.detach().flatten().to(torch.float32)
     if not flat.is_meta and not flat.isfinite().all():
-        raise ValueError(
-            f"a weight of shape {tuple(weights.shape)} is infinite or not a number, and has no place in NF4"
-        )
+        raise ValueError(f"a weight of {tuple(weights.shape)} is infinite or not a number, and has no place in NF4")
     blocks = _rows(flat, BLOCK)  # [n/64, 64]
     largest = blocks.abs().amax(dim=1)  # [n/64]
     mean = largest.mean().reshape(1) if len(largest) else flat.new_zeros(1)

@@ -23,7 +23,7 @@ as 16 bits. Elsewhere float32 emulates the product: the same numbers, no speed.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +34,6 @@ from minidist.comm import Communicator
 from minidist.memory.precision.mixed import supports
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-
-
-@runtime_checkable
-class HasProduct(Protocol):
-    """A linear layer that does more than multiply, and does that in a method: one that is cut over ranks."""
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x weightᵀ."""
-        ...
 
 
 def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",)) -> list[str]:
@@ -71,19 +62,17 @@ def to_fp8(model: nn.Module, history: int = 16, skip: tuple[str, ...] = ("head",
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not name or any(f".{part}." in f".{name}." for part in skip):
             continue
-        if isinstance(module, nn.Linear) and isinstance(module, HasProduct):
+        if isinstance(module, nn.Linear) and hasattr(
+            module, "product"
+        ):  # it is cut over ranks, and does more than that
             module.add_module("in_fp8", Float8Multiply(history, module.weight.device))
-            module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[method-assign]
+            module.product = partial(module.get_submodule("in_fp8"), weight=module.weight)  # type: ignore[assignment]
             names.append(name)
         elif type(module) is nn.Linear:
-            if module not in replaced:
-                replaced[module] = Float8Linear(module, history)
-            model.set_submodule(name, replaced[module])
+            model.set_submodule(name, replaced.setdefault(module, Float8Linear(module, history)))  # once, if shared
             names.append(name)
     if not names:
-        raise ValueError(
-            f"{type(model).__name__} has no nn.Linear inside but those in {skip=}: nothing to do in float8"
-        )
+        raise ValueError(f"{type(model).__name__} has no nn.Linear but those in {skip=}: nothing to do in float8")
     return names
 
 
@@ -118,21 +107,20 @@ def scales_of(model: nn.Module) -> list[DelayedScale]:
 
 
 class Float8Multiply(nn.Module):
-    """A product in float8, without parameters: it has the scales of its three operands."""
+    """A product in float8, without parameters: it has the scales of its three operands.
+
+    Attributes
+    ----------
+    histories : Tensor
+        Of the three operands [3, history]: what a checkpoint keeps. Each scale writes to its row.
+    """
 
     def __init__(self, history: int, device: torch.device) -> None:
         super().__init__()
         self.scales = tuple(DelayedScale(dtype, history, device) for dtype in (E4M3, E4M3, E5M2))
-
-    @property
-    def histories(self) -> Tensor:
-        """Of the three operands [3, history], a copy: what a checkpoint keeps."""
-        return torch.stack([scale.history for scale in self.scales])
-
-    def continue_with(self, histories: Tensor) -> None:
-        """Continue with the histories [3, history] of a checkpoint."""
-        for scale, seen in zip(self.scales, histories, strict=True):
-            scale.history.copy_(seen)
+        self.histories = torch.zeros(3, history, device=device)
+        for scale, row in zip(self.scales, self.histories, strict=True):
+            scale.history = row
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return x weightᵀ in the dtype of `x` [..., D]. Scales learn their amaxes in training only."""
@@ -186,7 +174,7 @@ class DelayedScale:
 
     def remember(self, amax: Tensor) -> None:
         """Enter the amax of a step, over all ranks, into the history."""
-        self.history = torch.cat((amax.view(1), self.history[:-1]))
+        self.history.copy_(torch.cat((amax.view(1), self.history[:-1])))
         self.amax = torch.zeros_like(self.amax)
 
 

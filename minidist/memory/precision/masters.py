@@ -7,12 +7,13 @@
 `mixed.py` shows where masters stand in a training step. (Micikevicius et al. 2018, section 3.1.)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
 MIB = 1 << 20
@@ -32,7 +33,7 @@ class Visit:
     states: list[State]
 
 
-class MasterWeights(torch.optim.Optimizer):
+class MasterWeights(Optimizer):
     """An optimizer around another one, which updates float32 masters in place of 16-bit parameters.
 
     Parameters
@@ -61,11 +62,7 @@ class MasterWeights(torch.optim.Optimizer):
     place: torch.device | None = None  # of masters and state; None: the device of their parameter
 
     def __init__(
-        self,
-        params: ParamsT,
-        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
-        chunk_bytes: int = 16 * MIB,
-        **options: Any,
+        self, params: ParamsT, optimizer: Callable[..., Optimizer] = AdamW, chunk_bytes: int = 16 * MIB, **options: Any
     ) -> None:
         self.optimizer, self.options = optimizer, options
         self.chunk_bytes, self.factor = chunk_bytes, 1.0
@@ -201,7 +198,7 @@ class MasterWeights(torch.optim.Optimizer):
         dtype = wide(parameter) if value.is_floating_point() else None
         return value.to(self.place or parameter.device, dtype, copy=True)
 
-    def _make_room(self, parameters: dict[nn.Parameter, State]) -> None:
+    def _make_room(self, parameters: Iterable[Tensor]) -> None:
         """Claim room for the states of parameters, or raise before anything is changed."""
 
     def state_of(self, parameter: Tensor) -> State:

@@ -15,6 +15,7 @@ master and its two moments. (Micikevicius et al. 2018.)
 """
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 COMPUTE_DTYPES = (*FLOAT8, torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
+@dataclass(eq=False)
 class LossScaler:
     """Multiply the loss so that float16 gradients do not underflow, and adapt the scale during training.
 
@@ -45,23 +47,20 @@ class LossScaler:
         If a number is out of its range.
     """
 
-    def __init__(
-        self,
-        comm: Communicator | None = None,
-        scale: float = 2.0**16,
-        growth: float = 2.0,
-        backoff: float = 0.5,
-        interval: int = 2000,
-        smallest: float = 1.0,
-    ) -> None:
-        if not (math.inf > scale >= smallest > 0 and growth >= 1 >= backoff > 0 and interval >= 1):
-            raise ValueError(
-                f"a loss scaler with {scale=}, {smallest=}, {growth=}, {backoff=}, {interval=} cannot be: it needs "
-                "scale >= smallest > 0, growth >= 1, 0 < backoff <= 1 and interval >= 1"
-            )
-        self.comm, self.scale, self.growth, self.backoff = comm, scale, growth, backoff
-        self.interval, self.smallest = interval, smallest
-        self.good_steps = 0  # since the scale last changed
+    comm: Communicator | None = field(default=None, repr=False)
+    scale: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    smallest: float = 1.0
+    good_steps: int = field(default=0, init=False, repr=False)  # since the scale last changed
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        in_range = self.growth >= 1 >= self.backoff > 0 and self.interval >= 1
+        if not (in_range and math.inf > self.scale >= self.smallest > 0):
+            needs = "scale >= smallest > 0, growth >= 1, 0 < backoff <= 1 and interval >= 1"
+            raise ValueError(f"{self} cannot be: it needs {needs}")
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the scaled loss, to call `backward` on."""
@@ -93,10 +92,8 @@ class LossScaler:
                 self.scale, self.good_steps = self.scale * self.growth, 0
             return
         if self.scale == self.smallest and self.backoff < 1:
-            raise FloatingPointError(
-                f"gradients are infinite or not a number even at loss scale {self.scale:g}, so the scale is not to "
-                "blame: lower the learning rate, or train in bfloat16, which has the range of float32"
-            )
+            fault = f"gradients are infinite or not a number even at loss scale {self.scale:g}"
+            raise FloatingPointError(f"{fault}: lower the learning rate, or train in bfloat16, which has a wider range")
         self.scale, self.good_steps = max(self.scale * self.backoff, self.smallest), 0
 
     def state_dict(self) -> dict[str, float]:

@@ -85,15 +85,11 @@ def recompute(
     """
     found = dict(model.named_modules(remove_duplicate=False)).get(layers)
     if not isinstance(found, nn.ModuleList) or not len(found):
-        raise ValueError(
-            f"{type(model).__name__} has no nn.ModuleList named {layers!r} with blocks in it: name it with layers="
-        )
+        raise ValueError(f"{type(model).__name__} has no nn.ModuleList named {layers!r} with blocks: set layers=")
     blocks = list(found.children())
     plan = _plan(policy, len(blocks), sizes) if isinstance(policy, str) else policy
-    if stages_of(plan) != list(range(len(blocks))):
-        raise ValueError(
-            f"the plan {plan} names blocks {stages_of(plan)}, not 0 to {len(blocks) - 1} in order: plan for this model"
-        )
+    if (named := stages_of(plan)) != list(range(len(blocks))):
+        raise ValueError(f"{plan} names blocks {named}, not 0 to {len(blocks) - 1} in order: plan for this model")
     _recompute_attention(blocks, policy == "selective")
     model.set_submodule(layers, Segments(found, plan))
 
@@ -172,9 +168,8 @@ class Call:
 
     def __init__(self, function: Callable[..., Any], leaves: list[Any], structure: TreeSpec) -> None:
         self.function, self.structure = function, structure
-        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        tensors = [leaves[place] for place in self.places]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.leaves = [Inputs if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # `inputs` has the tensors
         self.inputs: Any = Inputs.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
         gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
         self.random_state = torch.get_rng_state()
@@ -213,10 +208,9 @@ class Call:
                 raise Enough
             return tensor.detach()  # an operation that saved its own output would keep itself alive
 
-        leaves = list(self.others)
         # Detached, so that hooks which the function puts on its inputs do not run twice in the outer graph.
-        for place, tensor in zip(self.places, self.inputs.grad_fn.saved_tensors, strict=True):
-            leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
+        inputs = (tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self.inputs.grad_fn.saved_tensors)
+        leaves = [next(inputs) if leaf is Inputs else leaf for leaf in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.structure)
         with ExitStack() as stack:
             stack.enter_context(suppress(Enough))
@@ -237,11 +231,10 @@ class Call:
         """Return the error that says how the second run differs."""
         function = self.function.func if isinstance(self.function, partial) else self.function
         name = getattr(function, "__name__", type(function).__name__)
-        (_, shape, dtype), count = self.saved[number - 1], len(self.saved)
-        return RuntimeError(
-            f"the checkpointed {name} saved {dtype} {list(shape)} for backward as tensor {number} of {count}, "
-            f"but {found} when run again: make it do the same both times"
-        )
+        _, shape, dtype = self.saved[number - 1]
+        first = f"{dtype} {list(shape)} for backward as tensor {number} of {len(self.saved)}"
+        fix = "make it do the same both times"
+        return RuntimeError(f"the checkpointed {name} saved {first}, but {found} when run again: {fix}")
 
 
 def segment(parts: list[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -261,13 +254,9 @@ def _plan(policy: str, layers: int, sizes: tuple[int, int] | None) -> Plan:
     every = re.fullmatch(r"every (\d+)", policy)
     if policy in ("none", "selective"):
         return tuple(range(layers))
-    if policy == "full":
-        length = 1
-    elif policy == "sqrt":
-        length = best_interval(layers, *sizes) if sizes else round(layers**0.5)
-    elif every:
-        length = int(every[1])
-    else:
+    best = best_interval(layers, *sizes) if sizes else round(layers**0.5)
+    length = int(every[1]) if every else {"full": 1, "sqrt": best}.get(policy)
+    if length is None:
         raise ValueError(f"unknown policy {policy!r}: use none, full, selective, every K, sqrt, or a plan")
     if not 1 <= length <= layers:
         raise ValueError(f"{policy!r} of {layers} blocks: segments have 1 to {layers} of them")
@@ -282,10 +271,8 @@ def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:
         if isinstance(attend, partial) and attend.func is checkpoint:
             attention.attend = attend = attend.args[0]
         if wanted and not callable(attend):
-            raise ValueError(
-                f"'selective' recomputes the function attention.attend of each block, and block {number}, a "
-                f"{type(block).__name__}, has none: use 'full' or 'every K'"
-            )
+            lacks = f"block {number}, a {type(block).__name__}, has none"
+            raise ValueError(f"'selective' recomputes attention.attend, and {lacks}: use 'full' or 'every K'")
         if wanted:
             attention.attend = partial(checkpoint, attend)
 

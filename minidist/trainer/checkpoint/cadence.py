@@ -35,11 +35,11 @@ def daly(write_seconds: float, mtbf_seconds: float) -> float:
     ValueError
         If a time is negative, or failures are 0 seconds apart.
     """
-    _check(write_seconds, mtbf_seconds)
+    first_order = young(write_seconds, mtbf_seconds)
     if write_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     small = write_seconds / (2 * mtbf_seconds)
-    return sqrt(2 * write_seconds * mtbf_seconds) * (1 + sqrt(small) / 3 + small / 9) - write_seconds
+    return first_order * (1 + sqrt(small) / 3 + small / 9) - write_seconds
 
 
 class Shares(NamedTuple):
@@ -73,11 +73,9 @@ def advice(write_seconds: float, step_seconds: float, mtbf_hours: float) -> str:
     mtbf = mtbf_hours * 3600
     steps = max(1, round(daly(write_seconds, mtbf) / step_seconds))
     found = shares(steps * step_seconds, write_seconds, mtbf)
-    return (
-        f"save every {steps} {'step' if steps == 1 else 'steps'} ({_duration(steps * step_seconds)}): with a failure "
-        f"every {_duration(mtbf)} on average, {found.writing:.1%} of the time then goes into writing and "
-        f"{found.lost:.1%} is lost by failures"
-    )
+    often = f"every {steps} {'step' if steps == 1 else 'steps'} ({_duration(steps * step_seconds)})"
+    costs = f"{found.writing:.1%} of the time then goes into writing and {found.lost:.1%} is lost by failures"
+    return f"save {often}: with a failure every {_duration(mtbf)} on average, {costs}"
 
 
 def _duration(seconds: float) -> str:

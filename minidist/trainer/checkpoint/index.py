@@ -48,11 +48,9 @@ def compose(held: dict[str, dict[str, tuple[torch.dtype, Extent]]]) -> str:
         assert not words, f"ranks have not written each element of {name} once: {words}"
         assert len({dtype for dtype, _, _ in parts}) == 1, f"ranks have written {name} with different dtypes"
         dtype, extent, _ = parts[0]
-        entry: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "shape": extent.shape, "dim": extent.dim}
-        entry["pieces"] = [
-            {"file": file, "block": [part.first, part.last], "elements": [part.start, part.stop]}
-            for _, part, file in parts
-        ]
+        held_by = [{"file": file, "block": [p.first, p.last], "elements": [p.start, p.stop]} for _, p, file in parts]
+        kind = str(dtype).removeprefix("torch.")
+        entry = {"dtype": kind, "shape": extent.shape, "dim": extent.dim, "pieces": held_by}
         lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
     return '{"tensors": {\n' + ",\n".join(lines) + "\n}}\n"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO
 
 from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.files import reason
 
 
 def hold(folder: Path) -> IO[str]:
@@ -35,6 +34,6 @@ def hold(folder: Path) -> IO[str]:
         file.close()
         raise CheckpointError(f"--save {folder} is in use by another run: let it end, or save elsewhere") from None
     except OSError as error:
-        said = f"minidist train: {folder} cannot be locked ({reason(error)}): let no other run save there"
+        said = f"minidist train: {folder} cannot be locked ({error.strerror}): let no other run save there"
         print(said, file=sys.stderr)
     return file

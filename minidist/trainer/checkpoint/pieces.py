@@ -57,11 +57,8 @@ class Extent:
     stop: int
 
     def __post_init__(self) -> None:
-        if self.dim is None:
-            fits = self.first == self.last == 0
-        else:
-            fits = 0 <= self.dim < len(self.shape) and 0 <= self.first <= self.last <= self.shape[self.dim]
-        if not fits or not 0 <= self.start <= self.stop <= prod(self.block_shape):
+        size = 0 if self.dim is None else dict(enumerate(self.shape)).get(self.dim, -1)  # -1: there is no such dim
+        if not 0 <= self.first <= self.last <= size or not 0 <= self.start <= self.stop <= prod(self.block_shape):
             raise ValueError(f"there are no such elements in a tensor {list(self.shape)}: {self}")
 
     @classmethod
@@ -149,28 +146,25 @@ def touching(one: Extent, other: Extent) -> bool:
     """Tell whether two extents of a tensor may share an element. False is certain; True is not."""
     if not one.count or not other.count:
         return False
-    one, other = one.straight(), other.straight()
-    if one.block == other.block:
-        return one.start < other.stop and other.start < one.stop
-    if one.dim == other.dim and not (one.first < other.last and other.first < one.last):
-        return False
+    if one.dim == other.dim and one.dim is not None and not (one.first < other.last and other.first < one.last):
+        return False  # two blocks
     (begin, end), (other_begin, other_end) = one.span(), other.span()
     return begin < other_end and other_begin < end
 
 
 def assemble(wanted: Extent, stored: Sequence[tuple[Extent, Reader]], dtype: torch.dtype) -> Tensor:
     """Return the `wanted` elements [wanted.count], read from stored pieces that have each of them once."""
-    needed = [(extent, read) for extent, read in stored if touching(extent, wanted)]
     goal = wanted.straight()
-    if all(extent.straight().block == goal.block for extent, _ in needed):
+    needed = [(extent.straight(), read) for extent, read in stored if touching(extent, wanted)]
+    if all(run.block == goal.block for run, _ in needed):
         runs = [torch.empty(0, dtype=dtype)]
-        for run, read in sorted(((extent.straight(), read) for extent, read in needed), key=lambda pair: pair[0].start):
+        for run, read in sorted(needed, key=lambda pair: pair[0].start):
             start, stop = max(run.start, goal.start), min(run.stop, goal.stop)
             runs.append(read(start - run.start, stop - run.start))
         return torch.cat(runs)
     whole = torch.empty(wanted.shape, dtype=dtype)  # pages that nothing is pasted into take no memory
-    for extent, read in needed:
-        put(read(0, extent.count), extent, whole)
+    for run, read in needed:
+        put(read(0, run.count), run, whole)
     return take(whole, wanted)
 
 

@@ -12,7 +12,7 @@ is found before the first tensor is changed; one sentence names it and the fix.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +74,7 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
         there = words(stored[name].dtype, stored[name].shape) if name in stored else "missing"
         if there != (here := words(tensor.dtype, extent.shape)):
             raise other_model(path, name, there, here)
-    sources = [_readers(path, piece.name, stored[piece.name], piece.extent, opened) for piece in wanted]
+    sources = [list(_readers(path, piece.name, stored[piece.name], piece.extent, opened)) for piece in wanted]
     with torch.no_grad():
         for (name, extent, tensor), readers in zip(wanted, sources, strict=True):
             tensor.copy_(assemble(extent, readers, stored[name].dtype).view(tensor.shape))
@@ -82,11 +82,10 @@ def read(path: Path, wanted: Sequence[Piece]) -> None:
 
 def _readers(
     path: Path, name: str, stored: index.Stored, wanted: Extent, opened: Callable[[str], Any]
-) -> list[tuple[Extent, Reader]]:
-    """Return the pieces that may be needed, each with a function that reads part of it; check that they are there."""
+) -> Iterator[tuple[Extent, Reader]]:
+    """Yield the pieces that may be needed, each with a function that reads part of it; check that they are there."""
     if fault := flaw([extent for extent, _ in stored.pieces]):
         raise _damaged(path / INDEX, f"does not say where each element of {name} is: {fault}")
-    readers: list[tuple[Extent, Reader]] = []
     for extent, file in stored.pieces:
         if not touching(extent, wanted):
             continue
@@ -96,8 +95,7 @@ def _readers(
         if (tensor.dtype, tensor.numel()) != (stored.dtype, extent.count):
             said = words(stored.dtype, (extent.count,))
             raise _damaged(path / file, f"lacks {said} of {name}, which {INDEX} says it has")
-        readers.append((extent, functools.partial(_some, tensor)))
-    return readers
+        yield extent, functools.partial(_some, tensor)
 
 
 def _some(tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -141,18 +139,15 @@ def _damaged(file: Path, words: str) -> CheckpointError:
     """Return the error that says what is wrong with a file of a checkpoint, and what to do."""
     path = file.parent
     earlier = [other.name for other in complete(path.parent) if other.name < path.name]
-    fix = "there is no earlier one: start afresh, with another --save"
-    if earlier:
-        fix = f"remove {path.name} to resume from {earlier[-1]}"
+    afresh = "there is no earlier one: start afresh, with another --save"
+    fix = f"remove {path.name} to resume from {earlier[-1]}" if earlier else afresh
     return CheckpointError(f"{file} {words}: {fix}")
 
 
 def other_model(path: Path, name: str, there: object, here: object) -> CheckpointError:
     """Return the error to raise where a checkpoint does not have what this run has."""
-    return CheckpointError(
-        f"{path} belongs to another model: {name} is {there} there and {here} here: use the options it was trained "
-        "with, or another --save"
-    )
+    fix = "use the options it was trained with, or another --save"
+    return CheckpointError(f"{path} belongs to another model: {name} is {there} there and {here} here: {fix}")
 
 
 def words(dtype: torch.dtype, shape: Iterable[int]) -> str:

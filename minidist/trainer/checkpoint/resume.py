@@ -57,17 +57,13 @@ def prepare(
         before = sizes.get(name, getattr(GPTConfig, name, None))  # an option that is newer than the run
         if name not in CHANGEABLE and before != now:
             raise restore.other_model(path, name, before, now)
-    counts = ("checksum", "epoch", "position")
-    position = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in counts}
-    there = saved("batches", kind=dict) | position
+    place = {name: saved("batches", name, kind=int, limit=NOT_NEGATIVE) for name in ("checksum", "epoch", "position")}
     with retold(CheckpointError, ValueError, before=f"{path} cannot be continued: "):
-        batches.load_state_dict(there)
+        batches.load_state_dict(saved("batches", kind=dict) | place)
     step = saved("step", kind=int, limit=NOT_NEGATIVE)
     if step > config.run.steps:
-        raise CheckpointError(
-            f"{path} has {step} steps behind it, more than --steps {config.run.steps}: use --steps {step} to look at "
-            f"it, or more to train on"
-        )
+        longer = f"{path} has {step} steps behind it, more than --steps {config.run.steps}"
+        raise CheckpointError(f"{longer}: use --steps {step} to look at it, or more to train on")
     if scaler is not None and saved("scaler", kind=dict, default=None):
         scale = saved("scaler", "scale", kind=float, limit=POSITIVE)
         scaler.load_state_dict({"scale": scale, "good_steps": saved("scaler", "good_steps", kind=int)})
@@ -132,10 +128,8 @@ def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
         raise ConfigError(f"--init {folder} is another model than {here}: use {there}")
     if vocabulary > theirs.vocabulary or (vocabulary < theirs.vocabulary and not config.data.tokenizer):
         tokenizer = config.data.tokenizer or "one token a byte"
-        raise ConfigError(
-            f"--init {folder} has {theirs.vocabulary} tokens, and the tokenizer here ({tokenizer}) has {vocabulary}: "
-            f"give the model's own, --tokenizer FILE"
-        )
+        here = f"the tokenizer here ({tokenizer}) has {vocabulary}: give the model's own, --tokenizer FILE"
+        raise ConfigError(f"--init {folder} has {theirs.vocabulary} tokens, and {here}")
     return replace(theirs, sequence=asked.sequence, **{name: getattr(asked, name) for name in CHANGEABLE})
 
 

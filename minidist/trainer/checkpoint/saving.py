@@ -9,6 +9,7 @@ Memory: one copy, on the CPU, of what this rank saves.
 """
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from minidist.comm import Communicator
 from minidist.comm.stream import ThreadStream
 from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.memory.precision.masters import MasterWeights
-from minidist.model.moe import RoutedExperts, routed_in
+from minidist.model.moe import routed_in
 from minidist.parallel import Parallel
 from minidist.parallel.placement import copies_of, counts, placement_of, tensor_placement_of, tied_across
 from minidist.trainer.agreement import all_or_none
@@ -39,10 +40,8 @@ class Writer:
 
     Attributes
     ----------
-    stalled : list of float
-        For each checkpoint, the seconds that training waited.
-    wrote : list of float
-        For each checkpoint, the seconds from then on until it was on the disk.
+    saves : list of (float, float)
+        For each checkpoint, the seconds that training waited, and those from then on until it was on the disk.
     """
 
     def __init__(self, folder: Path, comm: Communicator, keep: int, every: int) -> None:
@@ -50,10 +49,9 @@ class Writer:
         self.stream = ThreadStream(comm)  # also where collectives have streams of the GPU: this is work of the CPU
         self.job: Any = None
         self.copies: dict[str, Tensor] = {}
-        self.stalled: list[float] = []
-        self.wrote: list[float] = []
+        self.saves: list[tuple[float, float]] = []
 
-    def save(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> None:
+    def save(self, step: int, pieces: Iterable[Piece], state: dict[str, Any]) -> None:
         """Begin to write a checkpoint as soon as the one before is written. Collective.
 
         Raises
@@ -64,8 +62,7 @@ class Writer:
         started = time.perf_counter()
         self.wait()
         copies = [piece._replace(tensor=self._copy(piece)) for piece in pieces]
-        self.stalled.append(time.perf_counter() - started)
-        self.job = self.stream.launch(self._write, step, copies, state)
+        self.job = self.stream.launch(self._write, step, copies, state, time.perf_counter() - started)
 
     def wait(self) -> None:
         """Wait until the checkpoint that was begun is on the disk. Raises as `save`, on every rank."""
@@ -80,7 +77,7 @@ class Writer:
             kept = self.copies[piece.name] = torch.empty_like(piece.tensor, device="cpu")
         return kept.copy_(piece.tensor.detach())
 
-    def _write(self, step: int, pieces: list[Piece], state: dict[str, Any]) -> str:
+    def _write(self, step: int, pieces: list[Piece], state: dict[str, Any], stalled: float) -> str:
         """Write together with the other ranks; return what went wrong, on every rank alike. Runs on the stream."""
         started, comm = time.perf_counter(), self.stream.comm
         first, unfinished = comm.rank == 0, self.folder / f"{store.UNFINISHED}-{step:08d}"
@@ -99,29 +96,27 @@ class Writer:
                 store.abandon(unfinished)
             return str(error)
         finally:
-            self.wrote.append(time.perf_counter() - started)
+            self.saves.append((stalled, time.perf_counter() - started))
         return ""
 
 
 # ---------------------------------------------------------------- what there is to save
 
 
-def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> list[Piece]:
-    """Return what this rank saves: parameters, beside each the tensors of its optimizer's state, and scales of fp8."""
-    found = []
+def pieces_to_save(parallel: Parallel, optimizer: MasterWeights) -> Iterator[Piece]:
+    """Yield what this rank saves: parameters, beside each the tensors of its optimizer's state, and scales of fp8."""
     if parallel.mesh.data.rank == parallel.mesh.tp.rank == 0:  # the scales of a layer are equal on both axes
-        found += [Piece(name, Extent.of(it.histories.shape), it.histories) for name, it in in_fp8(parallel).items()]
-        found += [Piece(name, Extent.of(it.bias.shape), it.bias) for name, it in biased(parallel).items()]
+        for name, tensor in beside_parameters(parallel).items():
+            yield Piece(name, Extent.of(tensor.shape), tensor)
     for name, extent, parameter in held(parallel):
         if not (counts(parameter) and _first_replica(parallel, parameter)):
             continue
-        found.append(Piece(name, extent, parameter))
+        yield Piece(name, extent, parameter)
         for moment, value in optimizer.state_of(parameter).items():
             if isinstance(value, Tensor) and value.dim():
-                found.append(Piece(f"{name}/{moment}", extent, value))
+                yield Piece(f"{name}/{moment}", extent, value)
             elif extent.count and extent.start == extent.first == 0:  # one number for the whole parameter
-                found.append(Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value)))
-    return found
+                yield Piece(f"{name}/{moment}", Extent.of(()), torch.as_tensor(value))
 
 
 def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> None:
@@ -135,7 +130,7 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
         If it is damaged, or another model's. Nothing has been changed then.
     """
     there, wanted = restore.names(path), []
-    values: dict[nn.Parameter, Tensor] = {}
+    values: dict[Tensor, Tensor] = {}
     states: dict[nn.Parameter, dict[str, Any]] = {}
     for name, extent, parameter in held(parallel):
         values[parameter] = torch.empty(parameter.shape, dtype=parameter.dtype)
@@ -146,47 +141,33 @@ def load_pieces(path: Path, parallel: Parallel, optimizer: MasterWeights) -> Non
                 moment = torch.empty(shape, dtype=dtype)
                 states.setdefault(parameter, {})[full.removeprefix(f"{name}/")] = moment
                 wanted.append(Piece(full, part, moment))
-    products = {name: product for name, product in in_fp8(parallel).items() if name in there}
-    biases = {name: layer for name, layer in biased(parallel).items() if name in there}
-    counts = {name: torch.empty_like(layer.bias) for name, layer in biases.items()}
-    wanted += [Piece(name, Extent.of(bias.shape), bias) for name, bias in counts.items()]
-    histories = {name: torch.empty_like(product.histories, device="cpu") for name, product in products.items()}
-    wanted += [Piece(name, Extent.of(tensor.shape), tensor) for name, tensor in histories.items()]
+    for name, tensor in beside_parameters(parallel).items():
+        if name in there:
+            values[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            wanted.append(Piece(name, Extent.of(tensor.shape), values[tensor]))
     restore.read(path, wanted)
-    for name, product in products.items():
-        product.continue_with(histories[name])
-    for name, layer in biases.items():
-        layer.bias = counts[name]
     with torch.no_grad():
-        for parameter, value in values.items():
-            parameter.copy_(value)
+        for ours, value in values.items():
+            ours.copy_(value)
     optimizer.restore(states)
 
 
-def in_fp8(parallel: Parallel) -> dict[str, Float8Multiply]:
-    """Return this rank's products in 8 bits, each under the name that a checkpoint gives to its scales."""
-    modules = parallel.model.named_modules()
-    return {f"scales/{name}": module for name, module in modules if isinstance(module, Float8Multiply)}
+def beside_parameters(parallel: Parallel) -> dict[str, Tensor]:
+    """Return what else this rank's model has learned, by its name in a checkpoint: scales of fp8, biases of routers."""
+    modules, routed = parallel.model.named_modules(), routed_in(parallel.model)
+    scales = {f"scales/{name}": module.histories for name, module in modules if isinstance(module, Float8Multiply)}
+    return scales | {f"biases/{layer.index}": layer.bias for layer in routed if layer.config.balance == "bias"}
 
 
-def biased(parallel: Parallel) -> dict[str, RoutedExperts]:
-    """Return this rank's routers that have a bias, each under the name that a checkpoint gives to this."""
-    routed = [layer for layer in routed_in(parallel.model) if layer.config.balance == "bias"]
-    return {f"biases/{layer.index}": layer for layer in routed}
-
-
-def held(parallel: Parallel) -> list[tuple[str, Extent, nn.Parameter]]:
-    """Return, of every parameter that this rank updates, its name in the serial model, which elements, and these."""
+def held(parallel: Parallel) -> Iterator[tuple[str, Extent, nn.Parameter]]:
+    """Yield, of every parameter that this rank updates, its name in the serial model, which elements, and these."""
     names = {parameter: name for name, parameter in parallel.model.named_parameters()}
-    found = []
-    adapters_alone = bool(parallel.recipe.lora)
     for parameter in parallel.kept:
-        if adapters_alone and not parameter.requires_grad:
+        if parallel.recipe.lora and not parameter.requires_grad:
             continue  # it is in the folder that the run began from
         tie, placement = tied_across(parameter), placement_of(parameter)
         name = tie.name if tie else placement.name if placement else names[parameter]
-        found.append((name, extent_of(parameter), parameter))
-    return found
+        yield name, extent_of(parameter), parameter
 
 
 def extent_of(parameter: Tensor) -> Extent:

@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,12 +171,10 @@ def complete(folder: Path) -> list[Path]:
     CheckpointError
         If there is a folder, and it cannot be read.
     """
-    try:
+    names: list[str] = []
+    unreadable = retold(CheckpointError, OSError, before=f"{folder} cannot be read (", after="): give another folder")
+    with unreadable, suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read ({reason(error)}): give another folder") from None
     found = [folder / name for name in names if re.fullmatch("step-[0-9]+", name) and (folder / name).is_dir()]
     return sorted(found, key=step_of)
 

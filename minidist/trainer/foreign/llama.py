@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,13 +24,12 @@ from minidist.model.config import GPTConfig
 from minidist.model.gpt import GPT
 from minidist.trainer.files import REQUIRED, FileError, at, check_regular, read_tree, retold
 from minidist.trainer.foreign.llama_names import (
-    EXPERT_SIZES,
     FIXED,
     LEFT_OUT,
-    SIZES,
     check_known,
     is_stack,
     llama_name,
+    sizes_of,
     their_names,
 )
 
@@ -39,7 +38,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
-def save_llama(model: GPT, directory: str | os.PathLike[str]) -> None:
+def save_llama(model: GPT, directory: str | Path) -> None:
     """Write `model` so that `AutoModelForCausalLM.from_pretrained(directory)` reads it; dropout is not in the format.
 
     Raises
@@ -51,7 +50,7 @@ def save_llama(model: GPT, directory: str | os.PathLike[str]) -> None:
 
 
 def load_llama(
-    directory: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    directory: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> GPT:
     """Read a Llama that Hugging Face or `save_llama` wrote.
 
@@ -76,7 +75,7 @@ def load_llama(
     return model
 
 
-def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str | os.PathLike[str]) -> None:
+def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str | Path) -> None:
     """Write whole parameters, given by our names.
 
     Each file appears under its name only when it is complete, so a crash never leaves half a checkpoint behind, and
@@ -98,24 +97,24 @@ def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str
         os.replace(target / f"{name}.partial", target / name)
 
 
-def read_llama(directory: str | os.PathLike[str], config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
+def read_llama(directory: str | Path, config: GPTConfig) -> Iterator[tuple[str, Tensor]]:
     """Check all names and shapes in `directory`, then yield each parameter: our name, and the whole tensor.
 
     One tensor is in memory at a time, in the dtype of the file; a tied head, which some programs save, is left out.
     """
-    entries = _read_headers(Path(directory))
+    files, shapes = _read_headers(Path(directory))
     if config.tied:
-        entries.pop(llama_name("head.weight"), None)
-    _check_weights(str(directory), config, {name: entry.shape for name, entry in entries.items()})
+        shapes.pop(llama_name("head.weight"), None)
+    _check_weights(str(directory), config, shapes)
 
     def whole(name: str) -> Tensor:
-        parts = [_read_tensor(theirs, entries[theirs].file) for theirs in their_names(name, config)]
+        parts = [_read_tensor(theirs, files[theirs]) for theirs in their_names(name, config)]
         return torch.stack(parts) if is_stack(name) else parts[0]
 
     return ((name, whole(name)) for name, _ in GPT(config, device="meta").named_parameters())
 
 
-def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
+def read_llama_config(directory: str | Path) -> GPTConfig:
     """Read `config.json`; what our model cannot do is refused in a sentence."""
     path = Path(directory) / CONFIG_FILE
     theirs = _read_json(path)
@@ -129,8 +128,8 @@ def read_llama_config(directory: str | os.PathLike[str]) -> GPTConfig:
         _demand(path, name, theirs.get(name, supported), supported)
     _demand(path, "rope_type", rotary.get("rope_type", rotary.get("type", "default")), "default")
     kinds = get_type_hints(GPTConfig)
-    names = SIZES | (EXPERT_SIZES if kind == "mixtral" else {})
-    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in names.items()}
+    names = sizes_of(kind).items()
+    sizes = {ours: said(name, kind=kinds[ours], default=LEFT_OUT.get(ours, REQUIRED)) for ours, name in names}
     config = GPTConfig(rope_theta=_say(path, both | rotary, "rope_theta", kind=float), **sizes)
     _demand(path, "head_dim", theirs.get("head_dim") or config.head_dim, config.head_dim)
     return config
@@ -142,21 +141,14 @@ def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
         return at(tree, *keys, **what)
 
 
-class _Entry(NamedTuple):
-    """Where a weight is, and what its file says of it."""
-
-    file: Path
-    shape: tuple[int, ...]
-
-
 def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
     """Say `config` in Hugging Face's words."""
-    kind, names = ("mixtral", SIZES | EXPERT_SIZES) if config.experts else ("llama", SIZES)
+    kind = "mixtral" if config.experts else "llama"
     return {
         "architectures": [f"{kind.title()}ForCausalLM"],
         "model_type": kind,
         **FIXED[kind],
-        **{name: getattr(config, ours) for ours, name in names.items()},
+        **{name: getattr(config, ours) for ours, name in sizes_of(kind).items()},
         "head_dim": config.head_dim,
         "rope_theta": config.rope_theta,  # transformers 4 reads this line, 5 the next
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
@@ -191,9 +183,10 @@ def _weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(names)]
 
 
-def _read_headers(directory: Path) -> dict[str, _Entry]:
-    """List the weights of all files, by their names, without reading any."""
-    entries = {}
+def _read_headers(directory: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
+    """Return the file of each weight, and its shape, by the weights' names, without reading any."""
+    files: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(directory):
         with retold(ValueError, OSError, SafetensorError, before=f"{file} cannot be read (", after="): copy it again."):
             check_regular(file)
@@ -203,9 +196,9 @@ def _read_headers(directory: Path) -> dict[str, _Entry]:
                 part = opened.get_slice(name)
                 if (dtype := part.get_dtype()) not in ("F64", "F32", "F16", "BF16"):  # numbers mean something else
                     raise ValueError(f"{file} has {name} as {dtype}, no float of 16 bits or more: take it unquantised.")
-                entries[name] = _Entry(file, tuple(part.get_shape()))
+                files[name], shapes[name] = file, tuple(part.get_shape())
     # Early versions of transformers saved the rotary frequencies, which follow from the configuration.
-    return {name: entry for name, entry in entries.items() if not name.endswith("rotary_emb.inv_freq")}
+    return files, {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
 def _read_tensor(name: str, file: Path) -> Tensor:
@@ -217,20 +210,12 @@ def _read_tensor(name: str, file: Path) -> Tensor:
 
 def _check_weights(source: str, config: GPTConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse weights of another model: name what is missing, unexpected, or of another shape."""
-    parameters = GPT(config, device="meta").named_parameters()
-    expected = {
-        theirs: tuple(parameter.shape[is_stack(name) :])
-        for name, parameter in parameters
-        for theirs in their_names(name, config)
-    }
-    complaints = [
-        f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'left out')}"
-        for name in {**expected, **found}
-        if found.get(name) != expected.get(name)
-    ]
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, parameter in GPT(config, device="meta").named_parameters():
+        expected |= dict.fromkeys(their_names(name, config), tuple(parameter.shape[is_stack(name) :]))
+    differ = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    complaints = [f"{name} is {found.get(name, 'missing')}, not {expected.get(name, 'left out')}" for name in differ]
     if complaints:
         more = f", and {len(complaints) - 3} more" if len(complaints) > 3 else ""
-        raise ValueError(
-            f"{source} holds other weights than the configuration describes ({'; '.join(complaints[:3])}{more}): "
-            f"take weights and {CONFIG_FILE} from the same model."
-        )
+        other = f"other weights than the configuration describes ({'; '.join(complaints[:3])}{more})"
+        raise ValueError(f"{source} holds {other}: take weights and {CONFIG_FILE} from the same model.")

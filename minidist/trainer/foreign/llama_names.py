@@ -18,23 +18,26 @@ from typing import Any
 
 from minidist.model.config import GPTConfig
 
-SIZES, LLAMA_NAMES = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8")).values()
-EXPERT_SIZES = {"experts": "num_local_experts", "top_k": "num_experts_per_tok"}
-LEFT_OUT = {"key_value_heads": 0, "sequence": 2048, "norm_epsilon": 1e-6, "tied": False}  # what it means not to say it
+TABLES = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8"))
+SIZES, EXPERT_SIZES, LEFT_OUT, LLAMA_NAMES, STACKS = TABLES.values()
 FIXED: dict[str, dict[str, Any]] = {  # by model_type, for this GPT
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "mixtral": {"hidden_act": "silu", "sliding_window": None},
 }
-STACKS = {"gate": "w1", "up": "w3", "down": "w2"}  # of experts
 
 
 def check_known(config: GPTConfig) -> None:
     """Raise ValueError if a model has experts such as Mixtral does not know."""
-    for name in ("shared_experts", "capacity", "scores", "raw_weights"):
+    unknown = ["shared_experts", "capacity", "scores", "raw_weights"]
+    for name in unknown + ["balance"] * (config.balance == "bias"):  # a bias selects experts; other ways do not
         if (value := getattr(config, name)) != getattr(GPTConfig, name):
-            raise ValueError(f"Mixtral has no {name}={value}: such a model cannot be written as one")
-    if config.balance == "bias":
-        raise ValueError("Mixtral has no balance='bias', which selects experts: such a model cannot be written as one")
+            raise ValueError(f"Mixtral has no {name}={value!r}: such a model cannot be written as one")
+
+
+def sizes_of(kind: str) -> dict[str, str]:
+    """Return the sizes in a model's configuration, ours to theirs, by its model_type."""
+    sizes: dict[str, str] = SIZES | (EXPERT_SIZES if kind == "mixtral" else {})
+    return sizes
 
 
 def llama_name(name: str) -> str:

@@ -45,9 +45,7 @@ def translate(
     sections: Sections = {}
     notes: list[str] = []
     decided: dict[str, Row] = {}
-    for row in rows:
-        if row.name not in given:
-            continue
+    for row in (row for row in rows if row.name in given):
         ours = value = given[row.name]
         if row.choices is not None:
             ours = row.choices.get(str(value).lower())
@@ -130,9 +128,5 @@ def _batch_sections(names: Sequence[str], given: dict[str, Any], parallel: dict[
 
 def _without_comments(text: str) -> str:
     """Replace comments by blanks, so that lines and columns in JSON's errors stay right. Strings stay."""
-    string_or_comment = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/'
-
-    def blank(match: re.Match[str]) -> str:
-        return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
-
-    return re.sub(string_or_comment, blank, text, flags=re.DOTALL)
+    string_or_comment = r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/'
+    return re.sub(string_or_comment, lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text, flags=re.DOTALL)
