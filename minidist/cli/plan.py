@@ -163,7 +163,7 @@ def text(answer: Answer, costs: Sequence[dict[str, float]], grid: float) -> str:
         f"{first['steps']:,} steps, {first['gpu_hours']:,.0f} GPU hours, {first['money']:,.0f} $, "
         f"{first['kwh']:,.0f} kWh, {first['co2']:,.1f} t CO2 at {grid:g} g a kWh\n"
         f"a failure every {first['mtbf_hours']:,.1f} h: save every {first['every'] / 60:,.0f} min, "
-        f"{first['write']:,.0f} s each; {first['writing']:.1%} of the time goes into writing, {first['lost']:.1%} is lost",
+        f"{first['write']:,.0f} s each; {first['writing']:.1%} of the time is writing, {first['lost']:.1%} is lost",
         "\n".join(f"refused: {count} that {reason}" for reason, count in refused),
         "\n".join(command(run)),
     ]
