@@ -644,8 +644,8 @@ OPTIMIZER = [
     Mutation(
         "a rank cuts its slice of saved state from the beginning",
         "minidist/parallel/optimizer/state.py",
-        old="placement.take(value)",
-        new="value.flatten()[: placement.stop - placement.start]",
+        old="placements[at].take(value)",
+        new="value.flatten()[: placements[at].stop - placements[at].start]",
         tests=(f"{ZERO}::test_optimizer_state_of_any_number_of_ranks[ZeRO1]",),
     ),
     Mutation(
