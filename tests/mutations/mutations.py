@@ -546,8 +546,8 @@ DATA = [
     Mutation(
         "parameters of two precisions share a bucket",
         "minidist/parallel/data/buckets.py",
-        old="if same and held < limit:",
-        new="if parts and held < limit:",
+        old="if not (same and held < limit):",
+        new="if not (parts and held < limit):",
         tests=("tests/parallel/data/test_ddp.py::test_partition_keeps_precisions_apart",),
     ),
     Mutation(
