@@ -741,8 +741,8 @@ TENSOR = [
     Mutation(
         "under sequence parallelism every rank drops at the first positions",
         "minidist/parallel/tensor/tensor_parallel.py",
-        old="torch.split(positions, cut(time, comm.size))[comm.rank]",
-        new="torch.split(positions, cut(time, comm.size))[0]",
+        old="cut(time, comm.size))[comm.rank]",
+        new="cut(time, comm.size))[0]",
         tests=("tests/parallel/tensor/test_sequence_parallel.py::test_the_mask_is_the_slice_of_the_serial_one",),
     ),
 ]
