@@ -75,8 +75,7 @@ def scatter_to(x: Tensor, comm: Communicator, dim: int) -> Tensor:
     size = x.shape[dim]
 
     def forward(x: Tensor) -> Tensor:
-        slices: tuple[Tensor, ...] = torch.split(x, cut(size, comm.size), dim)
-        return slices[comm.rank].clone(memory_format=torch.contiguous_format)
+        return torch.split(x, cut(size, comm.size), dim)[comm.rank].clone(memory_format=torch.contiguous_format)
 
     return _linear(x, comm, forward, lambda gradient: gather_from(gradient, comm, dim, size))
 
@@ -98,8 +97,7 @@ def reduce_scatter(x: Tensor, comm: Communicator, dim: int) -> Tensor:
     size = x.shape[dim]
 
     def forward(x: Tensor) -> Tensor:
-        shard: Any = collectives.reduce_scatter(x.movedim(dim, 0).contiguous(), comm)
-        return shard.movedim(0, dim).contiguous()  # type: ignore[no-any-return]
+        return collectives.reduce_scatter(x.movedim(dim, 0).contiguous(), comm).movedim(0, dim).contiguous()
 
     return _linear(x, comm, forward, lambda gradient: all_gather(gradient, comm, dim, size))
 
@@ -112,9 +110,7 @@ def all_to_all(x: Tensor, comm: Communicator, send_counts: Counts = None, receiv
     leaving = cut(x.shape[0], comm.size) if send_counts is None else list(send_counts)
     if send_counts is None:
         receive_counts = [leaving[comm.rank]] * comm.size
-    elif receive_counts is None:
-        receive_counts = [counts[comm.rank] for counts in comm.roll_call(leaving)]
-    arriving = receive_counts
+    arriving = [counts[comm.rank] for counts in comm.roll_call(leaving)] if receive_counts is None else receive_counts
 
     def forward(x: Tensor) -> Tensor:
         return collectives.all_to_all(x.contiguous(), comm, "auto", leaving, arriving)
@@ -124,11 +120,9 @@ def all_to_all(x: Tensor, comm: Communicator, send_counts: Counts = None, receiv
 
 def _linear(x: Tensor, comm: Communicator, forward: Map, adjoint: Map) -> Tensor:
     """Return what a map makes of `x`; on one rank `x` itself."""
-    if comm.size == 1:
-        return x
-    return Linear.apply(x, forward, adjoint)  # type: ignore[no-any-return, no-untyped-call]
+    return x if comm.size == 1 else Linear.apply(x, forward, adjoint)  # type: ignore[no-untyped-call]
 
 
 def _gathered(x: Tensor, comm: Communicator, dim: int, size: int) -> Tensor:
-    shards: Any = collectives.all_gather(x.movedim(dim, 0).contiguous(), comm, counts=cut(size, comm.size))
-    return shards.movedim(0, dim).contiguous()  # type: ignore[no-any-return]
+    shards = collectives.all_gather(x.movedim(dim, 0).contiguous(), comm, counts=cut(size, comm.size))
+    return shards.movedim(0, dim).contiguous()

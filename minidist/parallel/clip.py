@@ -42,15 +42,12 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
             by_axes[ranks].append(parameter)
     gradients = [p.grad for several in by_axes.values() for p in several if p.grad is not None]
     axes = tuple(comm for comm in axes if comm.size > 1)
-    if not gradients and not axes:
-        return torch.zeros(())
     # From parameters, not gradients: a frozen stage has none of these, but must send the same dtype as the others.
     dtype = reduce(torch.promote_types, {parameter.dtype for parameter in parameters}, torch.float32)
     like = [*gradients, *parameters]
     nothing = like[0].new_zeros((), dtype=dtype) if like else torch.zeros((), dtype=dtype)
     norm = _joint([_norm(several, ranks, nothing) for ranks, several in by_axes.items()], nothing)
-    for comm in axes:
-        norm = _over_ranks(norm, comm)
+    norm = reduce(_over_ranks, axes, norm)
     if 0 < limit < float("inf") and gradients:
         scale = (limit / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
         torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))  # an `if` would wait for the GPU

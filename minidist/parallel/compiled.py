@@ -76,8 +76,7 @@ def as_it_is(attend: Any) -> Any:
     if isinstance(attend, Across):
         return torch._dynamo.disable(attend)  # type: ignore[no-untyped-call]
     if isinstance(attend, partial) and attend.func is checkpoint:
-        plain: Any = torch._dynamo.disable(attend.args[0])  # type: ignore[no-untyped-call]
-        return partial(checkpoint, plain)
+        return partial(checkpoint, torch._dynamo.disable(attend.args[0]))  # type: ignore[no-untyped-call]
     return attend
 
 
@@ -90,9 +89,8 @@ def as_they_were(blocks: Iterable[nn.Module]) -> None:
 @cache
 def leave_alone(modules: tuple[str, ...]) -> None:
     """Tell torch's compiler not to look into these modules."""
-    rules: Any = torch._dynamo.trace_rules
     for name in modules:
-        rules.add(name)
+        torch._dynamo.trace_rules.add(name)
 
 
 def name_of(backend: bool | str) -> str:

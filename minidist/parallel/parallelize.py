@@ -108,10 +108,14 @@ class Parallel:
         ValueError
             If there are more or fewer inputs than the recipe has microbatches.
         """
-        if self.pipeline is not None:
-            total = self.pipeline.step(inputs, targets, *arguments)
-            self._follow_up()
-            return total
+        total = (self._accumulate if self.pipeline is None else self.pipeline.step)(inputs, targets, *arguments)
+        if self.recipe.fp8:  # scales follow what all ranks saw in this step
+            update_scales(self.model, self.mesh.data, self.mesh.tp)  # parts of one tensor lie on ranks of two axes
+        self.load = rebalance(self.model, partial(reduce_from, comm=self.mesh.world))  # as do the biases of routers
+        return total
+
+    def _accumulate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run forward and backward of all microbatches without a pipeline; return the sum of the losses."""
         if len(inputs) != (count := self.recipe.microbatches):
             raise ValueError(f"{len(inputs)} inputs, but the recipe has microbatches={count}: bring so many")
         total = torch.zeros((), device=next(self.model.parameters()).device)
@@ -124,14 +128,7 @@ class Parallel:
                     loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         self.replica.synchronize()
-        self._follow_up()
         return total
-
-    def _follow_up(self) -> None:
-        """Let the scales of products in 8 bits, and the biases of routers, follow what all ranks saw in this step."""
-        if self.recipe.fp8:
-            update_scales(self.model, self.mesh.data, self.mesh.tp)  # parts of one tensor lie on ranks of two axes
-        self.load = rebalance(self.model, partial(reduce_from, comm=self.mesh.world))
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT, elementwise: bool = False, **options: Any
@@ -216,8 +213,7 @@ def check_fit(model: nn.Module, mesh: Mesh, recipe: Recipe, tensor_plan: TensorP
         except ValueError as error:
             raise RecipeError(f"cp={mesh.layout.cp}: {error}") from None
     check_recipe_of_experts(model, mesh, recipe)
-    styles = check_plan(model, mesh.tp, tensor_plan, recipe.sequence) if mesh.layout.tp > 1 else {}
-    return Fit(recipe, plan, styles)
+    return Fit(recipe, plan, check_plan(model, mesh.tp, tensor_plan, recipe.sequence) if mesh.layout.tp > 1 else {})
 
 
 def parallelize(
@@ -286,8 +282,7 @@ def parallelize(
         if mesh.layout.cp > 1:
             parallelize_context(module, mesh.cp, fit.recipe.cp_comm, fit.recipe.cp_order)
         if backend := fit.recipe.compile:
-            dynamic = None if fit.recipe.recompute == "none" else False
-            compile_blocks(blocks_of(module), name_of(backend), dynamic)
+            compile_blocks(blocks_of(module), name_of(backend), None if fit.recipe.recompute == "none" else False)
     if fit.plan is None or carried is None:
         return Parallel(model, mesh, fit.recipe, loss, replica)
     plan = with_communication(fit.plan, reduce=mesh.data.size > 1)

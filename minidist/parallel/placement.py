@@ -7,7 +7,7 @@ experts        are a block of a stack, and have fewer copies than all else (`Exp
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,6 @@ class TensorPlacement:
     copies: int
     comm: Communicator
 
-    @property
-    def first(self) -> bool:
-        """Whether this rank is the first that holds its block, and so the one that counts it."""
-        return self.comm.rank % self.copies == 0
-
     def take(self, whole: Tensor) -> Tensor:
         """Return this rank's block of the whole parameter, a view."""
         if self.dim is None:
@@ -62,8 +57,7 @@ class TensorPlacement:
             return piece.detach()
         counts = [(stop - start) * (rank % self.copies == 0) for rank, (start, stop) in enumerate(self.bounds)]
         rows = piece.detach().movedim(self.dim, 0).contiguous()[: counts[self.comm.rank]]
-        whole: Any = all_gather(rows, self.comm, counts=counts)
-        return whole.movedim(0, self.dim).contiguous()  # type: ignore[no-any-return]
+        return all_gather(rows, self.comm, counts=counts).movedim(0, self.dim).contiguous()
 
 
 @dataclass(frozen=True)
@@ -108,10 +102,8 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
         parameter.grad = None
         parameter.tensor_placement = placement  # type: ignore[attr-defined]
     elif (before.dim, before.bounds) != (placement.dim, placement.bounds) or placement.comm is not before.comm:
-        raise ValueError(
-            f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim}): give modules "
-            "that share a parameter styles that cut it alike, and split a model only once"
-        )
+        fault = f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim})"
+        raise ValueError(f"{fault}: give modules that share it styles that cut it alike, and split a model only once")
 
 
 def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) -> nn.Parameter:
@@ -165,6 +157,6 @@ def tied_across(parameter: Tensor) -> Tie | None:
 
 
 def counts(parameter: Tensor) -> bool:
-    """Whether this rank's copy enters norms and checkpoints, of all copies along the tensor and pipeline axes."""
-    placement, tie = tensor_placement_of(parameter), tied_across(parameter)
-    return (placement is None or placement.first) and (tie is None or tie.comm.rank == 0)
+    """Whether this rank's copy enters norms and checkpoints: the first of those along the tensor and pipeline axes."""
+    block, tie = tensor_placement_of(parameter), tied_across(parameter)
+    return (block is None or block.comm.rank % block.copies == 0) and (tie is None or tie.comm.rank == 0)

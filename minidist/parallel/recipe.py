@@ -141,17 +141,14 @@ class Recipe:
         RecipeError
             It says in one sentence what does not fit, and the fix.
         """
-        fault = next(self._faults(layout, layers), None)
-        if fault:
+        if fault := next(self._faults(layout, layers), None):
             raise RecipeError(fault)
         if layout.pp == 1:
             return None
         found = self.plan(layout)
         if found.stages > layers:
-            raise RecipeError(
-                f"{found.stages} stages need at least as many layers, but the model has {layers}: use fewer ranks in "
-                f"the pipeline, or {found.stages} layers"
-            )
+            fault = f"{found.stages} stages need at least as many layers, but the model has {layers}"
+            raise RecipeError(f"{fault}: use fewer ranks in the pipeline, or {found.stages} layers")
         return found
 
     def _faults(self, layout: Layout, layers: int) -> Iterator[str]:

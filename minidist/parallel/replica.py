@@ -9,7 +9,7 @@
 The answers here are those of a rank that is alone on the data axis. Each strategy overrides those that differ.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -71,11 +71,7 @@ class Replica(Protocol):
         return [self.slice_of(p) if p.requires_grad else p for p in self.module.parameters()]
 
     def optimizer(
-        self,
-        kind: Callable[..., Optimizer],
-        groups: ParamsT | None = None,
-        elementwise: bool = False,
-        **options: Any,
+        self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **options: Any
     ) -> Optimizer:
         """Return an optimizer of this `kind` over what this rank updates.
 
@@ -100,8 +96,11 @@ class Replica(Protocol):
         given = [{"params": self.trained}] if groups is None else groups
         return kind(known_groups(given, names, "this rank's part of the model"), **options)
 
-    def stepped(self) -> None:
-        """Let parameters follow `trained`, after something other than the optimizer has changed it. Collective."""
+    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
+        """Let parameters follow `trained`, after something other than the optimizer has changed it. Collective.
+
+        With `updated`, only these parameters have changed.
+        """
         return
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -40,17 +40,15 @@ def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
     """Apply the recipe's strategy over the data axis, if that has several ranks. Collective."""
     if mesh.data.size == 1:
         return Alone(model)
-    if recipe.strategy == "naive":
-        return NaiveDataParallel(model, mesh.data)
-    if recipe.strategy == "server":
-        return ParameterServer(model, mesh.data)
+    if plain := {"naive": NaiveDataParallel, "server": ParameterServer}.get(recipe.strategy):
+        return plain(model, mesh.data)
     if recipe.zeropp:
         return ZeROPlusPlus(model, mesh.data, recipe.node_ranks, allocate=recipe.allocate)
     if recipe.zero == 3:
         return FSDP(model, mesh.data, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
     kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
-    first = min(MIB, recipe.bucket_bytes)  # a small first bucket: see `Bucketed`
-    return kind(model, mesh.data, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
+    # A small first bucket: see `Bucketed`.
+    return kind(model, mesh.data, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=min(MIB, recipe.bucket_bytes))
 
 
 def recompute_blocks(model: nn.Module, policy: str) -> None:
@@ -58,8 +56,7 @@ def recompute_blocks(model: nn.Module, policy: str) -> None:
     if policy == "none":
         return
     kind, _, length = policy.partition(" ")
-    layers = len(blocks_of(model))
-    recompute(model, f"every {min(int(length), layers)}" if kind == "every" else policy)
+    recompute(model, f"every {min(int(length), len(blocks_of(model)))}" if kind == "every" else policy)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

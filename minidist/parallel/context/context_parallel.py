@@ -12,9 +12,10 @@ tokens, so that gradients are summed over dp and cp together. Who calls the mode
 `shard_tokens`: labels are shifted before they are cut. (Liu et al. 2023; Jacobs et al. 2023; Llama 3, 2024.)
 """
 
+from collections.abc import Callable
 from functools import partial
 from inspect import unwrap
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -29,8 +30,8 @@ from minidist.parallel.context.order import check_time, positions
 from minidist.parallel.context.ring import Ring
 from minidist.parallel.context.ulysses import Ulysses, heads_fault
 
-Way: TypeAlias = Literal["ring", "all_gather", "ulysses"]
-WAYS: tuple[str, ...] = get_args(Way)
+KINDS: dict[str, Callable[..., Attend]] = {"ring": Ring, "all_gather": Gathered, "ulysses": Ulysses}
+WAYS = tuple(KINDS)
 
 
 def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring", order: str = "zigzag") -> None:
@@ -53,13 +54,9 @@ def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring",
         As `check_context`.
     """
     check_context(model, comm.size, way, order)
-    stream = comm.stream() if way == "ring" else None
+    beside = (comm.stream(),) if way == "ring" else ()
     for module in attending(model):
-        serial: Attend = module.attend
-        if way == "ulysses":
-            module.attend = Ulysses(comm, order, serial)
-        else:
-            module.attend = Ring(comm, order, serial, stream) if stream else Gathered(comm, order, serial)
+        module.attend = KINDS[way](comm, order, module.attend, *beside)
     for layer in routed_in(model):
         sum_over(layer, partial(reduce_from, comm=comm))
 
@@ -83,10 +80,8 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
             if fault := heads_fault(heads, groups, ranks):
                 raise ValueError(fault)
     if not found:
-        raise ValueError(
-            f"context parallelism replaces the function `attend` of each attention, and {type(model).__name__} has "
-            "none: give its attention one, as minidist.model.Attention has"
-        )
+        fault = f"context parallelism replaces the function `attend` of attention, and {type(model).__name__} has none"
+        raise ValueError(f"{fault}: give its attention one, as minidist.model.Attention has")
 
 
 def attending(model: nn.Module) -> list[Any]:

@@ -62,8 +62,7 @@ def page_backward(
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(key), torch.zeros_like(value)
     for rows, columns in tiles(query.shape[2], key.shape[2], causal):
         p = (scores_of(q, k, rows, columns, causal) - lse[..., rows, :]).exp()
-        dp = do[..., rows, :] @ v[..., columns, :].mT
-        ds = p * (dp - delta[..., rows, :]) / math.sqrt(q.shape[-1])
+        ds = p * (do[..., rows, :] @ v[..., columns, :].mT - delta[..., rows, :]) / math.sqrt(q.shape[-1])
         dv[..., columns, :] += (p.mT @ do[..., rows, :]).sum(2)  # over the heads that share these values
         dk[..., columns, :] += (ds.mT @ q[..., rows, :]).sum(2)
         dq[..., rows, :] += ds @ k[..., columns, :]
@@ -114,9 +113,7 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> 
     ValueError
         If the shapes do not fit.
     """
-    inputs = at_autocast(query, key, value)
-    found: tuple[Tensor, Tensor] = FlashAttention.apply(*inputs, causal)  # type: ignore[no-untyped-call]
-    return found
+    return FlashAttention.apply(*at_autocast(query, key, value), causal)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class FlashAttention(torch.autograd.Function):
@@ -149,14 +146,11 @@ def attend(
     shaped = query.dim() == key.dim() == 4 and query.shape[::3] == key.shape[::3] and key.shape == value.shape
     if not shaped or not key.shape[1] or query.shape[1] % key.shape[1] or not query.dtype == key.dtype == value.dtype:
         told = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (query, key, value))
-        raise ValueError(
-            f"{told}: attention takes [B, H, Tq, d], and twice [B, H_kv, Tk, d], of one dtype; H_kv divides H"
-        )
+        raise ValueError(f"{told}: attention takes [B, H, Tq, d], twice [B, H_kv, Tk, d], of one dtype; H_kv divides H")
     if by_triton(query, key):
         from minidist.parallel.context.flash_triton import triton_forward
 
-        output, lse = triton_forward(*map(whole_rows, (query, key, value)), causal, dtype or torch.float32)
-        return output, lse
+        return triton_forward(*map(whole_rows, (query, key, value)), causal, dtype or torch.float32)  # type: ignore[no-any-return]
     q, k, v = map(widened, (query, key, value))
     if by_torch(query, key):
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)

@@ -25,10 +25,8 @@ class Gathered(ByBlocks):
 
     def blocks(self, mine: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield the blocks by rank."""
-        gathered: Tensor = all_gather(mine, self.comm)
-        return enumerate(gathered.view(self.comm.size, *mine.shape))
+        return enumerate(all_gather(mine, self.comm).view(self.comm.size, *mine.shape))
 
     def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
         """Reduce-scatter the gradients of all blocks."""
-        mine: Tensor = reduce_scatter(torch.cat([term for _, term in terms]), self.comm)
-        return mine
+        return reduce_scatter(torch.cat([term for _, term in terms]), self.comm)

@@ -71,10 +71,8 @@ def check_time(order: str, ranks: int, time: int) -> None:
         raise ValueError(f"there is no order {order!r} of tokens: choose one of {', '.join(ORDERS)}")
     least = multiple(order, ranks)
     if time % least:
-        raise ValueError(
-            f"{time} tokens in a row cannot be shared out in {order} order among {ranks} ranks: use a length that "
-            f"{least} divides, such as {time - time % least or least}"
-        )
+        fault = f"{time} tokens in a row cannot be shared out in {order} order among {ranks} ranks"
+        raise ValueError(f"{fault}: use a length that {least} divides, such as {time - time % least or least}")
 
 
 def meeting(order: str, mine: int, source: int, time: int) -> Meeting | None:
@@ -82,9 +80,7 @@ def meeting(order: str, mine: int, source: int, time: int) -> Meeting | None:
 
     None if every key is later than every query.
     """
-    if mine == source:
-        return Meeting(causal=True)
-    if order == "striped" and source < mine:
+    if mine == source or (order == "striped" and source < mine):
         return Meeting(causal=True)
     if order == "striped":  # its token j comes just after my token j: the mask is strict, so shift by one
         return Meeting(slice(1, None), slice(-1), causal=True) if time > 1 else None

@@ -46,11 +46,9 @@ class Ring(ByBlocks):
 
     def home(self, terms: Iterable[tuple[int, Tensor]]) -> Tensor:
         """Let the gradients of each block follow it round; they are at home one hop after the last rank."""
-        arriving: Handle | None = None
-        for _, term in terms:
-            if arriving is not None:
-                term += arriving.wait()
+        several = iter(terms)
+        arriving = self.hop(next(several)[1])
+        for _, term in several:
+            term += arriving.wait()
             arriving = self.hop(term)
-        assert arriving is not None, "there is a block"
-        home: Tensor = arriving.wait()
-        return home
+        return arriving.wait()  # type: ignore[no-any-return]

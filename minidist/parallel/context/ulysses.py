@@ -44,15 +44,12 @@ class Ulysses(Across):
         lies = torch.cat([positions(self.order, ranks, rank, time) for rank in range(ranks)]).to(query.device)
         whole = torch.cat(arriving.unbind(), dim=2).index_select(2, lies.argsort())  # [B, heads, T, d]
         output = self.serial(*torch.split(whole, shares, dim=1)).index_select(2, lies)
-        back = all_to_all(torch.stack(output.chunk(ranks, dim=2)), self.comm)
-        return torch.cat(back.unbind(), dim=1)
+        return torch.cat(all_to_all(torch.stack(output.chunk(ranks, dim=2)), self.comm).unbind(), dim=1)
 
 
 def heads_fault(heads: int, groups: int, ranks: int) -> str:
     """Say in a sentence why `heads` queries, and `groups` keys and values, cannot be shared out; empty if they can."""
     if heads % ranks == 0 and (groups % ranks == 0 or ranks % groups == 0):
         return ""
-    return (
-        f"Ulysses shares {heads} heads, and {groups} of keys and values, out among {ranks} ranks, which does not come "
-        "out even: use a number of ranks that divides both, or ring or all_gather in place of ulysses"
-    )
+    fault = f"Ulysses shares {heads} heads, and {groups} of keys and values, out among {ranks} ranks"
+    return f"{fault}, which does not come out even: use ranks that divide both, or ring or all_gather"

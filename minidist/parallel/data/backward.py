@@ -71,10 +71,8 @@ class BackwardEnd:
         if self._pending is not None and self._pending() is not None:
             return False
         if self._pending is not None and self.comm.size > 1:
-            raise RuntimeError(
-                f"an earlier backward of rank {self.comm.rank} raised before all gradients were reduced, and the other "
-                "ranks wait for the rest: end the job, or have all ranks build model and strategy anew"
-            )
+            fault = f"an earlier backward of rank {self.comm.rank} raised while others wait for its gradients"
+            raise RuntimeError(f"{fault}: end the job, or have all ranks build model and strategy anew")
 
         work = self.work()
         assert work is not None, "its object asks"

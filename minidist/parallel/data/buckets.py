@@ -62,7 +62,6 @@ class FlatBucket(Bucket):
         self.reduced = -1  # torch's count of changes when the gradients were reduced last
         self.flat = flat_buffer(parameters, comm)
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
-        self._addresses = {parameter: view.data_ptr() for parameter, view in self.views.items()}
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move the parameter's gradient into the bucket, wherever autograd has put it. A missing one counts as zero.
@@ -74,12 +73,10 @@ class FlatBucket(Bucket):
         """
         view = self.views[parameter]
         moved = (view.dtype, view.device) != (parameter.dtype, parameter.device)
-        if moved or view.data_ptr() != self._addresses[parameter]:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} was moved or converted (now {parameter.dtype}, "
-                f"{parameter.device}) after its gradient got a place in a bucket of {self.flat.dtype}, "
-                f"{self.flat.device}: call .to(), .half(), ... on the model before wrapping it"
-            )
+        if moved or view.untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr():
+            was, now = (f"{tensor.dtype}, {tensor.device}" for tensor in (self.flat, parameter))
+            fault = f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} to {now}"
+            raise RuntimeError(f"{fault}: call .to(), .half(), ... on the model before wrapping it")
         if parameter.grad is None:
             view.zero_()
         elif parameter.grad is not view:
@@ -132,8 +129,7 @@ def make_room(whole: Tensor) -> Tensor:
         whole.untyped_storage().resize_(whole.nbytes)
     if whole.device.type != "cpu" or not whole.nbytes:
         return whole
-    memory = (ctypes.c_byte * whole.nbytes).from_address(whole.data_ptr())
-    return torch.frombuffer(memory, dtype=whole.dtype)
+    return torch.frombuffer((ctypes.c_byte * whole.nbytes).from_address(whole.data_ptr()), dtype=whole.dtype)
 
 
 def kind_of(parameter: nn.Parameter) -> tuple[object, ...]:
@@ -152,11 +148,9 @@ def partition(parameters: list[nn.Parameter], bucket_bytes: int, first_bytes: in
     held, limit = 0, first_bytes
     for parameter in parameters:
         same = bool(parts) and kind_of(parts[-1][0]) == kind_of(parameter)
-        if same and held < limit:
-            parts[-1].append(parameter)
-        else:
-            limit = first_bytes if not parts else bucket_bytes
-            parts.append([parameter])
-            held = 0
-        held += parameter.numel() * parameter.element_size()
+        if not (same and held < limit):
+            limit, held = bucket_bytes if parts else first_bytes, 0
+            parts.append([])
+        parts[-1].append(parameter)
+        held += parameter.nbytes
     return parts

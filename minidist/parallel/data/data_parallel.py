@@ -57,7 +57,7 @@ class Bucketed(DataParallel):
     ) -> None:
         super().__init__(model, comm, op, unused)
         self.stream = comm.stream()
-        groups = [copies for copies in self.by_copies(self.parameters_to_reduce) if copies is not comm]
+        groups = dict.fromkeys(copies for p in self.parameters_to_reduce if (copies := copies_of(p, comm)) is not comm)
         self.links = {comm: self.stream.comm} | {copies: copies.fork() for copies in groups}  # for the stream's thread
         parts = partition(self.in_buckets()[::-1], bucket_bytes, first_bucket_bytes)
         self.buckets = [self._bucket(parameters, copies_of(parameters[0], comm)) for parameters in parts]
@@ -114,9 +114,8 @@ class Bucketed(DataParallel):
         if self.synchronising and self.end.expect():
             self._backward_begins()
 
-    def _gradient_arrived(self, parameter: Tensor) -> None:
+    def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         """Autograd has added to `parameter.grad`. This runs during backward."""
-        assert isinstance(parameter, nn.Parameter)
         bucket = self.bucket_of[parameter]
         self._check_arrival(parameter, bucket.arrived)
         bucket.adopt(parameter)
@@ -143,10 +142,9 @@ class Bucketed(DataParallel):
         self.unreduced.clear()
         used = {p for p in self.parameters_to_reduce if p.grad is not None and p.grad is not self.zeroed.get(p)}
         used.update(*(bucket.taken for bucket in self.buckets))
-        for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                if parameter not in bucket.arrived:
-                    bucket.adopt(parameter)
+        for parameter, bucket in self.bucket_of.items():
+            if parameter not in bucket.arrived:
+                bucket.adopt(parameter)
         self._launch_ready(all_of_them=True)
         for bucket in self.buckets:
             bucket.wait()

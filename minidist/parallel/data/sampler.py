@@ -84,7 +84,16 @@ class DistributedSampler:
         self.shuffle, self.lengths = shuffle, lengths
         self.epoch = 0
         self.position = 0  # samples of this epoch that were dealt out, over all ranks
-        self._check()
+        if length < 1:
+            raise ValueError(f"length = {length}: a sampler needs at least one sample to deal out")
+        if self.batch < 1:
+            raise ValueError(f"batch = {self.batch}: a global batch needs at least one sample")
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank = {rank} of {ranks} ranks: ranks count from 0 to ranks - 1")
+        if seed < 0:
+            raise ValueError(f"seed = {seed}: a seed must not be negative")
+        if lengths is not None and len(lengths) != length:
+            raise ValueError(f"{len(lengths)} lengths were given for {length} samples: give one for each")
 
     def __len__(self) -> int:
         """Return the number of global batches in a whole epoch."""
@@ -139,8 +148,8 @@ class DistributedSampler:
         saved = {name: state.get(name) for name in self._order()}
         if saved != self._order():
             raise ValueError(
-                f"the saved sampler dealt with {saved}, this one with {self._order()}, so some samples would be "
-                f"lost and others repeated: use the saved values, or start the data from the beginning"
+                f"the saved sampler dealt with {saved}, this one with {self._order()}, so samples would be lost and "
+                "others repeated: use the saved values, or start the data from the beginning"
             )
         if not 0 <= state["position"] < self.length:
             raise ValueError(f"position = {state['position']} is none among {self.length} samples")
@@ -150,15 +159,3 @@ class DistributedSampler:
         """Return all on which the order of the samples depends, without the epoch."""
         grouped = 0 if self.lengths is None else self.batch
         return {"length": self.length, "seed": self.seed, "shuffle": int(self.shuffle), "grouped": grouped}
-
-    def _check(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length = {self.length}: a sampler needs at least one sample to deal out")
-        if self.batch < 1:
-            raise ValueError(f"batch = {self.batch}: a global batch needs at least one sample")
-        if not 0 <= self.rank < self.ranks:
-            raise ValueError(f"rank = {self.rank} of {self.ranks} ranks: ranks count from 0 to ranks - 1")
-        if self.seed < 0:
-            raise ValueError(f"seed = {self.seed}: a seed must not be negative")
-        if self.lengths is not None and len(self.lengths) != self.length:
-            raise ValueError(f"{len(self.lengths)} lengths were given for {self.length} samples: give one for each")

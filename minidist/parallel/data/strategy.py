@@ -1,6 +1,7 @@
 """What all strategies over the data axis share; they differ in what they reduce, and when."""
 
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -47,33 +48,17 @@ class DataParallel(nn.Module, Replica):
         if op not in ("sum", "mean"):
             raise ValueError(f"op={op!r}: gradients are reduced by 'sum' or 'mean'")
         self.module, self.comm, self.op, self.unused, self.synchronising = model, comm, op, unused, True
-        named = model.named_parameters()
-        self.names = {parameter: name for name, parameter in named if parameter not in self.ignored}
+        self.names = {parameter: name for name, parameter in model.named_parameters() if parameter not in self.ignored}
         self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
-        self._check_unwrapped()
-        self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
-        if op == "mean" and any(map(expert_groups_of, self.names)):
-            raise ValueError(
-                "op='mean' would divide shared-out experts by their copies, not by all ranks: use op='sum'"
-            )
-        make_equal(model, comm, self.ignored)
-
-    def by_copies(self, parameters: Iterable[nn.Parameter]) -> dict[Communicator, list[nn.Parameter]]:
-        """Deal parameters out by the ranks that hold the same: all of the data axis, or fewer for experts."""
-        found: dict[Communicator, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            found.setdefault(copies_of(parameter, self.comm), []).append(parameter)
-        return found
-
-    def _check_unwrapped(self) -> None:
         for parameter, name in self.names.items():
             if parameter.untyped_storage().nbytes() < parameter.nbytes:
                 raise ValueError(f"{name} has no memory of its own, as if sharded already: wrap the model once")
             if hooked(parameter):
-                raise ValueError(
-                    f"parameter {name} belongs to another DDP already, and two would sum its gradient twice: call "
-                    "unwrap() on the other first"
-                )
+                raise ValueError(f"parameter {name} belongs to another DDP already: call unwrap() on the other first")
+        self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
+        if op == "mean" and any(map(expert_groups_of, self.names)):
+            raise ValueError("op='mean' would divide shared-out experts by their copies, not the ranks: use op='sum'")
+        make_equal(model, comm, self.ignored)
 
     @property
     def called(self) -> nn.Module:
@@ -129,44 +114,38 @@ class DataParallel(nn.Module, Replica):
 
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step of any number of microbatches: one all-reduce, or its two halves."""
-        parts = self.by_copies(self.parameters_to_reduce).items()
-        sent = sum(2 * (comm.size - 1) / comm.size * sum(p.nbytes for p in several) for comm, several in parts)
-        return "2 (P - 1)/P x bytes" + ", of experts with P copies" * (len(parts) > 1), sent
+        bytes = Counter[Communicator]()  # by the ranks that hold the same: all of the data axis, or fewer for experts
+        for parameter in self.parameters_to_reduce:
+            bytes[copies_of(parameter, self.comm)] += parameter.nbytes
+        sent = sum(2 * (comm.size - 1) / comm.size * count for comm, count in bytes.items())
+        return "2 (P - 1)/P x bytes" + ", of experts with P copies" * (len(bytes) > 1), sent
 
     def _check_parameters(self) -> None:
         """Raise if the model has a trained parameter whose gradient nobody would reduce."""
         known = {*self.parameters_to_reduce, *self.ignored}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and parameter not in known:
-                raise RuntimeError(
-                    f"parameter {name} was added, replaced or unfrozen after the model was wrapped, so its gradients "
-                    "would stay different on every rank: change the model first, then wrap it"
-                )
+                raise RuntimeError(f"parameter {name} was added, replaced or unfrozen after wrapping: do that first")
 
     def _refuse_graphs(self) -> None:
         if torch.is_grad_enabled():
-            name = type(self).__name__
-            raise RuntimeError(f"{name} reduces numbers, not graphs: call backward() without create_graph=True")
+            raise RuntimeError(f"{type(self).__name__} reduces no graphs: call backward() without create_graph=True")
 
     def _check_arrival(self, parameter: nn.Parameter, arrived: Collection[nn.Parameter]) -> None:
         """Raise for a gradient that is to be differentiated again, or that came before in this backward."""
         self._refuse_graphs()
         if self.synchronising and parameter in arrived:
-            raise RuntimeError(
-                f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced by now: "
-                "a parameter shared between checkpointed layers needs checkpoint(use_reentrant=False)"
-            )
+            fault = f"a second gradient came for {self.names[parameter]} within one backward, which may be reduced"
+            raise RuntimeError(f"{fault}: checkpointed layers that share it need checkpoint(use_reentrant=False)")
 
     def _drop_unused(self, used: Set[nn.Parameter]) -> None:
         """Set `grad = None` for parameters that no rank has used; without `unused`, raise for those of this rank."""
         parameters = self.parameters_to_reduce
         if not self.unused or not parameters:
             if missing := [self.names[parameter] for parameter in parameters if parameter not in used]:
-                raise RuntimeError(
-                    f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}"
-                    f"{' and others' if len(missing) > 3 else ''}: if the model is meant to leave parameters out, pass "
-                    "unused=True; if not, freeze them with requires_grad_(False)"
-                )
+                others = " and others" * (len(missing) > 3)
+                fault = f"rank {self.comm.rank}: no gradient came for {', '.join(missing[:3])}{others}"
+                raise RuntimeError(f"{fault}: freeze them, or pass unused=True if the model is meant to leave them out")
             return
         device = "cpu" if parameters[0].device.type == "meta" else parameters[0].device
         flags = torch.tensor([parameter in used for parameter in parameters], dtype=torch.uint8, device=device)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from minidist import collectives
 from minidist.collectives.fast import cut
@@ -61,8 +62,7 @@ class Dispatch:
         there = (lambda x: in_float8(route.there, x)) if self.fp8 else route.there
         received: Tensor = Linear.apply(rows, there, route.back)  # type: ignore[no-untyped-call]
         made = self.experts(received, route.counts)
-        back: Tensor = Linear.apply(made, route.back, route.there)  # type: ignore[no-untyped-call]
-        return back
+        return Linear.apply(made, route.back, route.there)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def in_float8(send: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -92,15 +92,11 @@ class Route:
         inside, across = levels or (comm, None)
         self.device = torch.device("cpu") if device.type == "meta" else device
         held = cut(len(counts), comm.size)
-        table = torch.zeros(comm.size, held[0], dtype=torch.int64)  # by rank and expert; the first ranks hold most
-        for row, of_rank in zip(table, torch.split(torch.tensor(counts), held), strict=True):
-            row[: len(of_rank)] = of_rank
-        table = table.view(-1, inside.size, held[0])  # [N, G, experts]
+        table = pad_sequence(list(torch.split(torch.tensor(counts), held)), batch_first=True)  # by rank and expert
+        table = table.view(-1, inside.size, held[0])  # [N, G, experts]; the first ranks hold most
         self.legs: list[Leg] = []
         table = self._exchange(table, inside)
-        if across is not None:
-            table = self._exchange(table, across)
-        table = table.transpose(0, 1) if across is None else table
+        table = table.transpose(0, 1) if across is None else self._exchange(table, across)
         self.last = order_of(table, (2, 0, 1)).to(self.device)  # by expert, and of each expert by sender
         self.counts = table.sum((0, 1))[: held[comm.rank]].tolist()
 
@@ -133,8 +129,7 @@ def order_of(table: Tensor, dims: tuple[int, int, int]) -> Tensor:
     """Return the order that sorts rows, which lie in blocks with these counts [a, b, c], by other dims first."""
     starts = (table.flatten().cumsum(0) - table.flatten()).view(table.shape).permute(dims).flatten()
     lengths = table.permute(dims).flatten()
-    shift = starts - (lengths.cumsum(0) - lengths)
-    return torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum())) + (starts - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
 
 
 def undone(rows: Tensor, order: Tensor) -> Tensor:

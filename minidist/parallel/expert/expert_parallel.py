@@ -16,7 +16,6 @@ among which ranks; data parallelism, ZeRO, clipping and checkpoints read them. (
 
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
@@ -27,8 +26,7 @@ from minidist.parallel.expert.dispatch import Dispatch, Levels
 from minidist.parallel.expert.plain import plain_dispatch
 from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard
 
-Way: TypeAlias = Literal["direct", "hierarchical", "plain"]
-WAYS: tuple[str, ...] = get_args(Way)
+WAYS = ("direct", "hierarchical", "plain")
 
 
 def parallelize_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool = False) -> None:
@@ -54,14 +52,12 @@ def parallelize_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: 
         return
     groups = ExpertGroups(mesh.ep, mesh.data if mesh.layout.ep == 1 else mesh.over("edp"))
     size = len(comm.node)
-    inwards = way == "hierarchical"
-    levels = Levels(comm.split(comm.rank // size), comm.split(comm.rank % size)) if inwards else None
+    levels = Levels(comm.split(comm.rank // size), comm.split(comm.rank % size)) if way == "hierarchical" else None
     for name, layer in model.named_modules():
         if isinstance(layer, RoutedExperts):
             bounds = tuple(pairwise((0, *accumulate(cut(layer.config.experts, comm.size)))))
             for label, parameter in layer.experts.named_parameters():
-                full = f"{name}.experts.{label}"
-                shard(parameter, TensorPlacement(full, parameter.shape, 0, bounds, 1, comm))
+                shard(parameter, TensorPlacement(f"{name}.experts.{label}", parameter.shape, 0, bounds, 1, comm))
                 parameter.expert_groups = groups  # type: ignore[attr-defined]
             plain = partial(plain_dispatch, experts=layer.experts, comm=comm)
             layer.compute = plain if way == "plain" else Dispatch(layer.experts, comm, levels, fp8)
@@ -90,7 +86,6 @@ def check_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool =
         nodes = [key for key, _ in groupby(group, key=lambda rank: mesh.world.nodes[rank])]
         sizes = [len(set(node) & set(group)) for node in nodes]
         if len(nodes) == 1 or len(set(nodes)) < len(nodes) or set(sizes) != {sizes[0]} or sizes[0] == 1:
-            raise ValueError(
-                f"a hierarchical exchange needs several nodes of as many ranks each, at least 2, but the ranks "
-                f"{', '.join(map(str, group))} lie on nodes of {', '.join(map(str, sizes))}: use the way 'direct'"
-            )
+            fault = f"the ranks {', '.join(map(str, group))} lie on nodes of {', '.join(map(str, sizes))}"
+            needed = "a hierarchical exchange needs several nodes of as many ranks each, at least 2"
+            raise ValueError(f"{needed}, but {fault}: use the way 'direct'")

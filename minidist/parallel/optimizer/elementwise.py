@@ -13,12 +13,8 @@ from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel.optimizer.muon import SlicedMuon
 from minidist.parallel.optimizer.state import share_out
 
-KNOWN = frozenset(
-    (
-        *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
-        *(optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop),
-    )
-)
+KNOWN = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
+KNOWN |= {optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop}
 
 
 def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool, options: dict[str, Any]) -> Any:
@@ -29,10 +25,9 @@ def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool
     ValueError
         If it is not known to treat each element separately, and `elementwise` does not say so.
     """
-    if isinstance(kind, partial) and kind.func is optim.Muon:
-        return SlicedMuon(groups, *kind.args, **kind.keywords | options)
-    if kind is optim.Muon:
-        return SlicedMuon(groups, **options)
+    made = partial(kind, **options)  # of a partial its function, with the arguments of both
+    if made.func is optim.Muon:
+        return SlicedMuon(groups, *made.args, **made.keywords)
     if isinstance(kind, type):
         _check(kind, elementwise)  # before it complains about the shapes of slices
     optimizer = kind(groups, **options)
@@ -50,9 +45,6 @@ def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
 
 def _check(kind: type, said: bool) -> None:
     if not said and kind not in KNOWN and not vars(kind).get("elementwise"):
-        raise ValueError(
-            f"{kind.__name__} is not known to treat each element for itself, and a rank has parts of parameters: an "
-            "optimizer that looks at rows or whole matrices would compute something else. Use one of "
-            f"{', '.join(sorted(one.__name__ for one in KNOWN))}, or Muon (with ZeRO, without tensor parallelism), or "
-            "pass elementwise=True if it does so"
-        )
+        fault = f"{kind.__name__} is not known to treat each element for itself, and a rank has parts of parameters"
+        known = ", ".join(sorted(one.__name__ for one in KNOWN))
+        raise ValueError(f"{fault}: use {known} or Muon (ZeRO, without tensor parallelism), or pass elementwise=True")

@@ -16,9 +16,8 @@ def read_groups(params: ParamsT) -> list[dict[str, Any]]:
     params
         Parameters, pairs of name and parameter, or groups of either, whose "params" may be a single one.
     """
-    copied: Any = params  # a single tensor, which torch refuses
-    if not isinstance(params, Tensor):
-        copied = [dict(one) if isinstance(one, dict) else one for one in params]  # torch writes into groups
+    # Torch refuses a single tensor, and writes into groups.
+    copied: Any = params if isinstance(params, Tensor) else [dict(x) if isinstance(x, dict) else x for x in params]
     return torch.optim.Optimizer(copied, {}).param_groups
 
 
@@ -36,10 +35,8 @@ def known_groups(params: ParamsT, names: Mapping[nn.Parameter, str], model: str)
         for at, parameter in enumerate(group["params"]):
             if parameter not in names:
                 name = group["param_names"][at] if "param_names" in group else f"parameter {at}"
-                raise ValueError(
-                    f"{name} of group {number}, of shape {list(parameter.shape)}, is no parameter of {model}, and "
-                    "would be trained in vain: build the optimizer over the parameters of the model that was wrapped"
-                )
+                fault = f"{name} of group {number}, of shape {list(parameter.shape)}, is no parameter of {model}"
+                raise ValueError(f"{fault}: build the optimizer over the parameters of the model that was wrapped")
     return groups
 
 

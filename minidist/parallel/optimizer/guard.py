@@ -34,17 +34,13 @@ class Guard:
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
         """Raise ValueError if an optimizer over what has these `id`s must not step."""
-        kind = type(optimizer).__name__
+        kind, fault = type(optimizer).__name__, ""
         if not self.parameters.isdisjoint(updated):
-            raise ValueError(
-                f"this {kind} was built over parameters that {self.strategy} shards, and would update them in vain: "
-                f"first wrap the model, then build the optimizer with its method, model.optimizer({kind}, ...)"
-            )
-        if not self.slices.isdisjoint(updated) and optimizer not in self.built:
-            raise ValueError(
-                f"this {kind} was built over slices of {self.strategy} by hand, which would not hear of its steps: "
-                f"build it with the model's method, model.optimizer({kind}, ...)"
-            )
+            fault = f"parameters that {self.strategy} shards, and would update them in vain"
+        elif not self.slices.isdisjoint(updated) and optimizer not in self.built:
+            fault = f"slices of {self.strategy} by hand, which would not hear of its steps"
+        if fault:
+            raise ValueError(f"this {kind} was built over {fault}: wrap it, then use model.optimizer({kind}, ...)")
 
 
 class Guards:

@@ -14,6 +14,7 @@ bytes. Each matrix, the largest first, goes to the rank that owns least so far.
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -66,8 +67,7 @@ class SlicedMuon(torch.optim.Optimizer):
         for dtype in dict.fromkeys(self.pieces[number].dtype for number in present):
             alike = [number for number in present if self.pieces[number].dtype == dtype]
             for number, change in zip(alike, self._changes(alike, groups), strict=True):
-                decay = float(groups[number]["lr"]) * groups[number]["weight_decay"]
-                self.pieces[number].mul_(1 - decay).add_(change)
+                self.pieces[number].mul_(1 - float(groups[number]["lr"]) * groups[number]["weight_decay"]).add_(change)
         return loss
 
     def _changes(self, numbers: list[int], groups: list[dict[str, Any]]) -> Sequence[Tensor]:
@@ -81,17 +81,13 @@ class SlicedMuon(torch.optim.Optimizer):
         came: Any = all_to_all(gradients, self.comm, send_counts=leaving, receive_counts=arriving)
         parts = torch.split(came, [self.lengths[rank][number] for rank in ranks for number in mine])
         wholes = [torch.cat(parts[at :: len(mine)]) for at in range(len(mine))]
-        changes = [self._change(number, whole, groups[number]) for number, whole in zip(mine, wholes, strict=True)]
-        cut = [
-            torch.split(change, [self.lengths[rank][number] for rank in ranks])
-            for number, change in zip(mine, changes, strict=True)
-        ]
+        cut = [self._change(number, whole, groups[number]) for number, whole in zip(mine, wholes, strict=True)]
         back = torch.cat([gradients[:0], *(pieces[rank] for rank in ranks for pieces in cut)])
         change: Any = all_to_all(back, self.comm, send_counts=arriving, receive_counts=leaving)
         return torch.split(change, [own[number] for number in numbers])
 
-    def _change(self, number: int, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return the change of a whole matrix, flat: what torch's Muon makes of zeros."""
+    def _change(self, number: int, gradient: Tensor, group: dict[str, Any]) -> Sequence[Tensor]:
+        """Return the change of each rank's slice of a whole matrix: what torch's Muon makes of zeros."""
         shape = self.placements[number].shape
         twin = nn.Parameter(torch.zeros_like(gradient).view(shape))
         twin.grad = gradient.view(shape)
@@ -99,7 +95,7 @@ class SlicedMuon(torch.optim.Optimizer):
         muon = torch.optim.Muon([options | {"params": [twin]}])
         muon.state[twin] = self.state[self.pieces[number]]
         muon.step()  # type: ignore[no-untyped-call]
-        return twin.detach().flatten()
+        return torch.split(twin.detach().flatten(), [lengths[number] for lengths in self.lengths])
 
 
 def balance(sizes: Sequence[int], ranks: int) -> list[int]:
@@ -116,15 +112,9 @@ def _matrix(piece: nn.Parameter) -> Placement:
     placement, block = placement_of(piece), tensor_placement_of(piece)
     assert placement is not None
     if len(placement.shape) != 2:
-        raise ValueError(
-            f"Muon is for matrices, and {placement.name} has the shape {list(placement.shape)}: give it to another "
-            "optimizer, such as AdamW"
-        )
+        raise ValueError(f"Muon is for matrices, and {placement.name} has the shape {list(placement.shape)}: use AdamW")
     if block is not None and block.dim is not None:
-        raise ValueError(
-            f"Muon needs the whole of {placement.name}, of which tensor parallelism gives each rank a block: use tp=1, "
-            "or AdamW"
-        )
+        raise ValueError(f"Muon needs the whole of {placement.name}, which tensor parallelism cuts: use tp=1, or AdamW")
     return placement
 
 
@@ -143,10 +133,5 @@ def _whole(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
 def _owned(muon: SlicedMuon, saved: dict[str, Any]) -> dict[str, Any]:
     """Return the part of an unsharded Muon's state that this rank owns."""
     check_state(saved, muon.placements, ())
-    return saved | {
-        "state": {
-            number: {name: value.clone() for name, value in held.items()}
-            for number, held in saved["state"].items()
-            if muon.owners[number] == muon.comm.rank
-        }
-    }
+    mine = {number: held for number, held in saved["state"].items() if muon.owners[number] == muon.comm.rank}
+    return saved | {"state": deepcopy(mine)}

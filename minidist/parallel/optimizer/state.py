@@ -8,7 +8,7 @@ rank (the count of steps). In the whole state this is less clear, since the mome
 dim either. There the name decides: it is one of torch's counts, or has no dim even for a parameter that has some.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -31,52 +31,45 @@ def share_out(optimizer: torch.optim.Optimizer) -> None:
 
 def _whole(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
-    return _changed(saved, lambda index, _, value: _gathered(value, placements[index]))
+    return _changed(saved, lambda at, _, value: _gathered(value, placements[at]))
 
 
 def _cut(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     placements = _placements(optimizer)
     same = _same_everywhere(saved, placements)
     check_state(saved, placements, same)
-    return _changed(saved, lambda index, name, value: _slice(value, placements[index], name in same))
+    return _changed(saved, lambda at, name, value: (value if name in same else placements[at].take(value)).clone())
 
 
-def _changed(saved: dict[str, Any], change: Callable[[int, str, Any], Any]) -> dict[str, Any]:
-    """Return saved state with every `value` changed: `change(index, name, value)`."""
-    parts = saved["state"].items()
-    state = {index: {name: change(index, name, value) for name, value in held.items()} for index, held in parts}
+def _changed(saved: dict[str, Any], change: Callable[[int, str, Tensor], Tensor]) -> dict[str, Any]:
+    """Return saved state with every tensor changed: `change(number of its parameter, name, value)`."""
+    state = {index: dict(held) for index, held in saved["state"].items()}
+    for index, name, value in _tensors(saved):
+        state[index][name] = change(index, name, value)
     return saved | {"state": state}
 
 
 def _same_everywhere(saved: dict[str, Any], placements: list[Placement]) -> frozenset[str]:
     """Return the names of state that is the same on every rank: it is not one number per element."""
-    tensors = [
-        (name, value.dim(), index)
-        for index, held in saved["state"].items()
-        for name, value in held.items()
-        if isinstance(value, Tensor)
-    ]
-    with_dims = {name for name, dims, _ in tensors if dims}
-    single = {name for name, dims, index in tensors if not dims and index < len(placements) and placements[index].shape}
-    return COUNTS | (single - with_dims)
+    shaped = {index for index, placement in enumerate(placements) if placement.shape}
+    single = {name for index, name, value in _tensors(saved) if index in shaped and not value.dim()}
+    return COUNTS | (single - {name for _, name, value in _tensors(saved) if value.dim()})
+
+
+def _tensors(saved: dict[str, Any]) -> Iterator[tuple[int, str, Tensor]]:
+    """Yield the number of its parameter, the name and the value of each tensor in saved state."""
+    for index, held in saved["state"].items():
+        yield from ((index, name, value) for name, value in held.items() if isinstance(value, Tensor))
 
 
 def _placements(optimizer: torch.optim.Optimizer) -> list[Placement]:
-    found = [placement_of(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    return [placement for placement in found if placement is not None]
+    return [found for group in optimizer.param_groups for piece in group["params"] if (found := placement_of(piece))]
 
 
-def _gathered(value: Any, placement: Placement) -> Any:
-    if not isinstance(value, Tensor) or value.dim() == 0:
+def _gathered(value: Tensor, placement: Placement) -> Tensor:
+    if value.dim() == 0:
         return value
-    counts = placement.comm.roll_call(len(value))
-    return all_gather(value, placement.comm, counts=counts).reshape(placement.shape)
-
-
-def _slice(value: Any, placement: Placement, same: bool) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return (value if same else placement.take(value)).clone()
+    return all_gather(value, placement.comm, counts=placement.comm.roll_call(len(value))).reshape(placement.shape)
 
 
 def check_state(saved: dict[str, Any], placements: list[Placement], same: Collection[str]) -> None:
@@ -88,12 +81,11 @@ def check_state(saved: dict[str, Any], placements: list[Placement], same: Collec
         It names the parameters, with their shapes here and there.
     """
     wrong = []
-    for index, held in saved["state"].items():
+    for index, name, value in _tensors(saved):
         here = placements[index] if index < len(placements) else None
-        for name, value in held.items():
-            if isinstance(value, Tensor) and name not in same and (here is None or value.shape != here.shape):
-                mine = f"{here.name} {list(here.shape)}" if here else "no parameter"
-                wrong.append(f"{name} of parameter {index} is {list(value.shape)} there, {mine} here")
+        if name not in same and (here is None or value.shape != here.shape):
+            mine = f"{here.name} {list(here.shape)}" if here else "no parameter"
+            wrong.append(f"{name} of parameter {index} is {list(value.shape)} there, {mine} here")
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(f"this optimizer state belongs to another model: {'; '.join(wrong[:3])}{more}")

@@ -122,10 +122,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len(self.rank_of) != self.stages or len(self.actions) != self.ranks:
-            raise ValueError(
-                f"a plan of {self.stages} stages on {self.ranks} ranks was given the ranks of {len(self.rank_of)} "
-                f"stages and the actions of {len(self.actions)} ranks"
-            )
+            given = f"the ranks of {len(self.rank_of)} stages and the actions of {len(self.actions)} ranks"
+            raise ValueError(f"a plan of {self.stages} stages on {self.ranks} ranks was given {given}")
 
     @cached_property
     def communicates(self) -> bool:

@@ -51,8 +51,7 @@ def with_communication(plan: Plan, reduce: bool = False) -> Plan:
     if plan.communicates or (reduce and plan.reduces):
         has = "sends and receives" if plan.communicates else "reductions"
         raise ValueError(f"the plan {plan.name} has its {has} already")
-    timeline = simulate(plan)
-    line = sorted((moment, rank, at) for rank, ends in enumerate(timeline.end) for at, moment in enumerate(ends))
+    line = sorted((moment, rank, at) for rank, ends in enumerate(simulate(plan).end) for at, moment in enumerate(ends))
     rows: list[list[Action]] = [[] for _ in range(plan.ranks)]
     for _, rank, position in line:
         action = plan.actions[rank][position]

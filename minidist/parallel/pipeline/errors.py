@@ -8,6 +8,7 @@ rank 1    1F1   1B1  [1B0]  1F0
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TypeAlias
 
 COLUMNS, ROWS = 7, 12
@@ -37,22 +38,18 @@ def grid(rows: Sequence[Sequence[object]], cells: Sequence[Cell]) -> str:
     A cell directly after the end of a row is printed as `[?]`: the action that should be there is missing.
     """
     rank, column = cells[0] if cells else (0, 0)
-    first = max(0, column - COLUMNS)
-    last = min(max((*map(len, rows), column + 1)), column + COLUMNS + 1)
+    columns = range(max(0, column - COLUMNS), min(max((*map(len, rows), column + 1)), column + COLUMNS + 1))
     top = max(0, min(rank - ROWS // 2, len(rows) - ROWS))
     shown = {*range(top, min(top + ROWS, len(rows))), *(row for row, _ in cells[:ROWS])}
-    words = {
-        (row, at): str(rows[row][at])[:20] if at < len(rows[row]) else "?" if (row, at) in cells else ""
-        for row in shown
-        for at in range(first, last)
-    }
-    width = max(map(len, words.values()), default=1)
+    words: dict[Cell, str] = {}
+    for row, at in product(shown, columns):
+        word = str(rows[row][at])[:20] if at < len(rows[row]) else "?" if (row, at) in cells else ""
+        words[row, at] = f"[{word}]" if (row, at) in cells else f" {word} "
+    width = max(map(len, words.values()), default=3)
     head = f"rank {max(shown, default=0)}"
-    left, right = "… " if first else "  ", " …" if last < max(map(len, rows), default=0) else ""
-    lines = [" " * (len(head) + 3) + "".join(f" {at + 1:<{width}} " for at in range(first, last)).rstrip()]
+    left, right = "… " if columns.start else "  ", " …" if columns.stop < max(map(len, rows), default=0) else ""
+    lines = [" " * (len(head) + 3) + "".join(f" {at + 1:<{width - 2}} " for at in columns).rstrip()]
     for row in sorted(shown):
-        marked = ((row, at) in cells for at in range(first, last))
-        texts = (words[row, at] for at in range(first, last))
-        body = "".join(f"{f'[{t}]' if mark else f' {t} ':<{width + 2}}" for t, mark in zip(texts, marked, strict=True))
+        body = "".join(f"{words[row, at]:<{width}}" for at in columns)
         lines.append((f"{f'rank {row}':<{len(head)}} {left}{body}" + right).rstrip())
     return "\n".join(lines)

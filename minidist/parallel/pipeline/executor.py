@@ -84,10 +84,8 @@ class Pipeline:
         self.tied, self.replica = tied, replica or Alone(nn.ModuleList(stages.values()))
         if plan.reduces == self.replica.alone:
             given, does = ("no replica= is", "reduces") if plan.reduces else ("replica= is", "does not reduce")
-            raise ValueError(
-                f"{given} given, but the plan {plan.name} {does} gradients over a data axis: make it with "
-                f"with_communication(plan, reduce={not self.replica.alone})"
-            )
+            fault = f"{given} given, but the plan {plan.name} {does} gradients over a data axis"
+            raise ValueError(f"{fault}: make it with with_communication(plan, reduce={not self.replica.alone})")
         self.stages, self.comm, self.plan = dict(stages), comm, plan
         self.loss, self.carried = loss, carried
         # One communicator each way: on NCCL, a receive that is posted early delays later sends of its communicator.
@@ -120,8 +118,7 @@ class Pipeline:
         last = max((at for at, each in enumerate(actions) if each.kind in BACKWARDS and self.plan.reduces), default=-1)
         for at, action in enumerate(actions):
             # The last backward reduces gradients over the data axis; or each backward, if they are not kept whole.
-            reducing = at == last or not self.replica.whole_gradients
-            with nullcontext() if reducing else self.replica.no_sync():
+            with nullcontext() if at == last or not self.replica.whole_gradients else self.replica.no_sync():
                 run.do(action)
         run.finish()
         self.busy = run.busy
@@ -234,10 +231,8 @@ class Run:
         if put_off:
             self.put_off[key] = weights.take()
         if stage > 0:
-            inputs = self.entered.pop(key)
-            self.ready[Action(Kind.BACKWARD, stage - 1, microbatch)] = tuple(
-                torch.zeros_like(x) if x.grad is None else x.grad for x in inputs
-            )
+            gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in self.entered.pop(key)]
+            self.ready[Action(Kind.BACKWARD, stage - 1, microbatch)] = tuple(gradients)
 
     def take(self, key: Action) -> Tensors:
         """Wait for what a stage needs, and return it: the output of the stage before, or the gradient of its own."""
@@ -255,7 +250,7 @@ class Run:
         self.free_sent()
         for number, tensor in enumerate(self.ready.pop(Action(way, to, action.microbatch))):
             tensor = tensor.contiguous()
-            request = self.pipeline.wires[way].isend(tensor, self.peer(action), self.tag(to, number))
+            request = self.pipeline.wires[way].isend(tensor, *self.address(action, to, number))
             self.sending.append((request, tensor))
 
     def free_sent(self) -> None:
@@ -265,22 +260,20 @@ class Run:
     def receive(self, action: Action) -> None:
         """Begin to receive what a stage will need."""
         way = FLOWS[action.kind].content
-        wire = self.pipeline.wires[way]
         carried = self.pipeline.carried(self.inputs[action.microbatch])
         likes = carried if isinstance(carried, tuple) else (carried,)
         coming = []
         for number, like in enumerate(likes if way == Kind.FORWARD else differentiable(likes)):
             tensor = torch.empty(like.shape, dtype=like.dtype, device=self.pipeline.device)
-            coming.append((wire.irecv(tensor, self.peer(action), self.tag(action.stage, number)), tensor))
+            coming.append((self.pipeline.wires[way].irecv(tensor, *self.address(action, action.stage, number)), tensor))
         self.receiving[action._replace(kind=way)] = coming
 
-    def tag(self, stage: int, number: int) -> int:
-        """Return the tag of tensor `number` for a stage: different from all others between the same ranks."""
-        return stage + number * self.pipeline.plan.stages
+    def address(self, action: Action, stage: int, number: int) -> tuple[int, int]:
+        """Return the rank at the other end of a message, and the tag of tensor `number` for a stage.
 
-    def peer(self, action: Action) -> int:
-        """Return the rank at the other end of a message."""
-        return self.pipeline.plan.rank_of[action.neighbour]
+        The tag is different from all others between the same ranks.
+        """
+        return self.pipeline.plan.rank_of[action.neighbour], stage + number * self.pipeline.plan.stages
 
     def reduce(self, stage: int) -> None:
         """At the last reduction of this rank, reduce the gradients of all its stages, which share buckets."""

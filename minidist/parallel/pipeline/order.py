@@ -64,10 +64,8 @@ def execution_order(plan: Plan) -> list[Cell]:
     def finish(rank: int, action: Action) -> None:
         order.append((rank, position[rank]))
         position[rank] += 1
-        key = action.key
-        done.add(key)
-        if key in blocked:
-            ready.extend(blocked.pop(key))
+        done.add(action.key)
+        ready.extend(blocked.pop(action.key, ()))
 
     while ready:
         rank = ready.popleft()
@@ -103,20 +101,17 @@ def _stuck(plan: Plan, position: list[int], done: set[Action]) -> ScheduleError:
     cycle = list(path)[list(path).index(rank) :] if rank in path else list(path)[-1:]
     cells = [(each, position[each]) for each in cycle]
     heads = [plan.actions[each][at] for each, at in cells]
-    awaited = [_name(plan, path[each]) for each in cycle]
+    needed = [_name(plan, path[each]) for each in cycle]
     if rank not in path:
-        sentence = f"rank {cycle[0]}: {heads[0]} waits for {awaited[0]}, which never comes"
+        sentence = f"rank {cycle[0]}: {heads[0]} waits for {needed[0]}, which never comes"
     elif len(cycle) == 1:
-        sentence = f"rank {rank}, word {position[rank] + 1}: {heads[0]} stands before {awaited[0]}, which it needs"
+        sentence = f"rank {rank}, word {position[rank] + 1}: {heads[0]} stands before {needed[0]}, which it needs"
     else:
-        links = (
-            f"rank {each} waits at {head} for {key}" for each, head, key in zip(cycle, heads, awaited, strict=True)
-        )
+        links = (f"rank {each} waits at {head} for {key}" for each, head, key in zip(cycle, heads, needed, strict=True))
         sentence = f"deadlock, a cycle of {len(cycle)} ranks: {', '.join(links)}"
     return ScheduleError(sentence, plan.actions, cells)
 
 
 def _name(plan: Plan, key: Action) -> str:
     """Return the name, in the plan, of the action with this key."""
-    row = plan.actions[plan.rank_of[key.stage]]
-    return str(next((action for action in row if action.key == key), key))
+    return str(next((action for action in plan.actions[plan.rank_of[key.stage]] if action.key == key), key))

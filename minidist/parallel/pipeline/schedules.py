@@ -21,6 +21,7 @@ section 3.2.1, folded into a V as in their repository DualPipe.)
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from minidist.parallel.pipeline.actions import Action, Kind, Plan
 
@@ -93,10 +94,8 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
     """
     if microbatches % ranks:
         below, above = microbatches // ranks * ranks, -(-microbatches // ranks) * ranks
-        raise ValueError(
-            f"interleaved takes microbatches in groups of {ranks}, one for each rank, but there are {microbatches}: "
-            f"make it {f'{below} or ' if below else ''}{above}, or use 1f1b"
-        )
+        fault = f"interleaved takes microbatches in groups of {ranks}, one for each rank, but there are {microbatches}"
+        raise ValueError(f"{fault}: make it {f'{below} or ' if below else ''}{above}, or use 1f1b")
     if chunks == 1:
         return one_forward_one_backward(rank, ranks, microbatches)
     turns = [step // ranks % chunks for step in range(microbatches * chunks)]  # the chunk of each forward
@@ -105,8 +104,7 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Row:
     warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(turns))
     pairs = zip(forwards[warm_up:], backwards, strict=False)
     steps = forwards[:warm_up] + [each for pair in pairs for each in pair] + backwards[len(turns) - warm_up :]
-    stages = {str(chunk): chunk * ranks + rank for chunk in range(chunks)}
-    return row_of(stages, microbatches, (1, ", ".join(steps)))
+    return row_of({str(chunk): chunk * ranks + rank for chunk in range(chunks)}, microbatches, (1, ", ".join(steps)))
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
@@ -115,13 +113,8 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> Row:
     With p microbatches or more, rank r idles (p-1)(F + I - W), if W is the shortest of the three. It holds at most p-r
     microbatches, as in 1f1b, and of r + 1 more what W needs. (Qi et al. 2023, section 2.1, figure 3.)
     """
-    return row_of(
-        {"mine": rank},
-        microbatches,
-        (ranks - rank - 1, "F mine"),
-        (rank, "F mine, I mine"),
-        (microbatches - rank, "F mine, I mine, W"),
-    )
+    in_turn = (microbatches - rank, "F mine, I mine, W")
+    return row_of({"mine": rank}, microbatches, (ranks - rank - 1, "F mine"), (rank, "F mine, I mine"), in_turn)
 
 
 def zb_v(rank: int, ranks: int, microbatches: int) -> Row:
@@ -203,14 +196,9 @@ def plan(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Plan:
             raise ValueError(f"{what}={value}, but a schedule needs at least 1")
     offered = 2 if name in V_SHAPED else 1
     if name != "interleaved" and chunks not in (1, offered):
-        raise ValueError(
-            f"{name} has {offered} chunk{'s' * (offered > 1)} a rank, not {chunks}: use interleaved for more"
-        )
+        raise ValueError(f"{name} has {offered} chunk{'s' * (offered > 1)} a rank, not {chunks}: use interleaved")
     down = tuple(range(ranks))
-    if name == "interleaved":
-        rows = [interleaved(rank, ranks, microbatches, chunks) for rank in down]
-        rank_of = down * chunks
-    else:
-        rows = [SCHEDULES[name](rank, ranks, microbatches) for rank in down]
-        rank_of = down + down[::-1] if name in V_SHAPED else down
+    schedule = partial(interleaved, chunks=chunks) if name == "interleaved" else SCHEDULES[name]
+    rows = [schedule(rank, ranks, microbatches) for rank in down]
+    rank_of = down + down[::-1] if name in V_SHAPED else down * chunks
     return Plan(name, ranks, len(rank_of), microbatches, rank_of, tuple(map(tuple, rows)))

@@ -25,19 +25,28 @@ from minidist.parallel.tensor.tensor_parallel import PartOfLinear
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """The factors of a weight's gradient: the layer's input [.., I], and the gradient of its output [.., O]."""
+    """The factors of a weight's gradient: the layer's input [.., I], and the gradient of its output [.., O].
+
+    Of experts, the rows [M, I] and [M, O] are sorted by expert, and `counts` says how many each has.
+    """
 
     weight: nn.Parameter
     x: Tensor
     gradient: Tensor
+    counts: Counts | None = None
 
     def compute(self) -> Tensor:
-        """Return gᵀ x [O, I]."""
+        """Return gᵀ x [O, I], or that of each expert [E, O, I]."""
+        if self.counts is not None:
+            return weight_gradient(self.x, self.gradient, self.counts)
         return self.gradient.flatten(0, -2).T @ self.x.flatten(0, -2)
 
     def add_to(self, total: Tensor) -> None:
-        """Add gᵀ x to `total` [O, I], by the product itself."""
-        total.addmm_(self.gradient.flatten(0, -2).T, self.x.flatten(0, -2))
+        """Add what `compute` returns to `total`, by the product itself."""
+        if self.counts is None:
+            total.addmm_(self.gradient.flatten(0, -2).T, self.x.flatten(0, -2))
+        else:
+            add_weight_gradient(total, self.x, self.gradient, self.counts)
 
     def add_up(self) -> bool:
         """Add it to the weight's gradient, if that has one and no hooks. Tell whether this was done."""
@@ -47,21 +56,6 @@ class Product:
             return False
         self.add_to(weight.grad)
         return True
-
-
-@dataclass(frozen=True, eq=False)
-class GroupedProduct(Product):
-    """The same of experts: the rows [M, I] and [M, O] are sorted by expert, and `counts` says how many each has."""
-
-    counts: Counts
-
-    def compute(self) -> Tensor:
-        """Return gᵀ x of each expert [E, O, I]."""
-        return weight_gradient(self.x, self.gradient, self.counts)
-
-    def add_to(self, total: Tensor) -> None:
-        """Add gᵀ x of each expert to `total` [E, O, I]."""
-        add_weight_gradient(total, self.x, self.gradient, self.counts)
 
 
 class WeightGradients:
@@ -134,17 +128,15 @@ class Multiply(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         """Return the gradient of x, and that of the weight if autograd is to accumulate it."""
         x, weight = ctx.saved_tensors
-        product = Product(ctx.parameter, x.detach(), gradient)
-        of_x = partial(torch.matmul, gradient, weight)
-        if ctx.counts is not None:
-            gradient = gradient.contiguous()
-            product = GroupedProduct(ctx.parameter, x.detach(), gradient, ctx.counts)
-            of_x = partial(products, gradient, weight, ctx.counts)
+        gradient = gradient if ctx.counts is None else gradient.contiguous()
+        product = Product(ctx.parameter, x.detach(), gradient, ctx.counts)
+        of_weight = None
         if ctx.owner.put_off:
             ctx.owner.waiting.append(product)
         elif not product.add_up():
-            return of_x(), product.compute(), None, None
-        return of_x(), None, None, None
+            of_weight = product.compute()
+        of_x = gradient @ weight if ctx.counts is None else products(gradient, weight, ctx.counts)
+        return of_x, of_weight, None, None
 
 
 class Backward(torch.autograd.Function):

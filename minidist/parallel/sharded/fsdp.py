@@ -128,10 +128,8 @@ class FSDP(ShardedModel):
         output = unit.apart(output)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if not tensors and torch.is_grad_enabled():
-            raise TypeError(
-                f"{unit.name or 'the model'} returns a {type(output).__name__} in which no tensors can be seen, so "
-                "FSDP cannot know when its backward begins: return tensors, or tuples, lists or dictionaries of them"
-            )
+            fault = f"{unit.name or 'the model'} returns a {type(output).__name__} in which no tensors can be seen"
+            raise TypeError(f"{fault}: return tensors, or tuples, lists or dictionaries of them")
         if unit is self.root:
             self._pass_ended("forward")
             self.next = dict(pairwise(self.order))
@@ -152,8 +150,7 @@ class FSDP(ShardedModel):
         self._backward_runs()
         if unit not in (self.root, self.in_backward):
             self.in_backward = unit
-            early = self.ahead_of_time or not unit.parameters
-            self._unshard(unit, self.previous.get(unit) if early else None)
+            self._unshard(unit, self.previous.get(unit) if self.ahead_of_time or not unit.parameters else None)
 
     def _post_backward(self, unit: Unit) -> None:
         """The gradients of a unit's inputs have come: its parameters are no longer needed."""
@@ -161,9 +158,8 @@ class FSDP(ShardedModel):
         if self.in_backward is unit:
             self.in_backward = None
 
-    def _gradient_arrived(self, parameter: Tensor) -> None:
+    def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         """Autograd has added to `parameter.grad`."""
-        assert isinstance(parameter, nn.Parameter)
         self._backward_runs()
         unit = self.unit_of[parameter]
         if unit not in (self.root, self.in_backward):

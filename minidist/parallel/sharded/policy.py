@@ -46,11 +46,9 @@ def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module,
     """
     blocks = set(_blocks(model, isinstance(model, nn.Sequential))) or set(model.children())
     blocks = {block for block in blocks if not isinstance(block, CONTAINERS)}
-    chosen = [
-        (name, module)
-        for name, module in model.named_modules()
-        if name and (module in blocks if policy is None else policy(module)) and any(True for _ in module.parameters())
-    ]
+    wanted = policy or blocks.__contains__
+    named = [(name, module) for name, module in model.named_modules() if name and wanted(module)]
+    chosen = [(name, module) for name, module in named if any(True for _ in module.parameters())]
     if policy is not None:
         _check(model, chosen)
     users = Counter(parameter for _, module in chosen for parameter in set(module.parameters()))
@@ -62,26 +60,22 @@ def split(model: nn.Module, policy: Policy | None) -> list[tuple[str, nn.Module,
 def _blocks(module: nn.Module, in_list: bool) -> Iterator[nn.Module]:
     """Yield the elements of module lists, and of each `Sequential` that is not such an element itself."""
     for child in module.children():
-        if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and not in_list):
-            yield from _blocks(child, in_list=True)
-        elif in_list:
+        is_list = isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and not in_list)
+        if in_list and not is_list:
             yield child
         else:
-            yield from _blocks(child, in_list=False)
+            yield from _blocks(child, is_list)
 
 
 def _check(model: nn.Module, chosen: list[tuple[str, nn.Module]]) -> None:
     if not chosen:
         raise ValueError(
-            f"the policy chooses no module with parameters of this {type(model).__name__}, so all of them would be "
-            "gathered at once: choose its blocks, for instance, or leave the policy out"
+            f"the policy chooses no module with parameters of this {type(model).__name__}: choose its blocks"
         )
     for name, module in chosen:
         if isinstance(module, CONTAINERS):
-            raise ValueError(
-                f"the policy chooses {name}, a {type(module).__name__}, which is never called itself, so nobody would "
-                "gather it: choose its elements"
-            )
+            kind = type(module).__name__
+            raise ValueError(f"the policy chooses {name}, a {kind}, which is never called itself: choose its elements")
         for outer, around in chosen:
             if around is not module and any(below is module for below in around.modules()):
                 parameter = next(parameter for parameter, _ in module.named_parameters(prefix=name))

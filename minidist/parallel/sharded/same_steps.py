@@ -47,7 +47,5 @@ class SameSteps:
         apart = [steps for steps in zip_longest(*everyones, fillvalue="nothing more") if len(set(steps)) > 1]
         if apart:
             said = "; ".join(f"rank {member}: {step}" for member, step in zip(self.comm.members, apart[0], strict=True))
-            raise MismatchError(
-                f"the ranks do not call the same units of the model in the same order ({said}): have every rank call "
-                "them all, or let a policy choose a module around them as one unit"
-            )
+            fault = f"the ranks do not call the same units of the model in the same order ({said})"
+            raise MismatchError(f"{fault}: have every rank call all, or let a policy choose a module around them")

@@ -45,7 +45,6 @@ class Shard:
         self.counts = cut(sum(parameter.numel() for parameter in parameters), comm.size)
         self.start = sum(self.counts[: comm.rank])
         self.stop = self.start + self.counts[comm.rank]
-        self.slices: dict[nn.Parameter, nn.Parameter] = {}
         offset = 0  # of the parameter among all elements
         for parameter in parameters:
             first, last = (min(max(end - offset, 0), parameter.numel()) for end in (self.start, self.stop))
@@ -84,7 +83,6 @@ class Sharded(DataParallel):
 
     shard_of: Mapping[nn.Parameter, Shard]
     hooks: list[Any]
-    posted: Guard
 
     def slice_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the elements of a parameter that this rank updates, flat."""
@@ -94,10 +92,6 @@ class Sharded(DataParallel):
     def slices(self) -> list[nn.Parameter]:
         """What this rank's optimizer updates: one slice for each trained parameter, in the model's order."""
         return self.trained
-
-    @abstractmethod
-    def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
-        """Have parameters follow their slices, or only the parameters that were `updated`."""
 
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters, and of their slices."""
@@ -141,9 +135,7 @@ class Sharded(DataParallel):
             If something in `groups` is no parameter of the model, or if `kind` is not known to work on slices; and in
             its `step`, if a parameter has a gradient that was not reduced.
         """
-        trained = self._trained_groups([{"params": self.parameters_to_reduce}] if groups is None else groups)
-        slices = dict(zip(self.parameters_to_reduce, self.slices, strict=True))
-        sliced = [chosen(group, slices) for group in trained]
+        trained, sliced = self._groups([{"params": self.parameters_to_reduce}] if groups is None else groups)
         optimizer: Optimizer = build_over_slices(kind, sliced, elementwise, options)
         self._attach(optimizer, trained)
         return optimizer
@@ -160,21 +152,20 @@ class Sharded(DataParallel):
             As `optimizer` does; then nothing has changed.
         """
         check_elementwise(optimizer, elementwise)
-        trained = self._trained_groups(optimizer.param_groups)
-        slices = dict(zip(self.parameters_to_reduce, self.slices, strict=True))
+        trained, sliced = self._groups(optimizer.param_groups)
         optimizer.param_groups[:] = trained
         saved = optimizer.state_dict()
-        optimizer.param_groups[:] = [chosen(group, slices) for group in trained]
+        optimizer.param_groups[:] = sliced
         optimizer.state.clear()
         share_out(optimizer)
         optimizer.load_state_dict(saved)
         self._attach(optimizer, trained)
 
-    def _trained_groups(self, groups: ParamsT) -> list[dict[str, Any]]:
-        """Return groups over parameters of the model, without the frozen ones."""
-        same = {parameter: parameter for parameter in self.parameters_to_reduce}
+    def _groups(self, groups: ParamsT) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return groups over parameters of the model, without the frozen ones, and the same groups over slices."""
         known = known_groups(groups, self.names, f"the model in {type(self).__name__}")
-        return [chosen(group, same) for group in known]
+        slices = {parameter: self.slice_of(parameter) for parameter in self.parameters_to_reduce}
+        return [chosen(group, {p: p for p in slices}) for group in known], [chosen(group, slices) for group in known]
 
     def _attach(self, optimizer: torch.optim.Optimizer, trained: list[dict[str, Any]]) -> None:
         """Hook an optimizer over slices of the `trained` parameters, so that its steps are checked and heard."""
@@ -189,7 +180,6 @@ class Sharded(DataParallel):
         for parameter in parameters:
             if self.passed_over(parameter):
                 raise ValueError(
-                    f"{self.names[parameter]} has a gradient that nobody has reduced, so this step would ignore it: "
-                    "let the last backward() run outside of no_sync(), and clip or set the gradients of model.slices, "
-                    "not of parameters"
+                    f"{self.names[parameter]} has a gradient that nobody has reduced: let the last backward() run "
+                    "outside of no_sync(), and clip or set the gradients of model.slices, not of parameters"
                 )

@@ -59,20 +59,18 @@ class ShardedModel(Whole):
         if device is not None:
             on_device(model, where)
         self._divide(shard_ranks)
-        self.units = [
-            Unit(name, module, self._flats(parameters, each, allocate), each)
-            for (name, module, parameters), each in zip(chosen, precisions, strict=True)
-        ]
+        self.allocate = allocate
+        self.units: list[Unit] = []
+        for (name, module, parameters), each in zip(chosen, precisions, strict=True):
+            self.units.append(Unit(name, module, self._flats(parameters, each), each))
         self.root = self.units[-1]
         self.flats = [flat for unit in self.units for flat in unit.flats]
         self.unit_of = {parameter: unit for unit in self.units for parameter in unit.parameters}
         self.shard_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
         self.entered: dict[Unit, None] = {}  # in order, by any forward of this step
-        self.hooks: list[Any] = [
-            model.register_state_dict_pre_hook(Hook(self._refuse_reading)),  # type: ignore[no-untyped-call]
-            model.register_load_state_dict_pre_hook(Hook(self._refuse_writing)),  # type: ignore[no-untyped-call]
-        ]
+        self.hooks: list[Any] = [model.register_state_dict_pre_hook(Hook(self._refuse_reading))]  # type: ignore[no-untyped-call]
+        self.hooks.append(model.register_load_state_dict_pre_hook(Hook(self._refuse_writing)))  # type: ignore[no-untyped-call]
         self.guard(self.names)
         weakref.finalize(self, _leave, self.hooks, model).atexit = False
         self.readable = False
@@ -127,10 +125,8 @@ class ShardedModel(Whole):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> NoReturn:
         """Refuse to be moved or converted."""
-        raise TypeError(
-            f"a model that {type(self).__name__} has sharded cannot be moved or converted: do that before, or pass "
-            "precision=MixedPrecision(...)"
-        )
+        kind = type(self).__name__
+        raise TypeError(f"what {kind} has sharded cannot be moved or converted: do that before, or pass precision=")
 
     def _refuse_reading(self, *_: Any) -> None:
         if not self.readable:
@@ -171,34 +167,30 @@ class ShardedModel(Whole):
             self.shard_comm = comm.split(comm.rank // shard_ranks)
             self.across = comm.split(comm.rank % shard_ranks).fork()
         self.stream = self.shard_comm.stream()
-        groups = [copies for copies in self.by_copies(self.names) if copies is not comm]
-        if groups and shard_ranks is not None:
+        experts = dict.fromkeys(copies for p in self.names if (copies := copies_of(p, comm)) is not comm)
+        if experts and shard_ranks is not None:
             raise ValueError(f"shard_ranks={shard_ranks} knows no experts that ranks have shared out: leave it out")
-        self.links = {self.shard_comm: self.stream.comm} | {copies: copies.fork() for copies in groups}
+        self.links = {self.shard_comm: self.stream.comm} | {copies: copies.fork() for copies in experts}
         self.single = comm.split(comm.rank) if self.replicated else comm
         at_once = all(parameter.device.type != "cuda" for parameter in self.names)
         groups = [self.stream.comm] if self.across is None else [self.stream.comm, self.across]
         self.same, *self.same_across = [SameSteps(group, at_once) for group in groups]
 
-    def _flats(
-        self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None
-    ) -> list[Flat]:
+    def _flats(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> list[Flat]:
         """Return the flat tensors of a unit: first those that are cut, then those that every rank has whole."""
         mine = [parameter for parameter in parameters if parameter not in self.ignored]
         cut = of_one_kind(parameter for parameter in mine if parameter not in self.replicated)
         kept = of_one_kind(parameter for parameter in mine if parameter in self.replicated)
-        return [
-            *(self._flat(kind, precision, allocate) for kind in cut),
-            *(Flat(kind, self.names, self.single, precision, None, True, self._link(kind)) for kind in kept),
-        ]
+        flats = [self._flat(kind, precision) for kind in cut]
+        return flats + [Flat(kind, self.names, self.single, precision, None, True, self._link(kind)) for kind in kept]
 
     def _link(self, parameters: list[nn.Parameter]) -> Communicator:
         return self.links[copies_of(parameters[0], self.shard_comm)]
 
-    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
+    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> Flat:
         comm, link = copies_of(parameters[0], self.shard_comm), self._link(parameters)
-        alone = comm is not self.shard_comm and comm.size == 1 and allocate is None  # experts with one copy
-        return Flat(parameters, self.names, comm, precision, allocate, alone, link)
+        alone = comm is not self.shard_comm and comm.size == 1 and self.allocate is None  # experts with one copy
+        return Flat(parameters, self.names, comm, precision, self.allocate, alone, link)
 
     def _unshard(self, unit: Unit, then: Unit | None, beside: Unit | None = None) -> None:
         """Make a unit whole, and begin to gather the one that is needed `then`."""
@@ -244,7 +236,5 @@ def _leave(hooks: list[Any], model: nn.Module) -> None:
 
 
 def _refuse(model: nn.Module, *_: object) -> NoReturn:
-    raise RuntimeError(
-        f"the parameters of this {type(model).__name__} were shared out by a strategy that is gone: keep what wraps a "
-        "model as long as the model is used, or call its unwrap() first"
-    )
+    fault = f"the parameters of this {type(model).__name__} were shared out by a strategy that is gone"
+    raise RuntimeError(f"{fault}: keep what wraps a model as long as the model is used, or call its unwrap() first")

@@ -86,8 +86,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             loss = closure() if closure else None
         for shard in self.shards:
             for parameter, piece in shard.slices.items():
-                whole = parameter.grad
-                piece.grad = None if whole is None else shard.placements[parameter].take(whole)
+                piece.grad = None if parameter.grad is None else shard.placements[parameter].take(parameter.grad)
         self.local.step(**options)
         for shard in self.shards:
             shard.publish(self.comm)
@@ -101,8 +100,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of an unsharded optimizer. Collective."""
-        saved: dict[str, Any] = self.local.state_dict()
-        return saved
+        return self.local.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of an unsharded optimizer, or of a sharded one on any number of ranks."""

@@ -87,8 +87,8 @@ class Flat(Shard):
         self.publish()
         self.whole = self.mine if replicated else torch.empty(sum(self.counts), dtype=dtype, device=self.device)
         self.views = views_into(self.whole, parameters)
-        nothing = torch.nan if dtype.is_floating_point else 0
-        self.nothing = torch.full((), nothing, dtype=dtype, device=self.device)  # what parameters show between uses
+        # What parameters show between uses:
+        self.nothing = torch.full((), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=self.device)
         if replicated:
             self.show()
         else:

@@ -57,24 +57,21 @@ class Whole(Sharded):
         ValueError
             If names or shapes are not this model's. If `tensors` is a `Mapping`, nothing has changed then.
         """
-        names = dict(self.module.named_parameters(remove_duplicate=False))
-        buffers = dict(self.module.named_buffers())
-        modules = self.module.named_modules()
-        extra = {
-            f"{name}.{EXTRA}".lstrip("."): module.set_extra_state for name, module in modules if keeps_more(module)
-        }
+        targets = dict(self.module.named_buffers()) | dict(self.module.named_parameters(remove_duplicate=False))
+        every = self.module.named_modules()
+        extra = {f"{name}.{EXTRA}".lstrip("."): module.set_extra_state for name, module in every if keeps_more(module)}
         missing, wrong = set(self.names.values()), []
         writes: list[Callable[[], object]] = []
         for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
-            target = names.get(name, buffers.get(name))
+            target = targets.get(name)
             if name in extra:
                 writes.append(partial(extra[name], value))
             elif target is None or target.shape != value.shape:
                 here = "nothing" if target is None else list(target.shape)
                 wrong.append(f"{name} is {list(value.shape)} there and {here} here")
-            elif name in names and names[name] in self.shard_of:
-                writes.append(partial(self.shard_of[names[name]].write, names[name], value))
-                missing.discard(self.names[names[name]])
+            elif isinstance(target, nn.Parameter) and target in self.shard_of:
+                writes.append(partial(self.shard_of[target].write, target, value))
+                missing.discard(self.names[target])
             else:  # a buffer, or an ignored parameter
                 writes.append(partial(target.detach().copy_, value))
             while writes and not isinstance(tensors, Mapping):  # what is drawn one by one may not fit at once

@@ -72,13 +72,12 @@ class ZeRO1(Sharded, Bucketed):
 
     def __init__(self, model: nn.Module, comm: Communicator, *args: Any, overlap: bool = False, **options: Any) -> None:
         super().__init__(model, comm, *args, **options)
-        self.shards = {
-            bucket: BucketShard(bucket.parameters, self.names, copies_of(bucket.parameters[0], comm))
-            for bucket in self.buckets
-        }
-        self.shard_of = {parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()}
-        for shard in self.shards.values():
+        self.shards: dict[Bucket, BucketShard] = {}
+        for bucket in self.buckets:
+            shard = BucketShard(bucket.parameters, self.names, copies_of(bucket.parameters[0], comm))
             shard.gradient = torch.zeros_like(shard.values)
+            self.shards[bucket] = shard
+        self.shard_of = {parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()}
         self.guard(self.parameters_to_reduce)
         self.gathering: dict[BucketShard, Any] = {}
         self.overlap = overlap

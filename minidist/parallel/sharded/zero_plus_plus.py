@@ -26,7 +26,7 @@ from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Communicator
 from minidist.memory.precision.blocks import BLOCK, pack, unpack
 from minidist.parallel.sharded.fsdp import FSDP
-from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision
+from minidist.parallel.sharded.units import Flat, MixedPrecision
 
 
 class Nodes:
@@ -36,6 +36,7 @@ class Nodes:
         node, place = divmod(comm.rank, node_ranks)
         self.inside = comm.split(node).fork()  # twins, which only the stream's thread uses
         self.across = comm.split(place).fork()
+        self.exact = False  # nothing is rounded: parameters are gathered to be read or kept, not to compute with
 
     def gather(self, mine: Tensor) -> Tensor:
         """Return every rank's row [n] as [M * G, n]; rows travel in 8 bits, and integers as they are."""
@@ -47,12 +48,10 @@ class Nodes:
 
     def reduce(self, rows: Tensor) -> Tensor:
         """Return the sum of all ranks' rows [n] for this rank; each brings [M * G, n], which travel in 4 bits."""
+        rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together
         for comm in (self.inside, self.across):
-            groups = len(rows) // comm.size
-            if comm is self.inside:
-                rows = _swapped(rows, self.across.size)  # all that goes to one neighbour together
             arrived = all_to_all(pack(rows, bits=4), comm)
-            rows = unpack(arrived, rows.shape[1], bits=4).view(comm.size, groups, -1).sum(0)
+            rows = unpack(arrived, rows.shape[1], bits=4).view(comm.size, -1, rows.shape[1]).sum(0)
         return rows[0]
 
 
@@ -63,12 +62,10 @@ class QuantisedFlat(Flat):
     ----------
     second : Tensor or None
         This rank's part of what was gathered last, if that is cut among the ranks of the node.
-    exact : bool
-        Nothing is rounded: parameters are gathered to be read or kept, not to compute with.
     """
 
     def __init__(self, nodes: Nodes, *args: Any, **options: Any) -> None:
-        self.nodes, self.exact = nodes, False
+        self.nodes = nodes
         self.second: Tensor | None = None
         super().__init__(*args, **options)
         self.row = -(-self.counts[0] // BLOCK) * BLOCK  # elements of every rank's shard, filled up with zeros
@@ -89,7 +86,7 @@ class QuantisedFlat(Flat):
     def fetch(self, whole: Tensor) -> None:
         """Gather all elements. Runs on the stream."""
         inside = self.nodes.inside
-        if self.exact:
+        if self.nodes.exact:
             super().fetch(whole)
         elif self.second is None:
             mine = whole.new_zeros(self.row)
@@ -154,16 +151,13 @@ class ZeROPlusPlus(FSDP):
 
     def _unshard_all(self) -> None:
         """Gather every unit as it is."""
-        cut = [flat for flat in self.flats if isinstance(flat, QuantisedFlat)]
-        for flat in cut:
-            flat.exact = True
+        self.nodes.exact = True
         super()._unshard_all()
-        for flat in cut:
-            flat.exact = False
+        self.nodes.exact = False
 
-    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision, allocate: Allocate | None) -> Flat:
+    def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> Flat:
         link = self.links[self.shard_comm]
-        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, allocate, link=link)
+        return QuantisedFlat(self.nodes, parameters, self.names, self.shard_comm, precision, self.allocate, link=link)
 
 
 def _swapped(rows: Tensor, outer: int) -> Tensor:

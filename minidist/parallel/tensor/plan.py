@@ -44,12 +44,8 @@ def gpt_plan(config: GPTConfig) -> Plan:
     Routed experts are not cut: each rank sends its share of the tokens to them.
     """
     mlp = "layers.*.mlp.shared" if config.experts else "layers.*.mlp"
-    channels: Plan = {
-        mlp: ParallelRegion(),
-        f"{mlp}.gate": ColumnParallel(),
-        f"{mlp}.up": ColumnParallel(),
-        f"{mlp}.down": RowParallel(),
-    }
+    column, down = ColumnParallel(), RowParallel()
+    channels: Plan = {mlp: ParallelRegion(), f"{mlp}.gate": column, f"{mlp}.up": column, f"{mlp}.down": down}
     key_value = ColumnParallel(heads=config.key_value_heads, shared=True)
     return {
         "embedding": VocabularyParallel(),
@@ -60,7 +56,7 @@ def gpt_plan(config: GPTConfig) -> Plan:
         "layers.*.attention.output": RowParallel(heads=config.heads),
         **(channels if config.shared_experts or not config.experts else {}),
         **({"layers.*.mlp.routed": SplitTokens()} if config.experts else {}),
-        "head": ColumnParallel(),  # its logits stay split: the loss is vocabulary_parallel_cross_entropy_sum
+        "head": column,  # its logits stay split: the loss is vocabulary_parallel_cross_entropy_sum
     }
 
 
@@ -128,15 +124,12 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
     for name, style in styles.items():
         module, kind = linear_in(model.get_submodule(name)), type(style).__name__
         if not isinstance(module, style.kind):
-            raise TypeError(
-                f"{name} is of kind {type(module).__name__}, but {kind} splits {style.kind.__name__}: change the plan"
-            )
+            fault = f"{name} is of kind {type(module).__name__}, but {kind} splits {style.kind.__name__}"
+            raise TypeError(f"{fault}: change the plan")
         style.bounds(module, name, comm)
     if sequence and not any(style.splits_sequence for style in styles.values()):
-        raise ValueError(
-            "sequence=True, but nothing in the plan splits the sequence: name the embedding, as VocabularyParallel() "
-            "or SplitSequence()"
-        )
+        fault = "sequence=True, but nothing in the plan splits the sequence"
+        raise ValueError(f"{fault}: name the embedding, as VocabularyParallel() or SplitSequence()")
     return styles
 
 
@@ -144,8 +137,7 @@ def _replicate_the_rest(model: nn.Module, styles: Plan, comm: Communicator, sequ
     """Record whole parameters, and make backward sum their gradients where each rank computes some of the terms."""
     for name, parameter in model.named_parameters():
         if tensor_placement_of(parameter) is None:
-            nowhere = ((0, 0),) * comm.size
-            shard(parameter, TensorPlacement(name, parameter.shape, None, nowhere, comm.size, comm))
+            shard(parameter, TensorPlacement(name, parameter.shape, None, ((0, 0),) * comm.size, comm.size, comm))
             around = _around(name, styles)
             some_channels = any(style.enters for style in around) and not any(style.leaves for style in around)
             split = sequence or any(style.splits_tokens for style in around)
@@ -161,10 +153,8 @@ def _matched(model: nn.Module, plan: Plan) -> dict[str, Style]:
     for pattern, style in plan.items():
         matches = [name for name in names if _fits(name, pattern)]
         if not matches:
-            raise ValueError(
-                f"the plan names {pattern!r}, which no module of the model has: the names are such as "
-                f"{', '.join(names[:3])}, ..., {names[-1]}"
-            )
+            fault = f"the plan names {pattern!r}, which no module of the model has"
+            raise ValueError(f"{fault}: the names are such as {', '.join(names[:3])}, ..., {names[-1]}")
         for name in matches:
             if name in found:
                 raise ValueError(f"{name} is named twice in the plan, by {found[name][0]!r} and by {pattern!r}")

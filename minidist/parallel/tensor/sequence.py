@@ -65,20 +65,14 @@ def split_sequence(x: Tensor, comm: Communicator) -> Tensor:
 def check_time(time: int, comm: Communicator) -> None:
     """Raise ValueError unless this number of tokens can be split evenly over the ranks."""
     if time % comm.size:
-        raise ValueError(
-            f"{time} tokens in a row cannot be split evenly over {comm.size} ranks: with sequence=True choose a length "
-            f"that {comm.size} divides, such as {time - time % comm.size or comm.size}"
-        )
+        such = f"that {comm.size} divides, such as {time - time % comm.size or comm.size}"
+        fault = f"{time} tokens in a row cannot be split evenly over {comm.size} ranks"
+        raise ValueError(f"{fault}: with sequence=True choose a length {such}")
 
 
 def split_dropout(dropout: Dropout, comm: Communicator) -> None:
     """Make a dropout of [B, T/P, D] draw the mask of this rank's positions; its `where` is that of all T."""
-
-    def shift(_: nn.Module, inputs: tuple[Tensor, Where]) -> tuple[Tensor, Where]:
-        x, where = inputs
-        return x, where_of(x.shape[TIME] * comm.size, where, comm, x.device)
-
-    dropout.register_forward_pre_hook(shift)
+    dropout.register_forward_pre_hook(lambda _, inputs: SequenceBoundary(comm).take_tokens(*inputs))
 
 
 def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
@@ -92,8 +86,7 @@ def know_all_tokens(stage: nn.Module, comm: Communicator) -> None:
     def count(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x, *rest = inputs
         handed.append(x)
-        tokens = torch.empty((), dtype=torch.int64, device=x.device).expand(x.shape[0], x.shape[TIME] * comm.size)
-        return tokens, *rest
+        return torch.empty((), dtype=torch.int64, device=x.device).expand(x.shape[0], x.shape[TIME] * comm.size), *rest
 
     stage.register_forward_pre_hook(count)
     stage.get_submodule("embedding").register_forward_hook(lambda *_: handed.pop())

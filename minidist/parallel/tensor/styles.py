@@ -24,16 +24,9 @@ from minidist.model.dropout import Where
 from minidist.model.moe import RoutedExperts, sum_over
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.placement import Bounds, TensorPlacement, shard
+from minidist.parallel.tensor import tensor_parallel as tensor
 from minidist.parallel.tensor.sequence import split_sequence
-from minidist.parallel.tensor.tensor_parallel import (
-    TIME,
-    Boundary,
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabularyParallelEmbedding,
-    bounds_of,
-    sum_gradient,
-)
+from minidist.parallel.tensor.tensor_parallel import TIME, Boundary, bounds_of, sum_gradient
 
 
 @dataclass(frozen=True)
@@ -120,15 +113,13 @@ class ColumnParallel(Style):
             raise ValueError(f"{name} has an adapter, and stands in no ParallelRegion: plan one around it")
         bounds, copies = self.bounds(linear, name, comm)
         for label, parameter in module.named_parameters():
-            if isinstance(module, LoRALinear) and parameter is module.A:
-                continue
-            shape = torch.Size((linear.out_features, *parameter.shape[1:]))
-            shard(parameter, TensorPlacement(f"{name}.{label}", shape, 0, bounds, copies, comm))
-            if copies > 1:
-                sum_gradient(parameter, boundary.sharing(copies))
-        return around(
-            module, ColumnParallelLinear(linear, None if entered else boundary, comm if self.gather else None)
-        )
+            if label != "A":
+                shape = torch.Size((linear.out_features, *parameter.shape[1:]))
+                shard(parameter, TensorPlacement(f"{name}.{label}", shape, 0, bounds, copies, comm))
+                if copies > 1:
+                    sum_gradient(parameter, boundary.sharing(copies))
+        gather = comm if self.gather else None
+        return around(module, tensor.ColumnParallelLinear(linear, None if entered else boundary, gather))
 
 
 @dataclass(frozen=True)
@@ -149,11 +140,10 @@ class RowParallel(Style):
         bounds, _ = self.bounds(linear, name, boundary.comm)
         for label, parameter in module.named_parameters():
             if label in ("weight", "base.weight", "A"):
-                placement = TensorPlacement(f"{name}.{label}", parameter.shape, 1, bounds, 1, boundary.comm)
-                shard(parameter, placement)
+                shard(parameter, TensorPlacement(f"{name}.{label}", parameter.shape, 1, bounds, 1, boundary.comm))
         if isinstance(module, LoRALinear):
             module.join = boundary.leave  # of r channels, before the whole B: a small message
-        return around(module, RowParallelLinear(linear, boundary))
+        return around(module, tensor.RowParallelLinear(linear, boundary))
 
 
 @dataclass(frozen=True)
@@ -174,7 +164,7 @@ class VocabularyParallel(Style):
         shape = torch.Size((module.num_embeddings, module.embedding_dim))
         bounds, _ = self.bounds(module, name, boundary.comm)
         shard(module.weight, TensorPlacement(f"{name}.weight", shape, 0, bounds, 1, boundary.comm))
-        return VocabularyParallelEmbedding(module, boundary)
+        return tensor.VocabularyParallelEmbedding(module, boundary)
 
 
 class SplitSequence(Style):
@@ -203,9 +193,8 @@ class SplitTokens(Style):
         times: list[int] = []  # of the tokens that come to the module
 
         def take(_: nn.Module, inputs: tuple[Tensor, Where]) -> tuple[Tensor, Where]:
-            x, where = inputs
-            times.append(x.shape[TIME])
-            return boundary.take_tokens(x, where)
+            times.append(inputs[0].shape[TIME])
+            return boundary.take_tokens(*inputs)
 
         module.register_forward_pre_hook(take)
         module.register_forward_hook(lambda module, inputs, x: boundary.join_tokens(x, times.pop()))

@@ -50,10 +50,9 @@ def bounds_of(size: int, comm: Communicator, name: str, heads: int = 0, shared: 
     if heads:
         copies = ranks // heads if shared and ranks > heads else 1
         if size % heads or heads * copies % ranks:
-            raise ValueError(
-                f"{name}: {heads} heads cannot be dealt out to {ranks} ranks: choose a number of ranks that divides "
-                f"{heads}" + (f", or one that {heads} divides" if shared else "")
-            )
+            fault = f"{name}: {heads} heads cannot be dealt out to {ranks} ranks"
+            also = f", or one that {heads} divides" if shared else ""
+            raise ValueError(f"{fault}: choose a number of ranks that divides {heads}{also}")
     counts = cut(size, ranks // copies)
     if not all(counts):
         raise ValueError(f"{name} has {size} rows or columns to cut, too few for {ranks} ranks: use at most {size}")
@@ -82,8 +81,7 @@ def sum_gradient(parameter: Tensor, comm: Communicator) -> None:
 
 def where_of(time: int, where: Where, comm: Communicator, device: torch.device) -> Where:
     """Return where this rank's share of `time` tokens is; `where` is that of all of them."""
-    positions = where.position_numbers(time, device)  # [T]
-    return replace(where, positions=torch.split(positions, cut(time, comm.size))[comm.rank])
+    return replace(where, positions=torch.split(where.position_numbers(time, device), cut(time, comm.size))[comm.rank])
 
 
 class Copies(dict[int, Communicator]):

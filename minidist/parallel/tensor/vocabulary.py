@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from minidist.collectives import all_reduce
-from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.adjoint import reduce_from
+from minidist.parallel.data.sampler import share
 
 IGNORED = -100  # the target of a token that does not count, as in torch
 
@@ -55,10 +55,9 @@ def vocabulary_parallel_cross_entropy_sum(
     """
     mine = part_of(vocabulary, comm)
     if logits.shape[-1] != len(mine):
-        raise ValueError(
-            f"rank {comm.rank} of {comm.size} brings logits of {logits.shape[-1]} words, but of a vocabulary of "
-            f"{vocabulary} it has {len(mine)}: split the head with ColumnParallel(), and do not gather what it returns"
-        )
+        fault = f"rank {comm.rank} of {comm.size} brings logits of {logits.shape[-1]} words"
+        own = f"of a vocabulary of {vocabulary} it has {len(mine)}"
+        raise ValueError(f"{fault}, but {own}: split the head with ColumnParallel(), and do not gather what it returns")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)  # [N, V/P]
     words = targets.flatten()  # [N]
     counts = words != IGNORED
@@ -70,22 +69,16 @@ def vocabulary_parallel_cross_entropy_sum(
     here = (words >= mine.start) & (words < mine.stop)
     picked = shifted.gather(-1, (words - mine.start).masked_fill(~here, 0)[:, None])[:, 0]  # [N]
     total, target = reduce_from(torch.stack((normalizer, picked.masked_fill(~here, 0))), comm)
-    losses = total.log() - target
-    summed: Tensor = losses.masked_fill(~counts, 0).sum()
-    return summed
+    return (total.log() - target).masked_fill(~counts, 0).sum()  # type: ignore[no-any-return]
 
 
 def part_of(vocabulary: int, comm: Communicator) -> range:
     """Return the words of this rank, cut as by `numpy.array_split`: no vocabulary needs padding."""
-    counts = cut(vocabulary, comm.size)
-    start = sum(counts[: comm.rank])
-    return range(start, start + counts[comm.rank])
+    return range(vocabulary)[share(vocabulary, comm.size, comm.rank)]
 
 
 def check_ids(ids: Tensor, vocabulary: int) -> None:
     """Raise IndexError unless all ids are in the vocabulary: a stray id would be no rank's, and its vector zero."""
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise IndexError(
-            f"token ids from {int(ids.min())} to {int(ids.max())} for a vocabulary of {vocabulary}: they must lie in "
-            f"0 to {vocabulary - 1}"
-        )
+        fault = f"token ids from {int(ids.min())} to {int(ids.max())} for a vocabulary of {vocabulary}"
+        raise IndexError(f"{fault}: they must lie in 0 to {vocabulary - 1}")
