@@ -11,7 +11,7 @@ from minidist.parallel import Recipe
 from minidist.plan.device import machine
 from minidist.plan.held import GB, held
 from minidist.plan.model import model
-from minidist.plan.step import Setup
+from minidist.plan.run import Setup
 
 
 def combinations() -> str:
@@ -44,10 +44,13 @@ USUAL: list[tuple[str, int, dict[str, Any]]] = [
 
 
 def setup(name: str, sequence: int, layout: dict[str, Any]) -> Setup:
-    """Return the run: one sequence a microbatch, sequence parallelism with tp, ZeRO 1 unless said otherwise."""
+    """Return the run: one sequence a microbatch, sequence parallelism with tp, ZeRO 1 unless said otherwise.
+
+    Only a pipeline has several microbatches.
+    """
     axes = {axis: layout.get(axis, 1) for axis in ("tp", "pp", "dp")}
     gpus = machine(f"a100:{axes['tp'] * axes['pp'] * axes['dp']}")
-    batch = axes["dp"] * 4 * axes["pp"]
+    batch = axes["dp"] * (4 * axes["pp"] if axes["pp"] > 1 else 1)
     return Setup(model(name), gpus, sequence, batch, **{"zero": 1, **layout}, sp=axes["tp"] > 1, fused_loss=True)
 
 

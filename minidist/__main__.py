@@ -24,6 +24,7 @@ ELSEWHERE = {  # in rooms of their own
     "bench": "minidist.bench",
     "course": "minidist.course.course",
     "grade": "minidist.course.grade",
+    "plan": "minidist.cli.plan.command",
 }
 
 

@@ -43,7 +43,7 @@ def checkpoint_random(block: nn.Module, x: Tensor, generator: torch.Generator) -
 
 
 def fastest_plan(inputs: Sequence[int], saved: Sequence[int], seconds: Sequence[float], budget: int) -> Plan:
-    """Plan by dynamic programming. `plan/chain.py` does the same for plans that nest, and counts gradients too."""
+    """Plan by dynamic programming. `memory/recompute/chain.py` does so for plans that nest, with gradients."""
 
     @cache
     def best(first: int, room: int) -> tuple[float, tuple[int | tuple[int, ...], ...]] | None:

@@ -3,6 +3,6 @@
 Read `train.py`. `train_checks.py` checks the machine's files and memory before any work (all other checks of options
 are in `trainer/`); `together.py` makes the ranks start and stop as one; `summary.py` writes what is printed at the end,
 `profile.py` what torch's profiler saw. `stages.py` and `layouts.py` run several variants of a run and compare them,
-with `compare.py`. `plan.py` asks the planner, and `published/` compares it with published runs. `export.py`,
-`launch.py` and `doctor.py` stand alone. The commands `bench`, `grade` and `course` are in `bench/` and `course/`.
+with `compare.py`. `plan/` asks the planner. `export.py`, `launch.py` and `doctor.py` stand alone. The commands
+`bench`, `grade` and `course` are in `bench/` and `course/`.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from minidist.cli.here import predicted_seconds
+from minidist.cli.plan.here import predicted_seconds
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together

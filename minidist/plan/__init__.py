@@ -3,12 +3,10 @@
 Read `equation.py`, the formulas of two papers for bytes; `device.py` and `model.py`, what is computed on what;
 `compute.py` and `links.py`, how long each takes; `run.py`, `step.py`, `sent.py` and `held.py`: a run, its step, what
 that sends, and what a GPU holds; `search.py` and `cost.py`, which run, and for how much. The tables beside them
-(`constants.toml`, `devices.toml`, ...) hold every number with its source. `chain.py` finds what to store and what to
-recompute, so that a budget of bytes costs the least time. `python -m minidist plan` prints what is predicted, and
-`plan check` compares it with published runs.
+(`constants.toml`, `devices.toml`, ...) hold every number with its source. `python -m minidist plan` prints what is
+predicted, and `plan check` compares it with published runs.
 """
 
-from minidist.plan.chain import Chain, Stage, best_plan, tradeoff
 from minidist.plan.equation import ModelStates, layer_activations, model_states
 
-__all__ = ["Chain", "ModelStates", "Stage", "best_plan", "layer_activations", "model_states", "tradeoff"]
+__all__ = ["ModelStates", "layer_activations", "model_states"]

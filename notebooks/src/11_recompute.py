@@ -16,9 +16,9 @@ import minidist
 from minidist.draw.notebook import picture
 from minidist.memory.account import Account
 from minidist.memory.recompute import best_interval, checkpoint, measure_block, recompute
+from minidist.memory.recompute.chain import Chain, Stage, tradeoff
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.parallel.adjoint import copy_to, reduce_from
-from minidist.plan import Chain, Stage, tradeoff
 
 CONFIG = GPTConfig(vocabulary=64, layers=9, hidden=32, heads=2, sequence=32)
 TOKENS = torch.randint(64, (2, 33), generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import minidist
-from minidist.cli.here import LAYOUTS, SIZES, known_device, machine_here, run_of
+from minidist.cli.plan.here import LAYOUTS, SIZES, known_device, machine_here, run_of
 from minidist.cli.train import train
 from minidist.comm import Communicator
 from minidist.mesh import Mesh

@@ -431,11 +431,11 @@ MESH_AND_MODEL = [
         tests=("tests/model/test_attention.py::test_autocast_counts_as_16_bits_and_recomputation_asks_the_rule_again",),
     ),
     Mutation(
-        "pipeline parallelism is outside of data parallelism",
+        "the order of a layout's axes is ignored",
         "minidist/mesh.py",
-        old="np.arange(self.size).reshape(self.dp, self.pp, self.cp, self.tp)",
-        new="np.arange(self.size).reshape(self.pp, self.dp, self.cp, self.tp).transpose(1, 0, 2, 3)",
-        tests=("tests/test_mesh.py::test_the_axes_stand_in_the_order_of_the_docstring",),
+        old="        ranks = np.arange(self.size).reshape([getattr(self, axis) for axis in self.order])\n",
+        new="        return np.arange(self.size).reshape([getattr(self, axis) for axis in AXES])\n",
+        tests=("tests/test_mesh.py::test_stages_across_pairs_of_nodes",),
     ),
     Mutation(
         "the experts of a mesh are dealt out among ranks far apart",
@@ -950,17 +950,17 @@ MEMORY = [
     ),
     Mutation(
         "a stage's backward has no room for the gradient of its input",
-        "minidist/plan/chain.py",
+        "minidist/memory/recompute/chain.py",
         old="backward = stage.saved + size[start + 1] + size[start] - size[end]",
         new="backward = stage.saved + size[start + 1] - size[end]",
-        tests=("tests/plan/test_chain.py::test_no_plan_beats_the_best_one",),
+        tests=("tests/memory/test_chain.py::test_no_plan_beats_the_best_one",),
     ),
     Mutation(
         "recomputing a range costs no forward on the way to what follows",
-        "minidist/plan/chain.py",
+        "minidist/memory/recompute/chain.py",
         old="found.append(Point(room, passing + again.time + rest.time, again, rest))",
         new="found.append(Point(room, again.time + rest.time, again, rest))",
-        tests=("tests/plan/test_chain.py::test_no_plan_beats_the_best_one",),
+        tests=("tests/memory/test_chain.py::test_no_plan_beats_the_best_one",),
     ),
     Mutation(
         "an overflow makes only the rank skip that has seen it",

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.cli.plan import main
-from minidist.cli.published.check import SOURCES, check
+from minidist.cli.plan.command import main
 from minidist.plan.cost import cost
 from minidist.plan.device import Constants, PlanError, machine, table
 from minidist.plan.equation import layer_activations, layer_input, model_states
@@ -22,8 +21,10 @@ from minidist.plan.model import Model, model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import search
 from minidist.plan.step import step
+from published.check import SOURCES, check
 
-ROWS = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
+REPOSITORY = Path(__file__).parents[2]
+ROWS = json.loads((REPOSITORY / "published/some.json").read_text(encoding="utf-8"))
 SMALL = Model(12, 1024, 16, 32000, kv=8, ffn=2816)
 RUN = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024)
 

@@ -23,7 +23,7 @@ from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, of_one_kind
 from minidist.parallel.sharded.whole import Whole
 
-MOST = 2  # units that may be whole at a time, besides the root; `plan/estimate.py` counts as many
+MOST = 2  # units that may be whole at a time, besides the root
 
 
 class ShardedModel(Whole):

@@ -12,8 +12,7 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-from minidist.cli import here
-from minidist.cli.published import check
+from minidist.cli.plan import here
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
 from minidist.plan.cost import cost
@@ -23,6 +22,7 @@ from minidist.plan.model import model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import Answer, Found, search
 from minidist.plan.sent import sent
+from published import check
 
 KNOWN: dict[str, Any] = {"true": True, "false": False, **{",".join(order): order for order in permutations(AXES)}}
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     """Plan; return the exit status: 0, or 2 for what cannot be planned."""
     try:
         if argv and argv[0] == "check":
-            return checked(argv[1:])
+            return check.main(argv[1:])
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
             return here.main()
@@ -77,26 +77,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--picture", default="", metavar="FILE", help="memory and the step, as .png or .svg")
     found.add_argument("--format", choices=("text", "json"), default="text")
     return found
-
-
-def checked(argv: Sequence[str]) -> int:
-    """Print predictions beside published measurements, and with --permuted beside those of other rows."""
-    found = argparse.ArgumentParser("python -m minidist plan check", description=checked.__doc__)
-    found.add_argument("--rows", required=True, help="a file of published rows, in JSON")
-    found.add_argument("--permuted", type=int, metavar="SEED", help="let measured values change places")
-    found.add_argument("--format", choices=("text", "json"), default="text")
-    asked = found.parse_args(argv)
-    rows, known = check.read(asked.rows), Constants.table()
-    report = check.check(rows, known, asked.permuted)
-    if asked.format == "json":
-        print(json.dumps(report, indent=1))
-        return 0
-    print(check.text(report))
-    if asked.permuted is None:
-        apart = check.check(rows, known, permuted=0, exact=False)["sources"]
-        far = ", ".join(f"{name} {each['mean']:.0f} %" for name, each in apart.items())
-        print(f"the same beside measured values of other rows, which must be far off: {far}")
-    return 0
 
 
 def amount(text: str) -> float:

@@ -54,7 +54,7 @@ def main() -> int:
     for ranks in LAYOUTS:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "rows.json")
-            start = [mpirun.path, "-n", str(ranks), sys.executable, "-m", "minidist.cli.here", str(file)]
+            start = [mpirun.path, "-n", str(ranks), sys.executable, "-m", "minidist.cli.plan.here", str(file)]
             if status := run_job(start, env=environment(mpirun), timeout=600).returncode:
                 raise PlanError(f"{ranks} ranks under {mpirun.path} ended with status {status}")
             rows += json.loads(file.read_text())

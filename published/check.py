@@ -5,6 +5,7 @@
 `ranking` asks, where several layouts of one model were measured, what the layout predicted to be best really took.
 """
 
+import argparse
 import json
 import random
 import tomllib
@@ -14,12 +15,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from minidist.cli.published.rows import LeftOut, Row, seconds, setup
 from minidist.plan.device import Constants, PlanError, read_tree
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
 from minidist.plan.run import Setup
 from minidist.plan.step import passes, step
+from published.rows import LeftOut, Row, seconds, setup
 
 SOURCES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))["source"]
 GIB = 2.0**30
@@ -189,3 +190,23 @@ def text(report: dict[str, Any]) -> str:
     reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
     lines += [f"left out: {count} of {source}: {why}" for (source, why), count in sorted(reasons.items())]
     return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print predictions beside published measurements, or with --permuted beside those of other rows."""
+    found = argparse.ArgumentParser("python -m minidist plan check", description=main.__doc__)
+    found.add_argument("--rows", required=True, help="a file of published rows, in JSON")
+    found.add_argument("--permuted", type=int, metavar="SEED", help="let measured values change places")
+    found.add_argument("--format", choices=("text", "json"), default="text")
+    asked = found.parse_args(argv)
+    rows, known = read(asked.rows), Constants.table()
+    report = check(rows, known, asked.permuted)
+    if asked.format == "json":
+        print(json.dumps(report, indent=1))
+        return 0
+    print(text(report))
+    if asked.permuted is None:
+        apart = check(rows, known, permuted=0, exact=False)["sources"]
+        far = ", ".join(f"{name} {each['mean']:.0f} %" for name, each in apart.items())
+        print(f"the same beside measured values of other rows, which must be far off: {far}")
+    return 0
