@@ -4,16 +4,6 @@ Read `lora.py`, then `nf4.py`.
 """
 
 from minidist.memory.adapters.lora import EVERY_MATRIX, LoRALinear, add_lora, add_qlora, merge
-from minidist.memory.adapters.nf4 import NF4Tensor, dequantize, levels, quantize
+from minidist.memory.adapters.nf4 import dequantize, levels, quantize
 
-__all__ = [
-    "EVERY_MATRIX",
-    "LoRALinear",
-    "NF4Tensor",
-    "add_lora",
-    "add_qlora",
-    "dequantize",
-    "levels",
-    "merge",
-    "quantize",
-]
+__all__ = ["EVERY_MATRIX", "LoRALinear", "add_lora", "add_qlora", "dequantize", "levels", "merge", "quantize"]
