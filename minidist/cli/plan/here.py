@@ -4,6 +4,8 @@
         two constants      operations a second of a product, bytes a second of a copy; on all ranks at once
         each of four layouts of a small GPT: predict a step from the two, take some, print both
 
+Other programs take their share of a machine as they please, so the constants are measured anew before and after each
+step, each step has a prediction of its own, and the error is the median of all.
 `train` shows in the same way the utilisation that is predicted for it. On fewer cores than ranks the constants are
 those of ranks that share cores. `MOVED` are the bytes that torch's AdamW moves for a parameter on a CPU, counted from
 its operations, `FLASH` the speed of torch's attention on a CPU beside that of a product, for 128 positions; what
@@ -16,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -35,6 +38,7 @@ from minidist.plan.step import step
 from minidist.trainer.checked import CheckedRun, check_run, device_of, layout_of
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
+from minidist.trainer.metrics import Reporter, StepMetrics
 from minidist.trainer.text import read_corpus
 
 SIZES = "--layers 4 --hidden 256 --heads 4 --intermediate 768 --sequence 128 --batch 32 --steps 7"
@@ -75,15 +79,31 @@ def row(comm: Communicator, words: str) -> Sequence[str]:
     config = parse([*SIZES.split(), *words.split()])
     tokenizer, samples, _ = read_corpus(config.data)
     run = check_run(config, Mesh(comm.split(0), layout_of(config, comm.size)), tokenizer.vocabulary)
-    planned = run_of(run, machine_here(comm, run))
-    outcome = Trainer(run, samples).run()
-    seconds, measured = sum(step(planned, exact=True).values()), median(each.seconds for each in outcome.history[1:])
+    between = Between(run)
+    outcome = Trainer(run, samples).run(between)
+    pairs = [*zip(pairwise(between.machines), (each.seconds for each in outcome.history), strict=True)][1:]
+    predicted = [fmean(seconds_on(run, machine) for machine in around) for around, _ in pairs]
+    measured = [seconds for _, seconds in pairs]
+    error = median(ours / theirs for ours, theirs in zip(predicted, measured, strict=True)) - 1
+    planned = run_of(run, between.machines[0])
     counted = sum(int(both.sum()) for each in comm.roll_call(outcome.sent) for both in each.values())
     megabytes = [sum(sent(planned).values()) / 1e6, counted / len(outcome.history) / 1e6]
-    device = planned.machine.device
-    speeds = [device.peak / 1e9, device.bandwidth * planned.known["streamed"] / 1e9]
-    times = [f"{seconds:.3f} s", f"{measured:.3f} s", f"{seconds / measured - 1:+.1%}"]
+    speeds = [median(each.device.peak for each in between.machines) / 1e9]
+    speeds += [2 * median(each.device.link for each in between.machines) / 1e9]
+    times = [f"{median(predicted):.3f} s", f"{median(measured):.3f} s", f"{error:+.1%}"]
     return [words, str(comm.size), *times, *(f"{each:.3f}" for each in megabytes), *(f"{each:.1f}" for each in speeds)]
+
+
+class Between(Reporter):
+    """Measures the machine before the first step and after each."""
+
+    def __init__(self, run: CheckedRun) -> None:
+        self.run = run
+        self.machines = [machine_here(run.mesh.world, run)]
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Measure once more."""
+        self.machines.append(machine_here(self.run.mesh.world, self.run))
 
 
 def machine_here(comm: Communicator, run: CheckedRun) -> Machine:
@@ -109,7 +129,7 @@ def timed(comm: Communicator, work: Callable[[], object]) -> float:
         return time.perf_counter() - started
 
     comm.barrier()
-    return fmean(comm.roll_call(median(map(once, range(15)))))
+    return fmean(comm.roll_call(median(map(once, range(7)))))
 
 
 def predicted_seconds(run: CheckedRun) -> float | None:
@@ -124,10 +144,15 @@ def predicted_seconds(run: CheckedRun) -> float | None:
         machine = Machine(name, Device.named(name), comm.size, node, PORT * node, 0.0)
         planned = replace(run_of(run, machine), known=Constants.table())
     elif device.type == "cpu" and run.config.run.peak_tflops:
-        planned = run_of(run, machine_here(comm, run))
+        return seconds_on(run, machine_here(comm, run))
     else:
         return None
     return sum(step(planned, exact=True).values())
+
+
+def seconds_on(run: CheckedRun, machine: Machine) -> float:
+    """Predict a step on a machine of cores."""
+    return sum(step(run_of(run, machine), exact=True).values())
 
 
 def known_device(said: str) -> str:
