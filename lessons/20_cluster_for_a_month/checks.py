@@ -52,15 +52,15 @@ def packed(model: Model, machine: Machine | None = None, **more: object) -> Arra
     return given | ({"machine": np.array(machine, float)} if machine else {})
 
 
-def a_step(rng: np.random.Generator, layout: Layout, many: int, slow: bool = False) -> Case:
-    """Ask for a step with `many` microbatches; with `slow` cards the gradients do not hide."""
+def a_step(rng: np.random.Generator, layout: Layout, many: int, slow: float = 0.0) -> Case:
+    """Ask for a step with `many` microbatches; gradients take `slow` times, or more, what one backward hides."""
     model, batch = a_model(rng), many * layout.dp * layout.microbatch
     machine = a_machine(rng, layout.dp * layout.tp * layout.pp)
     if slow:
         hides = seconds_of(model, machine, layout, batch)
         hides = (2 / 3 * hides["computing"] + hides["recomputing"]) / many
         bytes = 2 * (layout.dp - 1) / layout.dp * 2 * model.parameters / (layout.tp * layout.pp)
-        machine = machine._replace(card=8 * bytes / (hides * rng.uniform(1.3, 1.9)) / 1e9)
+        machine = machine._replace(card=8 * bytes / (slow * hides * rng.uniform(1.3, 1.9)) / 1e9)
     return Case((packed(model, machine, layout=layout, batch=batch),), layout.words())
 
 
@@ -183,10 +183,10 @@ def about(*names: str) -> Callable[..., None]:
     return partial(judge_undefended, about=names)
 
 
-ALONE, TEAM = Layout(4, 1, 1, 1, 2), Layout(8, 4, 2)
-AGAIN = Layout(2, 4, 4, 1, 2, True, 1, True)
+ALONE, TEAM = Layout(4, 1, 1, 1, 2), Layout(8, 4, 4)
+AGAIN = Layout(2, 8, 4, 1, 4, True, 1, True)
 WIDE, DEEP = Layout(2, 16, 2, 1, 4), Layout(4, 2, 8, 3, 2, False, 1, True)
-STATES = (Layout(8, 4, 2), Layout(8, 4, 2, zero=1), Layout(4, 1, 4, zero=1))
+STATES = (Layout(16, 4, 2), Layout(16, 4, 2, zero=1), Layout(8, 1, 4, zero=1))
 KEPT = (Layout(4, 4, 1), Layout(4, 4, 1, sp=True), Layout(4, 1, 1, 1, 2))
 FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 2, 16, 1, 2), Layout(1, 4, 2, 2))
 WORK = (Layout(4, 4, 2, recompute=True), Layout(2, 8, 4, 1, 2, True, 0, True), Layout(2, 2, 4, 3, 1, False, 1, True))
@@ -218,13 +218,20 @@ OTHERS = (
 
 CHECKS = [
     Check(TIME, "computing", 4, each(a_step, (ALONE, 4), (AGAIN, 8)), run_step, parts("computing", "recomputing")),
-    Check(TIME, "tensor parallelism", 4, each(a_step, (TEAM, 8), (AGAIN, 8), (WIDE, 4)), run_step, parts("tensor")),
+    Check(
+        TIME,
+        "tensor parallelism",
+        4,
+        each(a_step, (TEAM, 8, 1), (AGAIN, 8, 1), (WIDE, 4, 1)),
+        run_step,
+        parts("tensor"),
+    ),
     Check(TIME, "the bubble", 4, each(a_step, (TEAM, 8), (AGAIN, 8), (DEEP, 16)), run_step, parts("bubble")),
     Check(
         TIME,
         "gradients, hidden in part",
         4,
-        each(a_step, (TEAM, 8, True), (AGAIN, 4, True), (Layout(4, 2, 2), 8, True)),
+        each(a_step, (TEAM, 8, 1), (AGAIN, 4, 6), (Layout(8, 2, 2), 8, 1), (Layout(4, 2, 2), 8, 1)),
         run_step,
         parts("data"),
     ),
@@ -266,7 +273,7 @@ CHECKS += [
         TIME,
         "other steps",
         3,
-        each(a_step, (Layout(4, 8, 2, 2, 1), 16, True), (DEEP, 8, True)),
+        each(a_step, (Layout(4, 8, 2, 2, 1), 16, 1), (DEEP, 8, 12)),
         run_step,
         judge_step,
         hidden=True,

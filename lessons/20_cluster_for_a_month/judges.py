@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
 
 PARTS = ("computing", "recomputing", "tensor", "bubble", "data")
 COSTS = ("days", "money", "mfu")
+HIDDEN = ": all of it hides, behind more than one backward, or because its ring is taken to be too fast"
 CLOSE = 1e-6  # of what is expected: a formula that is added up in another order
 
 
@@ -116,9 +117,9 @@ def judge_step(case: Case, results: Sequence[Arrays], notes: Sequence[Note], par
     expected = seconds_of(model, machine, layout, batch)
     for part in parts:
         if not same(found[part], expected[part]):
-            wrongly = {clause: seconds_of(model, machine, layout, batch, how)[part] for how, clause in SLIPS.items()}
+            wrongly = {clause: seconds_of(model, machine, layout, batch, how) for how, clause in SLIPS.items()}
             says = f"{part} of {layout.words()} with a batch of {batch} is {found[part]:.6g} s, expected"
-            hint = known(wrongly, lambda value: same(found[part], value))  # noqa: B023
+            hint = HIDDEN if part == "data" and not found[part] else likeliest(wrongly, found, part)
             raise Wrong(f"{says} {expected[part]:.6g} s{hint or times(found[part], expected[part], layout)}")
 
 
@@ -138,6 +139,13 @@ def judge_bill(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
                 hint = known(wrongly, lambda value: same(row[i], value))  # noqa: B023
                 said = f"{name} with recompute={again} is {row[i]:.9g}, expected {expected[i]:.9g}"
                 raise Wrong(said + (hint or times(row[i], expected[i], Layout(1, 1, 1))))
+
+
+def likeliest(wrongly: Mapping[str, Mapping[str, float]], found: Mapping[str, float], part: str) -> str:
+    """Return, in words, the mistake that gives this part and most of the others, or nothing."""
+    fitting = {clause: values for clause, values in wrongly.items() if same(found[part], values[part])}
+    counts = {clause: sum(same(found[name], values[name]) for name in found) for clause, values in fitting.items()}
+    return known({clause: True for clause in counts if counts[clause] == max(counts.values())}, bool)
 
 
 def same(found: float, expected: float) -> bool:

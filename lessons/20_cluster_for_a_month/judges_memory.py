@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from judges import Layout, Machine, Model, layout_of, machine_of, model_of, numbers, own, same, seconds_of, times
+from judges import (
+    Layout,
+    Machine,
+    Model,
+    layout_of,
+    likeliest,
+    machine_of,
+    model_of,
+    numbers,
+    own,
+    same,
+    seconds_of,
+    times,
+)
 
 from minidist import Communicator
 from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
@@ -59,8 +72,8 @@ def judge_held(case: Case, results: Sequence[Arrays], notes: Sequence[Note], kin
         expected = bytes_of(model, layout, batch)
         for kind in kinds:
             if not same(found[kind], expected[kind]):
-                wrongly = {clause: bytes_of(model, layout, batch, how)[kind] for how, clause in SLIPS.items()}
-                hint = known(wrongly, lambda value: same(found[kind], value))  # noqa: B023
+                wrongly = {clause: bytes_of(model, layout, batch, how) for how, clause in SLIPS.items()}
+                hint = likeliest(wrongly, found, kind)
                 says = f"{layout.words()} with a batch of {batch} holds {found[kind] / 1e9:.6g} GB of {kind}, expected"
                 raise Wrong(f"{says} {expected[kind] / 1e9:.6g} GB{hint or times(found[kind], expected[kind], layout)}")
 

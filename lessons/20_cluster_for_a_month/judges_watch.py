@@ -31,6 +31,11 @@ class Plan(NamedTuple):
     by_rank: bool
     noticed: float
 
+    def words(self) -> str:
+        """Return how an exercise writes it, rounded."""
+        values = {name: value if isinstance(value, int) else f"{value:.6g}" for name, value in self._asdict().items()}
+        return f"Plan({', '.join(f'{name}={value}' for name, value in values.items())})"
+
 
 def plan_of(row: Sequence[float]) -> Plan:
     """Return a plan from its row."""
@@ -86,14 +91,39 @@ def judge_diagnose(case: Case, results: Sequence[Arrays], notes: Sequence[Note],
                 hint = known(wrongly, lambda value: same(found[i], value))  # noqa: B023
                 raise Wrong(f"{asked}: {name} is {found[i]:.4%}, expected {expected[i]:.4%}{hint}")
         if not shares and found[2:] != [*expected[2:]]:
-            wrongly = {
-                clause: diagnosis(model, layout, int(batch), seconds, idle, how)[2:] for how, clause in ADVICES.items()
-            }
             is_it, should = (
                 f"{REMEDIES[int(code)]!r}{f' to {to:.0f}' if to else ''}" for code, to in (found[2:], expected[2:])
             )
             says = f"{asked}: measured {expected[0]:.1%}, formula {expected[1]:.1%}; the remedy is {is_it}, expected"
-            raise Wrong(f"{says} {should}{known(wrongly, lambda value: [*value] == found[2:])}")  # noqa: B023
+            raise Wrong(f"{says} {should}: {advice(model, layout, int(batch), expected, found)}")
+
+
+def advice(model: Model, layout: Layout, batch: int, expected: Sequence[float], found: Sequence[float]) -> str:
+    """Say what speaks against a remedy."""
+    right, named, to = REMEDIES[int(expected[2])], REMEDIES[int(found[2])], int(found[3])
+    p, v, part = layout.pp, layout.chunks, batch // layout.dp
+    m = part // layout.microbatch
+    if right == "nothing":
+        return "a bubble of 15 % or less is not warned of"
+    if right == "stages or links":
+        return "the schedule does not explain what was measured, so no other schedule helps: a stage or a link is slow"
+    if named == "microbatches" and to > part:
+        return f"a replica has no more than {part} sequences: divide the batch by dp first"
+    if named == "microbatches" and (to < 1 or part % to):
+        return f"its part of the batch, {part} sequences, is not cut into {to} equal microbatches"
+    if named == "chunks" and right == "microbatches":
+        return "more microbatches are enough, and come first"
+    if named == "chunks" and (to < 1 or model.layers % (p * to)):
+        return f"{p} stages of {to} parts do not deal out {model.layers} layers equally"
+    if named in ("microbatches", "chunks"):
+        k, u = (to, v) if named == "microbatches" else (m, to)
+        left = (p - 1) / (u * k + p - 1)
+        return f"the formula is then {left:.1%}, " + (
+            "and a smaller number will do" if left <= 0.15 else "still too much"
+        )
+    if named == "stages or links":
+        return "the formula explains what was measured: the schedule is at fault, not a stage or a link"
+    return "there is a remedy before this one that makes the formula small enough"
 
 
 def judge_undefended(
@@ -109,7 +139,7 @@ def judge_undefended(
             if mine != right:
                 wrongly = {clause: [missing(each, how)[name] for each in plans] for how, clause in LOOKS.items()}
                 verb = "is not" if right else "is"
-                says = f"{plan._asdict()} {verb} defended against {name!r}, but undefended "
+                says = f"{plan.words()} {verb} defended against {name!r}, but undefended "
                 says += "leaves it out" if right else "names it"
                 raise Wrong(says + known(wrongly, found.__eq__))
 
@@ -120,7 +150,7 @@ def judge_undefended(
 def diagnosis(
     model: Model, layout: Layout, batch: int, seconds: float, idle: float, how: str = ""
 ) -> tuple[float, float, int, int]:
-    """Return the shares, the number of the remedy, and to how many; `how` is one of `SLIPS` or `ADVICES`."""
+    """Return the shares, the number of the remedy, and to how many; `how` is one of `SLIPS`."""
     p, v, part = layout.pp, layout.chunks, batch // layout.dp
     part = batch if how == "dp" else part
     m = part if how == "sequences" else part // layout.microbatch
@@ -133,26 +163,18 @@ def diagnosis(
     def short(m: int, v: int) -> bool:
         return 100 * (p - 1) <= PERCENT * (v * m + p - 1)
 
-    most = batch if how == "beyond the replica" else part
-    more = [k for k in range(m + 1, most + 1) if (part % k == 0 or how in WITHOUT_REST) and short(k, v)]
-    finer = [k for k in range(v + 1, model.layers + 1) if model.layers % (p * k) == 0 or how == "any chunks"]
-    finer = [k for k in finer if short(m, k)]
-    far = short(m, v) or measured > FAR * formula(m, v)
-    if measured <= PERCENT / 100 and how != "always warns":
-        return measured, formula(m, v), REMEDIES.index("nothing"), 0
-    if far and how != "never far" and not (how == "always warns" and measured <= PERCENT / 100):
-        return measured, formula(m, v), REMEDIES.index("stages or links"), 0
-    if how == "chunks first" and finer:
-        return measured, formula(m, v), REMEDIES.index("chunks"), finer[0]
-    if more or how == "always microbatches":
-        to = {"most": part}.get(how, more[0] if more else part)
-        return measured, formula(m, v), REMEDIES.index("microbatches"), to
-    if finer:
-        return measured, formula(m, v), REMEDIES.index("chunks"), finer[0]
-    return measured, formula(m, v), REMEDIES.index("zero bubble"), 0
+    remedy, to = "zero bubble", 0
+    more = [k for k in range(m + 1, part + 1) if part % k == 0 and short(k, v)]
+    finer = [k for k in range(v + 1, model.layers + 1) if model.layers % (p * k) == 0 and short(m, k)]
+    if measured <= PERCENT / 100:
+        remedy = "nothing"
+    elif short(m, v) or measured > FAR * formula(m, v):
+        remedy = "stages or links"
+    elif more or finer:
+        remedy, to = ("microbatches", more[0]) if more else ("chunks", finer[0])
+    return measured, formula(m, v), REMEDIES.index(remedy), to
 
 
-WITHOUT_REST = ("unequal", "beyond the replica")
 SLIPS = {
     "of ideal": "it is the share of the ideal time, (p - 1)/(v m); of the whole step it is (p - 1)/(v m + p - 1)",
     "idle of ideal": "the idle time is compared with the time without it, not with the whole step",
@@ -160,18 +182,6 @@ SLIPS = {
     "p": "p is taken for p - 1: the last stage does not wait for itself",
     "dp": "the batch is not divided by dp: each replica has its own part",
     "sequences": "sequences are taken for microbatches",
-}
-ADVICES = {
-    "never far": "a measured bubble far above its formula is not looked at: more microbatches do not help there",
-    "beyond the replica": "a replica is given more microbatches than its part of the batch has: divide by dp first",
-    "unequal": "the number of microbatches does not divide the replica's part of the batch",
-    "most": "the largest number of microbatches is named, not the smallest that will do",
-    "always microbatches": "more microbatches are the only remedy that is known",
-    "chunks first": "chunks are named before microbatches",
-    "any chunks": "the chunks do not deal out the layers equally",
-    "always warns": "a bubble of 15 % or less is warned of, too",
-    "of ideal": "shares of the ideal time are compared, not of the whole step",
-    "no chunks": "the chunks are forgotten: they make the bubble v times shorter",
 }
 
 
