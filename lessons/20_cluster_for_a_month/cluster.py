@@ -1,7 +1,7 @@
 """Lesson 20 at full scale: measure a product and an all-reduce, predict a step of data parallelism, then measure it.
 
-    torchrun --nproc-per-node 4 lessons/20_cluster_for_a_month/cluster.py              DistributedDataParallel of torch
-    torchrun --nproc-per-node 4 lessons/20_cluster_for_a_month/cluster.py --minidist   DDP of minidist, on the same wires
+    torchrun --nproc-per-node 4 lessons/20_cluster_for_a_month/cluster.py              DDP of torch
+    torchrun --nproc-per-node 4 lessons/20_cluster_for_a_month/cluster.py --minidist   DDP of minidist, same wires
 
 Rank 0 prints what it predicts beside what it measures. With few rows the gradients take longer than the backward that
 hides them; ranks that share a GPU or a core are slower than one alone, which no formula here knows.
@@ -24,7 +24,7 @@ from minidist.course.twin import run_twin
 from minidist.parallel import DDP
 from minidist.plan import plain
 
-WIDTH, LAYERS, ROWS, STEPS, RATE = 256, 4, 512, 6, 2.0  # rows of each rank; float64
+WIDTH, LAYERS, ROWS, STEPS, RATE = 512, 3, 256, 6, 2.0  # rows of each rank; float64
 
 
 def seconds(work: Callable[[], object], device: torch.device, times: int = 9) -> float:
@@ -45,7 +45,8 @@ def predict(parameters: int, ranks: int, device: torch.device) -> str:
     rows, weight = torch.randn(ROWS, WIDTH, device=device).double(), torch.randn(WIDTH, WIDTH, device=device).double()
     rate = 2 * ROWS * WIDTH**2 / seconds(lambda: rows @ weight, device)
     gradients = torch.zeros(parameters, device=device).double()
-    bandwidth = plain.ring(gradients.nbytes, ranks, 1 / seconds(lambda: dist.all_reduce(gradients), device))
+    took = seconds(lambda: dist.all_reduce(gradients), device)
+    bandwidth = max(1.0, plain.ring(gradients.nbytes, ranks, took))  # of bytes a second; one rank sends nothing
     found = plain.step((parameters, 0, 0, 1), 1, ROWS, 1, 1, ranks, rate=rate, inside=1, across=bandwidth / 4)
     parts = ", ".join(f"{found[name] * 1e3:.2f} ms of {name}" for name in ("computing", "data"))
     reached = f"{rate / 1e9:,.0f} GFLOP/s and {bandwidth / 1e9:.2f} GB/s reached"
