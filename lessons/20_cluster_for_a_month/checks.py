@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from judges import Layout, Machine, Model, judge_bill, judge_step, run_bill, run_step, seconds_of
+from judges import Layout, Machine, Model, judge_bill, judge_step, run_bill, run_step, same, seconds_of
 from judges_memory import bytes_of, judge_best, judge_fits, judge_held, measured, refusal, room_of, run_best, run_fits
 from judges_memory import run_held as run_memory
 from judges_watch import judge_diagnose, judge_undefended, run_diagnose, run_undefended
@@ -92,29 +92,45 @@ def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool
         layers, batch = 8 * int(rng.integers(3, 8)), gpus * int(rng.choice([1, 2, 4]))
         model, machine = a_model(rng, layers)._replace(heads=int(rng.choice([12, 20, 28]))), a_machine(rng, gpus)
         found: dict[str, set[Layout]] = defaultdict(set)
-        for _ in range(1500):
+        for _ in range(400):
             layout = any_layout(rng, gpus)
             found[refusal(model, machine._replace(memory=1e6), layout, batch)].add(layout)
-        if min(len(found[reason]) for reason in ("", *WRONG)) < 6:
+        if len(found[""]) < 8 or min(len(found[reason]) for reason in WRONG) < 2:
             continue
-        some = sorted(found[""], key=lambda layout: sum(bytes_of(model, layout, batch).values()))
-        some = [some[int(i)] for i in np.unique(np.linspace(0, len(some) - 1, 8).astype(int))]
-        needs = [sum(bytes_of(model, layout, batch).values()) for layout in some]
-        at = 0 if none else len(some) // 2
-        room = needs[0] * 0.9 if none else (needs[at - 1] + needs[at]) / 2
+        bytes = {layout: sum(bytes_of(model, layout, batch).values()) for layout in found[""]}
+        some = sorted(bytes, key=bytes.__getitem__)
+        some = [some[int(i)] for i in np.linspace(0, len(some) - 1, 8)]
+        room = bytes[some[0]] * 0.9 if none else (bytes[some[3]] + bytes[some[4]]) / 2
         machine = machine._replace(memory=room / 2**30 + machine.reserved)
-        wrong = [sorted(found[reason])[int(rng.integers(len(found[reason])))] for reason in WRONG for _ in "ab"]
+        wrong = [sorted(found[reason])[int(i)] for reason in WRONG for i in rng.integers(len(found[reason]), size=2)]
         if tie:  # the same layouts without ZeRO's shards: as fast, and larger
-            some = [each._replace(zero=zero) for each in some[:at] for zero in (0, 1)] + some[at:]
-        left = [each for each in some if not refusal(model, machine, each, batch)]
-        times = {each: measured(model, machine, each, batch)[0] for each in some}
-        fastest = min(times, key=times.__getitem__)
-        if not none and (not left or (not tie and fastest in left) or len(set(left)) < 2):
+            some = [each._replace(zero=zero) for each in some[:4] for zero in (0, 1)] + some[4:]
+        if not none and not hard(model, machine, some, batch, tie):
             continue
         layouts = [*some, *wrong]
         order = rng.permutation(len(layouts))
         given = packed(model, machine, layouts=[layouts[int(i)] for i in order], batch=batch)
         return Case((given,), f"{len(order)} layouts of {gpus} GPUs")
+
+
+def hard(model: Model, machine: Machine, layouts: list[Layout], batch: int, tie: bool) -> bool:
+    """Tell whether a choice shows who chooses well.
+
+    The best is neither the fastest of all nor the smallest, or it has an equal that is larger. What is as fast as the
+    best is so to the last bit, as it differs in nothing that takes time.
+    """
+    costs = {each: measured(model, machine, each, batch) for each in layouts}
+    left = [each for each in layouts if not refusal(model, machine, each, batch)]
+    if not left:
+        return False
+    fastest = min(costs[each][0] for each in left)
+    equals = [each for each in left if same(costs[each][0], fastest)]
+    sizes = {costs[each][1] for each in equals}
+    if len({each._replace(zero=0, sp=False) for each in equals}) > 1:
+        return False
+    if tie:
+        return len(sizes) > 1
+    return fastest > min(costs.values())[0] and min(sizes) > min(costs[each][1] for each in left)
 
 
 WRONG = ("gpus", "node", "heads", "layers", "batch", "stages")

@@ -103,7 +103,7 @@ def run_bill(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     """Run `bill`, for a step with recomputing and without."""
     asked = own(exercise, model_of(given)), own(exercise, machine_of(given)), int(given["batch"])
     length, tokens = given["run"].tolist()
-    found = [exercise.bill(*asked, length, tokens, again) for again in (False, True)]
+    found = [exercise.Bill(*exercise.bill(*asked, length, tokens, again)) for again in (False, True)]
     return {"bill": [[float(getattr(each, name)) for name in COSTS] for each in found]}
 
 

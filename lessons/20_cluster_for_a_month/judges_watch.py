@@ -52,7 +52,7 @@ def run_diagnose(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
     """Run `diagnose` for every layout and what was measured there."""
     model, rows = own(exercise, model_of(given)), []
     for row, (batch, seconds, idle) in zip(given["layouts"].tolist(), given["measured"].tolist(), strict=True):
-        found = exercise.diagnose(model, own(exercise, layout_of(row)), int(batch), seconds, idle)
+        found = exercise.Diagnosis(*exercise.diagnose(model, own(exercise, layout_of(row)), int(batch), seconds, idle))
         if found.remedy not in REMEDIES:
             raise Wrong(f"diagnose names the remedy {found.remedy!r}, expected one of REMEDIES")
         rows.append([float(found.measured), float(found.formula), REMEDIES.index(found.remedy), int(found.to)])

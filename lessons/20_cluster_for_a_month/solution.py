@@ -99,7 +99,7 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
 
 def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:
     """Compare with the room."""
-    return sum(bytes.values()) <= (machine.memory - machine.reserved) * 2**30
+    return plain.fits(dict(bytes), machine.memory, machine.reserved)
 
 
 REASONS = ("", "gpus", "node", "heads", "layers", "batch", "stages", "memory")

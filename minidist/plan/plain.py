@@ -68,6 +68,11 @@ def held(
     return {**vars(states), "activations": activations}
 
 
+def fits(bytes: dict[str, float], gib: float, reserved: float) -> bool:
+    """Tell whether a GPU of so many GiB, some of them reserved, has room for what `held` returns."""
+    return sum(bytes.values()) <= (gib - reserved) * 2**30
+
+
 def bill(seconds: float, tokens: float, batch: float, gpus: int, price: float) -> tuple[float, float]:
     """Return days and money of a run: steps of `batch` tokens, at `price` a GPU and hour."""
     hours = -(-tokens // batch) * seconds / 3600

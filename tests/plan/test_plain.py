@@ -64,6 +64,13 @@ def test_two_more_stages_hold_no_fewer_activations() -> None:
     assert again == (80 * 2 / 4 + 32 / 4) * SBH
 
 
+def test_a_gib_is_more_than_a_gb() -> None:
+    """An H100 of "80 GB" has 81,559 MiB; what fits is counted in bytes."""
+    assert plain.fits({"all": 85.5e9}, 81559 / 1024, 0)
+    assert not plain.fits({"all": 85.6e9}, 81559 / 1024, 0)
+    assert not plain.fits({"some": 80e9, "more": 5e9}, 81559 / 1024, 1)
+
+
 # ---------------------------------------------------------------- what runs show
 
 
