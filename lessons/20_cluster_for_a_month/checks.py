@@ -199,6 +199,12 @@ def about(*names: str) -> Callable[..., None]:
     return partial(judge_undefended, about=names)
 
 
+def refusing(*reasons: str) -> Callable[..., None]:
+    """Return a judge of the layouts that are refused for some reasons."""
+    return partial(judge_best, about=reasons, choose=False)
+
+
+TWENTY = each(proposals, (64,), (32,))
 ALONE, TEAM = Layout(4, 1, 1, 1, 2), Layout(8, 4, 4)
 AGAIN = Layout(2, 8, 4, 1, 4, True, 1, True)
 WIDE, DEEP = Layout(2, 16, 2, 1, 4), Layout(4, 2, 8, 3, 2, False, 1, True)
@@ -264,9 +270,11 @@ CHECKS = [
     Check(MEMORY, "activations of a layer", 4, each(holding, (8, *KEPT)), run_memory, kinds("activations")),
     Check(MEMORY, "microbatches under way", 4, each(holding, (24, *FLIGHT)), run_memory, kinds("activations")),
     Check(MEMORY, "recomputing", 3, each(holding, (32, *WORK)), run_memory, kinds("activations")),
-    Check(CHOICE, "twenty layouts", 8, each(proposals, (64,), (32,)), run_best, judge_best),
-    Check(CHOICE, "equally fast ones", 4, each(proposals, (64, True)), run_best, judge_best),
-    Check(CHOICE, "none that fits", 2, each(proposals, (16, False, True)), run_best, judge_best),
+    Check(CHOICE, "what does not divide", 3, TWENTY, run_best, refusing("gpus", "heads", "layers", "batch")),
+    Check(CHOICE, "nodes, and stages", 2, TWENTY, run_best, refusing("node", "stages")),
+    Check(CHOICE, "memory, and the best", 3, TWENTY, run_best, partial(judge_best, about=("", "memory"))),
+    Check(CHOICE, "equally fast ones", 4, each(proposals, (64, True)), run_best, partial(judge_best, about=())),
+    Check(CHOICE, "none that fits", 2, each(proposals, (16, False, True)), run_best, partial(judge_best, about=())),
     Check(BUBBLE, "the two shares", 6, each(diagnoses, CUT), run_diagnose, partial(judge_diagnose, shares=True)),
     Check(BUBBLE, "what helps", 5, each(diagnoses, CUT), run_diagnose, judge_diagnose),
     Check(BUBBLE, "what does not help", 5, each(diagnoses, SLOW), run_diagnose, judge_diagnose),
