@@ -89,7 +89,7 @@ def room(rng: np.random.Generator, gpus: int) -> Case:
 def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool = False) -> Case:
     """Draw twenty layouts with every reason among them; the fastest of all does not fit."""
     while True:
-        layers, batch = 8 * int(rng.integers(3, 8)), gpus * int(rng.choice([1, 2, 4]))
+        layers, batch = 8 * int(rng.integers(3, 8)), gpus * 3 // int(rng.choice([2, 4]))
         model, machine = a_model(rng, layers)._replace(heads=int(rng.choice([12, 20, 28]))), a_machine(rng, gpus)
         found: dict[str, set[Layout]] = defaultdict(set)
         for _ in range(400):
@@ -172,6 +172,7 @@ def plans(rng: np.random.Generator, gpus: int, many: int) -> Case:
         failures = hours * gpus / mtbf
         marks = [0, failures * restart, failures * (every / 2 + restart), failures * (every + restart)]
         marks += [failures * every / 2, failures / gpus * (every / 2 + restart), failures * (hours / 2 + restart)]
+        marks += [failures * (hours + restart), 2 * failures * (hours + restart)]
         marks = sorted(set(marks))
         at = number % (len(marks) - 1)
         extra = marks[at] + rng.uniform(0.2, 0.8) * (marks[at + 1] - marks[at])
@@ -210,7 +211,7 @@ AGAIN = Layout(2, 8, 4, 1, 4, True, 1, True)
 WIDE, DEEP = Layout(2, 16, 2, 1, 4), Layout(4, 2, 8, 3, 2, False, 1, True)
 STATES = (Layout(16, 4, 2), Layout(16, 4, 2, zero=1), Layout(8, 1, 4, zero=1))
 KEPT = (Layout(4, 4, 1), Layout(4, 4, 1, sp=True), Layout(4, 1, 1, 1, 2))
-FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 2, 16, 1, 2), Layout(1, 4, 2, 2))
+FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 4, 16, 1, 3), Layout(1, 4, 2, 2))
 WORK = (Layout(4, 4, 2, recompute=True), Layout(2, 8, 4, 1, 2, True, 0, True), Layout(2, 2, 4, 3, 1, False, 1, True))
 CUT = (
     (Layout(2, 1, 8), 64, 1.0),  # nothing

@@ -190,6 +190,7 @@ def missing(plan: Plan, how: str = "") -> dict[str, bool]:
     safe = plan.every > 0 and (plan.shared or how == "own disks")
     failures = plan.hours * (1 if how == "one GPU" else plan.gpus) / plan.gpu_mtbf
     lost = plan.every * {"whole interval": 1.0}.get(how, 0.5) if safe else plan.hours / 2
+    lost = plan.hours if how == "whole run" and not safe else lost
     lost = {"restart alone": 0.0, "half an interval": plan.every / 2}.get(how, lost)
     oldest = (plan.kept - (how != "oldest")) * plan.every
     taken = plan.hours + failures * (lost + (0 if how == "no restart" else plan.restart))
@@ -210,6 +211,7 @@ LOOKS = {
     "whole interval": "a whole interval is lost on average; it is half of one",
     "restart alone": "no work is lost, only the restart",
     "half an interval": "half an interval is lost where no checkpoint survives, too; there the run begins again",
+    "whole run": "the whole run is lost where no checkpoint survives; on average it is half of it",
     "no restart": "the restart takes no time",
     "no failures": "nothing fails",
     "newest": "the newest checkpoint is taken to be whole: it may be the one that was being written",
