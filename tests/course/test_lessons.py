@@ -210,6 +210,14 @@ SLIPS = {  # by mistake, what its rejection says
     "capacity_of_its_own_tokens": "if capacity and tokens are counted on each rank alone",
     "counts_forwards_with_gradients": "each forward that has gradients: recomputation runs it twice",
     "divides_experts_by_ep": "if the experts' gradients are divided by ep",
+    "bits_for_bytes": "if the card's Gb/s are taken for GB/s: a byte has 8 bits",
+    "bubble_of_the_whole_step": "which is the bubble's share of the whole step",
+    "recomputing_as_useful": "that is HFU, of the hardware, not MFU",
+    "activations_by_tp": "without sequence parallelism 10 of 34 bytes stay whole on every rank",
+    "optimizer_sharded_twice": "if the optimizer state is divided by tp and pp twice",
+    "fastest_before_memory": "First what does not fit is refused, then time counts",
+    "never_blames_a_stage": "so no other schedule helps: a stage or a link is slow",
+    "fails_like_one_gpu": "if the cluster is taken to fail as seldom as one GPU",
 }
 
 

@@ -1,0 +1,318 @@
+"""Lesson 20: what is checked, and for how many points. No task has ranks: each case is a question and its answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from judges import Layout, Machine, Model, judge_bill, judge_step, run_bill, run_step, same, seconds_of
+from judges_memory import bytes_of, judge_best, judge_fits, judge_held, measured, refusal, room_of, run_best, run_fits
+from judges_memory import run_held as run_memory
+from judges_watch import judge_diagnose, judge_undefended, run_diagnose, run_undefended
+
+from minidist.course.grader.contract import Arrays, Case, Check, Draw, Task
+
+BY_HAND = ("minidist.plan", "minidist.cli", "minidist.bench")
+TIME = Task(1, "time and money", BY_HAND, imports=("minidist.plan",))  # once for all cases: the solution needs it
+MEMORY = Task(2, "the memory of a GPU", BY_HAND)
+CHOICE = Task(3, "the best of many layouts", BY_HAND)
+BUBBLE = Task(4, "a bubble, as measured", (*BY_HAND, "minidist.parallel"))
+WATCH = Task(5, "what a plan does not defend against", (*BY_HAND, "minidist.trainer"))
+
+
+# ---------------------------------------------------------------- cases
+
+
+def each(make: Callable[..., Case], *shapes: tuple[object, ...]) -> Draw:
+    """Make a case of each shape."""
+    return lambda rng: [make(rng, *shape) for shape in shapes]
+
+
+def a_model(rng: np.random.Generator, layers: int = 0) -> Model:
+    """Draw a model with heads of 128 channels."""
+    heads = 16 * int(rng.integers(1, 5))
+    hidden, layers = 128 * heads, layers or 16 * int(rng.integers(1, 6))
+    vocabulary = 1000 * int(rng.integers(32, 128))
+    return Model(12.0 * layers * hidden**2 + vocabulary * hidden, layers, hidden, heads, 2048 * int(rng.integers(1, 5)))
+
+
+def a_machine(rng: np.random.Generator, gpus: int, node: int = 8) -> Machine:
+    """Draw a machine with so many GPUs."""
+    peak, memory = rng.choice([312e12, 989e12, 2250e12]), rng.choice([39.4, 79.6, 139.8])
+    inside, card = rng.choice([235.0, 365.0, 680.0]), rng.choice([100.0, 200.0, 400.0])
+    reached, price = round(rng.uniform(0.4, 0.75), 3), node * round(rng.uniform(1.2, 4.8), 2)
+    return Machine(gpus, node, peak, reached, memory, round(rng.uniform(2, 8), 1), inside, card, price)
+
+
+def packed(model: Model, machine: Machine | None = None, **more: object) -> Arrays:
+    """Return what a rank is given, as arrays."""
+    given = {"model": np.array(model, float), **{name: np.array(value) for name, value in more.items()}}
+    return given | ({"machine": np.array(machine, float)} if machine else {})
+
+
+def a_step(rng: np.random.Generator, layout: Layout, many: int, slow: float = 0.0) -> Case:
+    """Ask for a step with `many` microbatches; gradients take `slow` times, or more, what one backward hides."""
+    model, batch = a_model(rng), many * layout.dp * layout.microbatch
+    machine = a_machine(rng, layout.dp * layout.tp * layout.pp)
+    if slow:
+        hides = seconds_of(model, machine, layout, batch)
+        hides = (2 / 3 * hides["computing"] + hides["recomputing"]) / many
+        bytes = 2 * (layout.dp - 1) / layout.dp * 2 * model.parameters / (layout.tp * layout.pp)
+        machine = machine._replace(card=8 * bytes / (slow * hides * rng.uniform(1.3, 1.9)) / 1e9)
+    return Case((packed(model, machine, layout=layout, batch=batch),), layout.words())
+
+
+def a_bill(rng: np.random.Generator, gpus: int) -> Case:
+    """Ask for the cost of a run; its last step is not full."""
+    model, batch = a_model(rng), 64 * int(rng.integers(1, 16))
+    tokens = batch * model.sequence * (int(rng.integers(1000, 9000)) + rng.uniform(0.1, 0.9))
+    run = np.array([rng.uniform(5, 60), np.floor(tokens)])
+    return Case((packed(model, a_machine(rng, gpus), batch=batch, run=run),), f"{gpus} GPUs")
+
+
+def holding(rng: np.random.Generator, many: int, *layouts: Layout) -> Case:
+    """Ask for the bytes of layouts; `many`: sequences for each replica of the largest dp."""
+    batch = many * max(layout.dp for layout in layouts)
+    given = packed(a_model(rng), layouts=layouts, batch=batch)
+    return Case((given,), f"{len(layouts)} layouts")
+
+
+def room(rng: np.random.Generator, gpus: int) -> Case:
+    """Ask for replicas, and whether bytes just above and just below what is free fit."""
+    machine = a_machine(rng, gpus)
+    free = room_of(machine) * np.array([1.001, 0.999, 0.96, 0.5, 1.04, 1.2])
+    return Case((packed(a_model(rng), machine, bytes=free[:, None] * rng.dirichlet(np.ones(4), 6)),), f"{gpus} GPUs")
+
+
+def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool = False) -> Case:
+    """Draw twenty layouts with every reason among them; the fastest of all does not fit."""
+    while True:
+        layers, batch = 8 * int(rng.integers(3, 8)), gpus * 3 // int(rng.choice([2, 4]))
+        model, machine = a_model(rng, layers)._replace(heads=int(rng.choice([12, 20, 28]))), a_machine(rng, gpus)
+        found: dict[str, set[Layout]] = defaultdict(set)
+        for _ in range(400):
+            layout = any_layout(rng, gpus)
+            found[refusal(model, machine._replace(memory=1e6), layout, batch)].add(layout)
+        if len(found[""]) < 8 or min(len(found[reason]) for reason in WRONG) < 2:
+            continue
+        bytes = {layout: sum(bytes_of(model, layout, batch).values()) for layout in found[""]}
+        some = sorted(bytes, key=bytes.__getitem__)
+        some = [some[int(i)] for i in np.linspace(0, len(some) - 1, 8)]
+        room = bytes[some[0]] * 0.9 if none else (bytes[some[3]] + bytes[some[4]]) / 2
+        machine = machine._replace(memory=room / 2**30 + machine.reserved)
+        wrong = [sorted(found[reason])[int(i)] for reason in WRONG for i in rng.integers(len(found[reason]), size=2)]
+        if tie:  # the same layouts without ZeRO's shards: as fast, and larger
+            some = [each._replace(zero=zero) for each in some[:4] for zero in (0, 1)] + some[4:]
+        if not none and not hard(model, machine, some, batch, tie):
+            continue
+        layouts = [*some, *wrong]
+        order = rng.permutation(len(layouts))
+        given = packed(model, machine, layouts=[layouts[int(i)] for i in order], batch=batch)
+        return Case((given,), f"{len(order)} layouts of {gpus} GPUs")
+
+
+def hard(model: Model, machine: Machine, layouts: list[Layout], batch: int, tie: bool) -> bool:
+    """Tell whether a choice shows who chooses well.
+
+    The best is neither the fastest of all nor the smallest, or it has an equal that is larger. What is as fast as the
+    best is so to the last bit, as it differs in nothing that takes time.
+    """
+    costs = {each: measured(model, machine, each, batch) for each in layouts}
+    left = [each for each in layouts if not refusal(model, machine, each, batch)]
+    if not left:
+        return False
+    fastest = min(costs[each][0] for each in left)
+    equals = [each for each in left if same(costs[each][0], fastest)]
+    sizes = {costs[each][1] for each in equals}
+    if len({each._replace(zero=0, sp=False) for each in equals}) > 1:
+        return False
+    if tie:
+        return len(sizes) > 1
+    return fastest > min(costs.values())[0] and min(sizes) > min(costs[each][1] for each in left)
+
+
+WRONG = ("gpus", "node", "heads", "layers", "batch", "stages")
+
+
+def any_layout(rng: np.random.Generator, gpus: int) -> Layout:
+    """Draw a layout, with mistakes."""
+    tp, pp = int(rng.choice([1, 2, 4, 8, 16])), int(rng.choice([1, 2, 3, 4, 5, 8]))
+    dp = max(1, gpus // (tp * pp)) * int(rng.choice([1, 1, 1, 1, 1, 2]))
+    chunks = int(rng.choice([1, 1, 2, 3])) if pp > 1 else 1
+    flags = rng.integers(0, 2, 3)
+    return Layout(
+        dp, tp, pp, chunks, int(rng.choice([1, 1, 2, 3])), bool(flags[0]) and tp > 1, int(flags[1]), bool(flags[2])
+    )
+
+
+def diagnoses(rng: np.random.Generator, *rows: tuple[Layout, int, float]) -> Case:
+    """Ask about layouts with so many sequences a replica; idle are `times` as long as by the formula."""
+    model, layouts, told = a_model(rng, 48), [], []
+    for layout, many, times in rows:
+        m = many // layout.microbatch
+        share = times * (layout.pp - 1) / (layout.chunks * m + layout.pp - 1)
+        seconds = rng.uniform(5, 30)
+        layouts.append(layout)
+        told.append([many * layout.dp, seconds, share * seconds * rng.uniform(0.99, 1.01)])
+    return Case((packed(model, layouts=layouts, measured=told),), f"{len(rows)} pipelines")
+
+
+def plans(rng: np.random.Generator, gpus: int, many: int) -> Case:
+    """Draw plans; some are late by a little, or in time by a little."""
+    rows = []
+    for number in range(many):
+        hours, mtbf, restart = rng.uniform(2000, 6000), rng.uniform(3e4, 6e4), rng.uniform(0.2, 2)
+        every, kept, shared = (
+            rng.choice([0, 2, 6, 24], p=[0.1, 0.3, 0.3, 0.3]),
+            int(rng.integers(1, 5)),
+            rng.random() < 0.7,
+        )
+        failures = hours * gpus / mtbf
+        marks = [0, failures * restart, failures * (every / 2 + restart), failures * (every + restart)]
+        marks += [failures * every / 2, failures / gpus * (every / 2 + restart), failures * (hours / 2 + restart)]
+        marks += [failures * (hours + restart), 2 * failures * (hours + restart)]
+        marks = sorted(set(marks))
+        at = number % (len(marks) - 1)
+        extra = marks[at] + rng.uniform(0.2, 0.8) * (marks[at + 1] - marks[at])
+        noticed = rng.choice([0, (kept - rng.uniform(0.2, 0.8)) * every + 0.1, (kept - rng.uniform(1.2, 1.8)) * every])
+        limit, by_rank = rng.random(2) < 0.5
+        rows.append([gpus, hours, hours + extra, mtbf, every, kept, shared, restart, limit, by_rank, max(0, noticed)])
+    return Case(({"plans": np.array(rows, float)},), f"{many} plans for {gpus} GPUs")
+
+
+# ---------------------------------------------------------------- the checks
+
+
+def parts(*names: str) -> Callable[..., None]:
+    """Return a judge of some parts of a step."""
+    return partial(judge_step, parts=names)
+
+
+def kinds(*names: str) -> Callable[..., None]:
+    """Return a judge of some categories of memory."""
+    return partial(judge_held, kinds=names)
+
+
+def about(*names: str) -> Callable[..., None]:
+    """Return a judge of some failures."""
+    return partial(judge_undefended, about=names)
+
+
+def refusing(*reasons: str) -> Callable[..., None]:
+    """Return a judge of the layouts that are refused for some reasons."""
+    return partial(judge_best, about=reasons, choose=False)
+
+
+TWENTY = each(proposals, (64,), (32,))
+ALONE, TEAM = Layout(4, 1, 1, 1, 2), Layout(8, 4, 4)
+AGAIN = Layout(2, 8, 4, 1, 4, True, 1, True)
+WIDE, DEEP = Layout(2, 16, 2, 1, 4), Layout(4, 2, 8, 3, 2, False, 1, True)
+STATES = (Layout(16, 4, 2), Layout(16, 4, 2, zero=1), Layout(8, 1, 4, zero=1))
+KEPT = (Layout(4, 4, 1), Layout(4, 4, 1, sp=True), Layout(4, 1, 1, 1, 2))
+FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 4, 16, 1, 3), Layout(1, 4, 2, 2))
+WORK = (Layout(4, 4, 2, recompute=True), Layout(2, 8, 4, 1, 2, True, 0, True), Layout(2, 2, 4, 3, 1, False, 1, True))
+CUT = (
+    (Layout(2, 1, 8), 64, 1.0),  # nothing
+    (Layout(4, 2, 4, 1, 4), 64, 1.05),  # fewer sequences in a microbatch
+    (Layout(4, 2, 4, 1, 6), 96, 1.05),
+    (Layout(8, 1, 8, 1, 1), 16, 1.1),  # no more microbatches: chunks
+    (Layout(8, 1, 4, 1, 2), 8, 1.1),
+    (Layout(2, 1, 16, 1, 1), 16, 1.0),  # nor chunks: zero bubble
+    (Layout(8, 2, 4, 2, 2), 12, 1.1),
+)
+SLOW = (
+    (Layout(4, 2, 4, 1, 1), 64, 5.0),
+    (Layout(4, 2, 4, 1, 4), 64, 1.9),
+    (Layout(8, 1, 2, 1, 1), 16, 2.8),
+    (Layout(2, 1, 8, 2, 1), 64, 1.0),
+    (Layout(4, 2, 4, 1, 4), 64, 1.4),
+)
+OTHERS = (
+    (Layout(2, 2, 8, 1, 3), 72, 1.1),
+    (Layout(4, 1, 6, 2, 1), 12, 1.2),
+    (Layout(2, 4, 4, 1, 2), 48, 2.5),
+    (Layout(4, 1, 2, 1, 8), 32, 1.1),
+    (Layout(8, 1, 3, 1, 4), 12, 1.1),
+    (Layout(4, 2, 16, 1, 2), 40, 1.6),
+    (Layout(4, 2, 16, 1, 2), 40, 1.3),
+)
+
+CHECKS = [
+    Check(TIME, "computing", 4, each(a_step, (ALONE, 4), (AGAIN, 8)), run_step, parts("computing", "recomputing")),
+    Check(
+        TIME,
+        "tensor parallelism",
+        4,
+        each(a_step, (TEAM, 8, 1), (AGAIN, 8, 1), (WIDE, 4, 1)),
+        run_step,
+        parts("tensor"),
+    ),
+    Check(TIME, "the bubble", 4, each(a_step, (TEAM, 8), (AGAIN, 8), (DEEP, 16)), run_step, parts("bubble")),
+    Check(
+        TIME,
+        "gradients, hidden in part",
+        4,
+        each(a_step, (TEAM, 8, 1), (AGAIN, 4, 6), (Layout(8, 2, 2), 8, 1), (Layout(4, 2, 2), 8, 1)),
+        run_step,
+        parts("data"),
+    ),
+    Check(TIME, "days, money and MFU", 4, each(a_bill, (64,), (16,)), run_bill, judge_bill),
+    Check(MEMORY, "replicas, and what fits", 4, each(room, (64,), (48,)), run_fits, judge_fits),
+    Check(
+        MEMORY,
+        "parameters, gradients, optimizer",
+        5,
+        each(holding, (16, *STATES)),
+        run_memory,
+        kinds("parameters", "gradients", "optimizer"),
+    ),
+    Check(MEMORY, "activations of a layer", 4, each(holding, (8, *KEPT)), run_memory, kinds("activations")),
+    Check(MEMORY, "microbatches under way", 4, each(holding, (24, *FLIGHT)), run_memory, kinds("activations")),
+    Check(MEMORY, "recomputing", 3, each(holding, (32, *WORK)), run_memory, kinds("activations")),
+    Check(CHOICE, "what does not divide", 3, TWENTY, run_best, refusing("gpus", "heads", "layers", "batch")),
+    Check(CHOICE, "nodes, and stages", 2, TWENTY, run_best, refusing("node", "stages")),
+    Check(CHOICE, "memory, and the best", 3, TWENTY, run_best, partial(judge_best, about=("", "memory"))),
+    Check(CHOICE, "equally fast ones", 4, each(proposals, (64, True)), run_best, partial(judge_best, about=())),
+    Check(CHOICE, "none that fits", 2, each(proposals, (16, False, True)), run_best, partial(judge_best, about=())),
+    Check(BUBBLE, "the two shares", 6, each(diagnoses, CUT), run_diagnose, partial(judge_diagnose, shares=True)),
+    Check(BUBBLE, "what helps", 5, each(diagnoses, CUT), run_diagnose, judge_diagnose),
+    Check(BUBBLE, "what does not help", 5, each(diagnoses, SLOW), run_diagnose, judge_diagnose),
+    Check(
+        WATCH,
+        "checkpoints",
+        5,
+        each(plans, (64, 24)),
+        run_undefended,
+        about("dead node", "torn checkpoint", "bad loss"),
+    ),
+    Check(WATCH, "hangs and slow ranks", 3, each(plans, (64, 24)), run_undefended, about("hang", "slow rank")),
+    Check(WATCH, "the end of the lease", 5, each(plans, (64, 24), (512, 24)), run_undefended, about("late end")),
+]
+
+# ---- hidden: the handout ends here ----
+
+CHECKS += [
+    Check(
+        TIME,
+        "other steps",
+        3,
+        each(a_step, (Layout(4, 8, 2, 2, 1), 16, 1), (DEEP, 8, 12)),
+        run_step,
+        judge_step,
+        hidden=True,
+    ),
+    Check(
+        MEMORY,
+        "other layouts",
+        3,
+        each(holding, (48, *STATES[1:], *FLIGHT, *WORK)),
+        run_memory,
+        judge_held,
+        hidden=True,
+    ),
+    Check(CHOICE, "other layouts", 4, each(proposals, (128,), (64, True)), run_best, judge_best, hidden=True),
+    Check(BUBBLE, "other pipelines", 4, each(diagnoses, OTHERS), run_diagnose, judge_diagnose, hidden=True),
+    Check(WATCH, "other plans", 3, each(plans, (256, 40)), run_undefended, judge_undefended, hidden=True),
+]

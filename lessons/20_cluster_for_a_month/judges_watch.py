@@ -1,0 +1,222 @@
+"""Lesson 20, tasks 4 and 5: the programs that run beside an answer, and their judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from judges import Layout, Model, layout_of, model_of, own, same
+
+from minidist import Communicator
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
+
+REMEDIES = ("nothing", "microbatches", "chunks", "zero bubble", "stages or links")
+FAILURES = ("dead node", "torn checkpoint", "hang", "slow rank", "bad loss", "late end")
+PERCENT, FAR = 15, 1.5
+
+
+class Plan(NamedTuple):
+    """As in the exercise."""
+
+    gpus: int
+    hours: float
+    rented: float
+    gpu_mtbf: float
+    every: float
+    kept: int
+    shared: bool
+    restart: float
+    limit: bool
+    by_rank: bool
+    noticed: float
+
+    def words(self) -> str:
+        """Return how an exercise writes it, rounded."""
+        values = {name: value if isinstance(value, int) else f"{value:.6g}" for name, value in self._asdict().items()}
+        return f"Plan({', '.join(f'{name}={value}' for name, value in values.items())})"
+
+
+def plan_of(row: Sequence[float]) -> Plan:
+    """Return a plan from its row."""
+    gpus, hours, rented, mtbf, every, kept, shared, restart, limit, by_rank, noticed = row
+    return Plan(
+        int(gpus), hours, rented, mtbf, every, int(kept), bool(shared), restart, bool(limit), bool(by_rank), noticed
+    )
+
+
+# ---------------------------------------------------------------- the programs
+
+
+def run_diagnose(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run `diagnose` for every layout and what was measured there."""
+    model, rows = own(exercise, model_of(given)), []
+    for row, (batch, seconds, idle) in zip(given["layouts"].tolist(), given["measured"].tolist(), strict=True):
+        found = exercise.Diagnosis(*exercise.diagnose(model, own(exercise, layout_of(row)), int(batch), seconds, idle))
+        if found.remedy not in REMEDIES:
+            raise Wrong(f"diagnose names the remedy {found.remedy!r}, expected one of REMEDIES")
+        rows.append([float(found.measured), float(found.formula), REMEDIES.index(found.remedy), int(found.to)])
+    return {"diagnoses": rows}
+
+
+def run_undefended(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
+    """Run `undefended` for every plan; mark each failure that is named."""
+    rows = []
+    for row in given["plans"].tolist():
+        found = set(exercise.undefended(exercise.Plan(*plan_of(row))))
+        if found - set(FAILURES):
+            raise Wrong(f"undefended names {sorted(map(str, found - set(FAILURES)))}, expected only names of FAILURES")
+        rows.append([name in found for name in FAILURES])
+    return {"undefended": rows}
+
+
+# ---------------------------------------------------------------- the judges
+
+
+def judge_diagnose(case: Case, results: Sequence[Arrays], notes: Sequence[Note], shares: bool = False) -> None:
+    """Compare the shares alone, or the remedies as well."""
+    given = case.given[0]
+    model, answers = model_of(given), results[0]["diagnoses"].tolist()
+    for row, (batch, seconds, idle), found in zip(
+        given["layouts"].tolist(), given["measured"].tolist(), answers, strict=True
+    ):
+        layout = layout_of(row)
+        expected = diagnosis(model, layout, int(batch), seconds, idle)
+        asked = f"{layout.words()} with a batch of {batch:.0f}, {idle:.4g} of {seconds:.4g} s idle"
+        for i, name in enumerate(("measured", "formula")):
+            if not same(found[i], expected[i]):
+                wrongly = {
+                    clause: diagnosis(model, layout, int(batch), seconds, idle, how)[i] for how, clause in SLIPS.items()
+                }
+                hint = known(wrongly, lambda value: same(found[i], value))  # noqa: B023
+                raise Wrong(f"{asked}: {name} is {found[i]:.4%}, expected {expected[i]:.4%}{hint}")
+        if not shares and found[2:] != [*expected[2:]]:
+            is_it, should = (
+                f"{REMEDIES[int(code)]!r}{f' to {to:.0f}' if to else ''}" for code, to in (found[2:], expected[2:])
+            )
+            says = f"{asked}: measured {expected[0]:.1%}, formula {expected[1]:.1%}; the remedy is {is_it}, expected"
+            raise Wrong(f"{says} {should}: {advice(model, layout, int(batch), expected, found)}")
+
+
+def advice(model: Model, layout: Layout, batch: int, expected: Sequence[float], found: Sequence[float]) -> str:
+    """Say what speaks against a remedy."""
+    right, named, to = REMEDIES[int(expected[2])], REMEDIES[int(found[2])], int(found[3])
+    p, v, part = layout.pp, layout.chunks, batch // layout.dp
+    m = part // layout.microbatch
+    if right == "nothing":
+        return "a bubble of 15 % or less is not warned of"
+    if right == "stages or links":
+        return "the schedule does not explain what was measured, so no other schedule helps: a stage or a link is slow"
+    if named == "microbatches" and to > part:
+        return f"a replica has no more than {part} sequences: divide the batch by dp first"
+    if named == "microbatches" and (to < 1 or part % to):
+        return f"its part of the batch, {part} sequences, is not cut into {to} equal microbatches"
+    if named == "chunks" and right == "microbatches":
+        return "more microbatches are enough, and come first"
+    if named == "chunks" and (to < 1 or model.layers % (p * to)):
+        return f"{p} stages of {to} parts do not deal out {model.layers} layers equally"
+    if named in ("microbatches", "chunks"):
+        k, u = (to, v) if named == "microbatches" else (m, to)
+        left = (p - 1) / (u * k + p - 1)
+        return f"the formula is then {left:.1%}, " + (
+            "and a smaller number will do" if left <= 0.15 else "still too much"
+        )
+    if named == "stages or links":
+        return "the formula explains what was measured: the schedule is at fault, not a stage or a link"
+    return "there is a remedy before this one that makes the formula small enough"
+
+
+def judge_undefended(
+    case: Case, results: Sequence[Arrays], notes: Sequence[Note], about: Sequence[str] = FAILURES
+) -> None:
+    """Compare some of the failures, over all plans."""
+    plans = [plan_of(row) for row in case.given[0]["plans"].tolist()]
+    answers = [dict(zip(FAILURES, row, strict=True)) for row in results[0]["undefended"].tolist()]
+    for name in about:
+        found = [bool(each[name]) for each in answers]
+        expected = [missing(plan)[name] for plan in plans]
+        for plan, mine, right in zip(plans, found, expected, strict=True):
+            if mine != right:
+                wrongly = {clause: [missing(each, how)[name] for each in plans] for how, clause in LOOKS.items()}
+                verb = "is not" if right else "is"
+                says = f"{plan.words()} {verb} defended against {name!r}, but undefended "
+                says += "leaves it out" if right else "names it"
+                raise Wrong(says + known(wrongly, found.__eq__))
+
+
+# ---------------------------------------------------------------- the rules, and known mistakes
+
+
+def diagnosis(
+    model: Model, layout: Layout, batch: int, seconds: float, idle: float, how: str = ""
+) -> tuple[float, float, int, int]:
+    """Return the shares, the number of the remedy, and to how many; `how` is one of `SLIPS`."""
+    p, v, part = layout.pp, layout.chunks, batch // layout.dp
+    part = batch if how == "dp" else part
+    m = part if how == "sequences" else part // layout.microbatch
+    measured = idle / (seconds - idle) if how == "idle of ideal" else idle / seconds
+
+    def formula(m: int, v: int) -> float:
+        v = 1 if how == "no chunks" else v
+        return (p - 1) / (v * m) if how == "of ideal" else (p - (how != "p")) / (v * m + p - 1)
+
+    def short(m: int, v: int) -> bool:
+        return 100 * (p - 1) <= PERCENT * (v * m + p - 1)
+
+    remedy, to = "zero bubble", 0
+    more = [k for k in range(m + 1, part + 1) if part % k == 0 and short(k, v)]
+    finer = [k for k in range(v + 1, model.layers + 1) if model.layers % (p * k) == 0 and short(m, k)]
+    if measured <= PERCENT / 100:
+        remedy = "nothing"
+    elif short(m, v) or measured > FAR * formula(m, v):
+        remedy = "stages or links"
+    elif more or finer:
+        remedy, to = ("microbatches", more[0]) if more else ("chunks", finer[0])
+    return measured, formula(m, v), REMEDIES.index(remedy), to
+
+
+SLIPS = {
+    "of ideal": "it is the share of the ideal time, (p - 1)/(v m); of the whole step it is (p - 1)/(v m + p - 1)",
+    "idle of ideal": "the idle time is compared with the time without it, not with the whole step",
+    "no chunks": "the chunks are forgotten: they make the bubble v times shorter",
+    "p": "p is taken for p - 1: the last stage does not wait for itself",
+    "dp": "the batch is not divided by dp: each replica has its own part",
+    "sequences": "sequences are taken for microbatches",
+}
+
+
+def missing(plan: Plan, how: str = "") -> dict[str, bool]:
+    """Return for each failure whether a plan does not defend against it; `how` is one of `LOOKS`."""
+    safe = plan.every > 0 and (plan.shared or how == "own disks")
+    failures = plan.hours * (1 if how == "one GPU" else plan.gpus) / plan.gpu_mtbf
+    lost = plan.every * {"whole interval": 1.0}.get(how, 0.5) if safe else plan.hours / 2
+    lost = plan.hours if how == "whole run" and not safe else lost
+    lost = {"restart alone": 0.0, "half an interval": plan.every / 2}.get(how, lost)
+    oldest = (plan.kept - (how != "oldest")) * plan.every
+    taken = plan.hours + failures * (lost + (0 if how == "no restart" else plan.restart))
+    taken = plan.hours if how == "no failures" else taken
+    return {
+        "dead node": not safe,
+        "torn checkpoint": plan.kept < {"newest": 1}.get(how, 2) or plan.every == 0,
+        "hang": not plan.limit and not (how == "checkpoints end a hang" and safe),
+        "slow rank": not plan.by_rank and not (how == "limit finds slowness" and plan.limit),
+        "bad loss": (plan.noticed == 0 and how != "nobody") or oldest < plan.noticed,
+        "late end": taken > plan.rented,
+    }
+
+
+LOOKS = {
+    "own disks": "checkpoints on a node's own disks count as safe: they die with the node",
+    "one GPU": "the cluster is taken to fail as seldom as one GPU: any of its GPUs can fail",
+    "whole interval": "a whole interval is lost on average; it is half of one",
+    "restart alone": "no work is lost, only the restart",
+    "half an interval": "half an interval is lost where no checkpoint survives, too; there the run begins again",
+    "whole run": "the whole run is lost where no checkpoint survives; on average it is half of it",
+    "no restart": "the restart takes no time",
+    "no failures": "nothing fails",
+    "newest": "the newest checkpoint is taken to be whole: it may be the one that was being written",
+    "oldest": "k kept checkpoints reach back k intervals; right after one is written it is k - 1",
+    "nobody": "nobody looks at the loss, and it is taken to be noticed at once",
+    "checkpoints end a hang": "checkpoints are taken to end a hang: somebody has to end the job",
+    "limit finds slowness": "a limit is taken to find a slow rank: it is slow, and in time",
+}

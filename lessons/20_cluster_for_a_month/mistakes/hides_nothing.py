@@ -1,0 +1,12 @@
+# task 1: hides no gradient behind a backward.
+import solution
+from solution import *  # noqa: F403
+
+from minidist.plan import plain
+
+
+def step(model, machine, layout, batch):
+    found = solution.step(model, machine, layout, batch)
+    held = 2 * model.parameters / (layout.tp * layout.pp)
+    sent = plain.ring(held, layout.dp, solution.bandwidth(machine, layout.tp * layout.dp))
+    return found | {"data": sent}
