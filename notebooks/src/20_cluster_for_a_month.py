@@ -269,26 +269,31 @@ for name, size in (
 # %%
 alone = planned(setup("a100:8", tp=1, sp=False))
 layers = in_flight(RUN.run, 0) * LLAMA.layers / RUN.run.pp  # that the first stage has activations of, at its peak
+norms = layers * 8 * 4096 * LLAMA.hidden  # inputs and outputs of two norms in 16 bits
+WITHOUT_SP = RUN.held["activations"] + norms * (1 - 1 / 8)
+for kind, after in (
+    *((kind, RUN.held[kind]) for kind in ("parameters", "gradients", "optimizer", "resident")),
+    ("activations", WITHOUT_SP),
+    ("activations, sequence parallel", RUN.held["activations"]),
+):
+    before = alone.held[kind.partition(",")[0]]
+    print(f"{kind:32} {before / GB:11.6f} GB   {after / GB:10.6f} GB   1/{before / after:.6f}")
 
 
-def activations(tp, sp):
-    """Return the bytes of layers with flash attention. (Korthikanti et al. 2022, equations 2 and 4, of a GPT.)"""
-    return layers * layer_activations(4096, 1, LLAMA.hidden, LLAMA.heads, tp, sp, attention_weights=False)
+def paper(tp, sp):
+    """Return the bytes of a layer of a GPT with flash attention. (Korthikanti et al. 2022, equations 2 and 4.)"""
+    return layer_activations(4096, 1, LLAMA.hidden, LLAMA.heads, tp, sp, attention_weights=False)
 
 
-for kind in ("parameters", "gradients", "optimizer", "resident"):
-    before, after = alone.held[kind] / GB, RUN.held[kind] / GB
-    print(f"{kind:38} {before:11.6f} GB   {after:10.6f} GB   1/{before / after:.6f}")
-for name, sp in (("activations", False), ("activations, sequence parallel", True)):
-    before, after = activations(1, sp) / GB, activations(8, sp) / GB
-    print(f"{name:38} {before:11.6f} GB   {after:10.6f} GB   1/{before / after:.6f}")
+print(f"a layer of a GPT in the paper: 1/{paper(1, False) / paper(8, False):.6f}", end=", ")
+print(f"sequence parallel 1/{paper(1, False) / paper(8, True):.6f}")
 
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Parameters, gradients and optimizer are. Activations are not: the inputs of norms and of the two halves of a layer
-# stay whole on each rank, 10 of 34 bytes. Only sequence parallelism divides these, too (lesson 08). What the driver,
-# NCCL and fragmentation take is not divided by anything.
+# Parameters, gradients and optimizer are. Activations are not: inputs and outputs of a layer's two norms stay whole on
+# each rank, and in a GPT also dropout masks. Only sequence parallelism divides these as well (lesson 08). What the
+# driver, NCCL and fragmentation take (resident) is not divided by anything.
 #
 # </details>
 #
@@ -296,14 +301,11 @@ for name, sp in (("activations", False), ("activations, sequence parallel", True
 # attention save, where attention is a flash kernel? What does recomputing everything save, and cost?
 
 # %%
-whole = activations(8, False) - activations(8, True)
 LAYOUTS = {
     "as planned": RUN,
     "without ZeRO-1": planned(setup(zero=0)),
     "without sequence parallelism": Found(
-        setup(sp=False),
-        step(setup(sp=False), exact=True),
-        RUN.held | {"activations": RUN.held["activations"] + whole},
+        setup(sp=False), step(setup(sp=False), exact=True), RUN.held | {"activations": WITHOUT_SP}
     ),
     "attention recomputed": planned(setup(recompute="selective")),
     "everything recomputed": planned(setup(recompute="full")),
@@ -314,7 +316,7 @@ for name, each in LAYOUTS.items():
     print(f"{each.seconds:9.6f} s a step, {hours(each) * NODES * P4DE:8,.2f} $")
 picture(
     lambda file: draw(list(LAYOUTS), list(LAYOUTS.values()), file),
-    "GB of a GPU: 61 as planned, 101 without ZeRO-1, 85 without sequence parallelism, 61 with attention recomputed, 49 "
+    "GB of a GPU: 61 as planned, 101 without ZeRO-1, 80 without sequence parallelism, 61 with attention recomputed, 49 "
     "with everything recomputed, 75 with two sequences at a time; a dotted line at 80. Seconds of a step: 42, 43, 44, "
     "43, 55, 41; recomputing and tensor parallelism take the difference where everything is recomputed.",
 )
@@ -322,8 +324,8 @@ picture(
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Without ZeRO-1 it does not fit by far, and without sequence parallelism by 5 GB. Recomputing attention saves nothing:
-# a flash kernel keeps no scores, so it does what "selective" recomputation was made for. Recomputing everything saves
+# Without ZeRO-1 it is far too large, and without sequence parallelism by a hair. Recomputing attention saves nothing: a
+# flash kernel keeps no scores, so it does what "selective" recomputation was made for. Recomputing everything saves
 # 13 GB that nobody needs here, and costs a third more time and money: that is for runs that do not fit. Two sequences
 # at a time fit, and make the step a little shorter, because products are larger.
 #
@@ -344,9 +346,8 @@ for unit in (10, 20, 30, 40):
 # <details><summary>The answer</summary>
 #
 # 57 GiB are the plan's 61.5 GB. The box is generous for once: its 80 GB are 80 GiB, or 85.9 GB. The planner counts
-# 80 GB, to be safe: the run without sequence parallelism, 85 GB, might start on such a GPU, and stop at the next
-# fragment. Memory comes in powers of 1,024; bandwidths and disks come in powers of 1,000. For a TB the difference is
-# 10 %.
+# 80 GB, to be safe; the run without sequence parallelism would start on such a GPU. Memory comes in powers of 1,024,
+# bandwidths and disks come in powers of 1,000. For a TB the difference is 10 %.
 #
 # </details>
 #
@@ -575,7 +576,7 @@ LINES = (
     ("MFU", "50-60 %", f"{331 * LLAMA.flops(8192) / PEAK:.0%} to {mfu(RUN):.0%}"),
     ("money", f"{3 * GPUS * P4D:,.0f} $", f"{hours(RUN) * HOURLY:,.0f} to {MEASURED * HOURLY:,.0f} $"),
     ("GPUs that hold the training state", "2", f"{math.ceil((adam.total + 2 * LLAMA.parameters) / 80e9)}"),
-    ("activations with tp = 8", "1/8", f"1/{activations(1, False) / activations(8, False):.1f} without sp"),
+    ("activations with tp = 8", "1/8", f"1/{alone.held['activations'] / WITHOUT_SP:.1f} without sequence parallelism"),
     ("free on a GPU", "23 GB", f"{80 - total(RUN):.1f} GB"),
     ("bubble of 4 microbatches", "25 %", f"{simulate(plan('1f1b', 2, 4)).bubble:.0%}"),
     ("between two nodes", "400 GB/s", f"{RUN.run.machine.across / GB:.0f} GB/s"),
