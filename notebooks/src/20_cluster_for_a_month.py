@@ -4,7 +4,7 @@
 # A Llama of 70B parameters is to be fine-tuned on 500M tokens, on 8 nodes of 8 A100 with 80 GB: tp = 8 inside a node,
 # pp = 2, dp = 4. Before you rent the nodes, somebody shows you a page of figures, as they are quoted everywhere. In
 # this notebook the planner of the package computes each of them, and most are wrong. First, what it says of one step
-# of 256 sequences of 4,096 tokens, on two machines that differ in nothing but the network between their nodes.
+# of 256 sequences of 4,096 tokens, on two machines that differ only in the network between their nodes.
 
 # %%
 import math
@@ -101,8 +101,8 @@ print(f"planned for what was measured: {same.run.batch * same.run.sequence / sam
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# Twice as long. The formula is right about operations (only attention's scores are missing, 6 %), but it divides them by
-# a peak that no model reaches. The plan says 5.5 hours. torchtitan's documentation has a measured speed for Llama 3 70B
+# Twice as long. The formula is nearly right about operations (attention's scores are missing, 6 %), but it divides them
+# by a peak that no model reaches. The plan says 5.5 hours. torchtitan's documentation has a measured speed for Llama 3 70B
 # on 64 A100: 331 tokens/s a GPU, with FSDP2, sequences of 8,192 tokens and everything recomputed (docs/performance.md).
 # That would be 6.6 hours. The planner says 326 for that run; its constants were fitted to such runs. Nobody that we
 # know has measured the layout of this notebook: rent the nodes for seven hours.
@@ -349,7 +349,7 @@ for unit in (10, 20, 30, 40):
 # <details><summary>The answer</summary>
 #
 # 57 GiB are the plan's 61.5 GB. The box is generous for once: its 80 GB are 80 GiB, or 85.9 GB. The planner counts
-# 80 GB, to be safe; the run without sequence parallelism would start on such a GPU. Memory comes in powers of 1,024,
+# 80 GB, to be safe; the run without sequence parallelism may well start on such a GPU. Memory comes in powers of 1,024,
 # bandwidths and disks come in powers of 1,000. For a TB the difference is 10 %.
 #
 # </details>
@@ -398,7 +398,7 @@ for name, across in (("400 Gb/s", 50e9), ("400 GB/s", 400e9)):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 3.4 s of talking, of which the last backward hides a little. The wrong unit makes it an eighth, and the step 7 %
+# 3.4 s of talking, of which a backward and a forward hide a little. The wrong unit makes it an eighth, and the step 7 %
 # shorter than it will be. A larger batch would help: gradients travel once a step. And tp has to stay inside a node:
 # its collectives run for every layer and microbatch.
 #
@@ -446,8 +446,8 @@ for name, every, stop in (
 ):
     found = shares(every, stop, mtbf, RESTART)
     more = hours(RUN) * NODES * P4DE * (1 / found.training - 1)
-    print(f"{name:25} every {every / 60:10.6f} min: {found.writing:8.4%} writing, {found.lost:.4%} lost", end="   ")
-    print(f"{more:6.2f} $ more; a failure costs {(every / 2 + RESTART) / 60:.6f} min")
+    print(f"{name:25} every {every / 60:5.1f} min: {found.writing:8.4%} writing, {found.lost:.4%} lost", end="   ")
+    print(f"{more:6.2f} $ more; a failure costs {(every / 2 + RESTART) / 60:.1f} min")
 print(f"the run: {hours(RUN) * 60:.6f} min")
 
 
