@@ -102,10 +102,10 @@ print(f"planned for what was measured: {same.run.batch * same.run.sequence / sam
 # <details><summary>The answer</summary>
 #
 # Twice as long. The formula is nearly right about operations (attention's scores are missing, 6 %), but it divides them
-# by a peak that no model reaches. The plan says 5.5 hours. torchtitan's documentation has a measured speed for Llama 3 70B
-# on 64 A100: 331 tokens/s a GPU, with FSDP2, sequences of 8,192 tokens and everything recomputed (docs/performance.md).
-# That would be 6.6 hours. The planner says 326 for that run; its constants were fitted to such runs. Nobody that we
-# know has measured the layout of this notebook: rent the nodes for seven hours.
+# by a peak that no model reaches. The plan says 5.5 hours. torchtitan's documentation has a measured speed for Llama 3
+# 70B on 64 A100: 331 tokens/s a GPU, with FSDP2, sequences of 8,192 tokens and everything recomputed
+# (docs/performance.md). That would be 6.6 hours. The planner says 326 for that run; its constants were fitted to such
+# runs. Nobody that we know has measured the layout of this notebook: rent the nodes for seven hours.
 #
 # </details>
 #
@@ -225,7 +225,7 @@ for name, took in (("best case", hours(RUN)), ("as measured", MEASURED)):
 try:
     search(setup("p4d:64"), {"tp": 8, "pp": 2, "dp": 4, "offload": False})
 except PlanError as error:
-    print(error)
+    print(str(error).replace("; ", ";\n    "))
 small = planned(setup("p4d:64", pp=4, dp=2, microbatch=4, schedule="interleaved", chunks=5, recompute="full"))
 print(f"pp = 4, dp = 2, everything recomputed: {total(small):.6f} GB, {hours(small):.6f} h", end=", ")
 print(f"{hours(small) * NODES * P4D:,.2f} $")
