@@ -150,11 +150,17 @@ def model(text: str) -> Model:
     tree = read_tree(text, json.loads if text.endswith(".json") else tomllib.loads)
     tree = tree.get("model", tree)
     sizes = {each.name: tree[each.name] for each in fields(Model) if each.name in tree}
-    for ours, theirs in table("names").items():
+    for ours in {each.name for each in fields(Model)} & set(table("names")):
+        theirs = table("names")[ours]
         found = [tree[name] for name in theirs["names"] if tree.get(name) is not None]
         sizes |= {ours: found[0]} if found and ours not in sizes else {}
     if missing := {"layers", "hidden", "heads", "vocabulary"} - set(sizes):
         raise PlanError(f"{text} does not say {', '.join(sorted(missing))}: give a model's config.json or TOML")
-    if "gpt2" in str(tree.get("model_type")):
+    known = table("names")
+    if unknown := [name for name in known["refused"]["names"] if tree.get(name)]:
+        raise PlanError(f"{text} has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate")
+    if tree.get("use_sliding_window") is False:
+        sizes["window"] = 0
+    if tree.get("model_type") in known["ungated"]["names"]:
         sizes = {"gated": False, "tied": True} | sizes
     return Model(**sizes)

@@ -132,7 +132,8 @@ def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> It
     ranks, pp, m, offload = base.dp * base.cp, base.pp, base.microbatches, fixed["offload"]
     names = ("zero", "recompute", "schedule", "chunks")
     for zero, recompute, schedule, chunks in product(*(options(fixed, name) for name in names)):
-        if (zero and ranks == 1) or (pp > 1 and zero > 1) or (offload and not zero):
+        twin = zero and (ranks == 1 or (zero == 2 and base.reductions > 1))
+        if twin or (pp > 1 and zero > 1) or (offload and not zero):
             continue  # the same as another, or one that sends a microbatch's gradients each time
         if (chunks > 1) != (schedule == "interleaved") or (pp == 1 and schedule != options(fixed, "schedule")[0]):
             continue

@@ -108,7 +108,8 @@ def step(run: Setup, exact: bool = False) -> Seconds:
     kinds = {name: m * layers[slow] * (forward.kinds.get(name, 0.0) + each) for name, each in backward.kinds.items()}
     kinds["computing"] += m * ends[slow]
     kinds["tensor"] += m * joined[slow]
-    kinds["sharding"] = m * stages[slow] - sum(kinds.values())
+    waited = m * stages[slow] - sum(kinds.values())  # for gathers, or for the host to launch small layers
+    kinds |= {"sharding": waited, "host": 0.0} if run.zero == 3 else {"sharding": 0.0, "host": waited}
     kinds |= {"pipeline": m * waits, "bubble": bubble}
     kinds["data"] = reduction(run, layers[slow], layers[slow] * forward.whole, layers[slow] * backward.whole)
     held = layers[slow] * run.held_layer + model.vocabulary * model.hidden / run.tp

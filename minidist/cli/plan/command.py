@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 from minidist.cli.plan import here
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
             return check.main(argv[1:])
         asked = parser().parse_args(argv)
         if asked.cluster == "here":
+            if len(argv) > 2:
+                raise PlanError("--cluster here measures a small model of its own: leave all other options out")
             return here.main()
         start = setup(asked)
         answer = search(start, fields_of([*asked.fixed, *asked.why.split()]))
@@ -101,8 +104,12 @@ def setup(asked: argparse.Namespace) -> Setup:
     tokens = amount(asked.batch) * (2**20 / 1e6 if asked.batch[-1:].upper() == "M" else 1)
     if asked.sequence < 1 or tokens < asked.sequence:
         raise PlanError(f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger batch")
-    if asked.top < 1:
-        raise PlanError(f"--top {asked.top} shows no layout: give at least 1")
+    least = {"top": 1, "tokens": 1, "price": 0, "grid": 0, "mtbf": 0}
+    for name, value in vars(asked).items():
+        if name in least and value is not None and not amount(str(value)) >= least[name]:
+            raise PlanError(f"--{name} {value} cannot be: it is at least {least[name]}")
+    if asked.picture and Path(asked.picture).suffix not in (".png", ".svg", ".pdf"):
+        raise PlanError(f"--picture {asked.picture} has no known format: let it end in .png, .svg or .pdf")
     where, bits8 = machine(asked.cluster), Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0
     newest = "megatron-core-ampere" if where.device.generation in ("volta", "ampere") else "megatron-core"
     start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8)
@@ -191,7 +198,8 @@ def crossing(run: Setup) -> str:
 
 def command(run: Setup) -> list[str]:
     """Return the command that runs a layout, and the lines of a batch job around it; none for what `train` lacks."""
-    if not run.model.gated or run.machine.slower:
+    generation = run.machine.device.generation
+    if not run.model.gated or run.model.window or run.machine.slower or generation == "tpu":
         return ["`train` has no such model or machine: there is no command line for it"]
     each = run.model
     sizes = {"layers": each.layers, "hidden": each.hidden, "heads": each.heads, "key-value-heads": each.kv}
@@ -205,7 +213,8 @@ def command(run: Setup) -> list[str]:
     layout |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches, "zero": run.zero, "hsdp": run.shard}
     saving = {"recompute": run.recompute} if run.recompute != "none" else {}
     saving |= {"offload": "memory"} if run.offload else {}
-    options = sizes | layout | saving | {"precision": "fp8" if run.bits8 else "bfloat16"}
+    precision = "fp8" if run.bits8 else "float16" if generation == "volta" else "bfloat16"
+    options = sizes | layout | saving | {"precision": precision}
     said = " ".join(f"--{name} {value}" for name, value in options.items() if value) + " --sp" * run.sp
     node = min(run.machine.node, run.machine.total)
     return [

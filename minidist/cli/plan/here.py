@@ -107,11 +107,16 @@ class Between(Reporter):
 
 
 def machine_here(comm: Communicator, run: CheckedRun) -> Machine:
-    """Measure a product and a copy on all ranks at once; return a machine of such cores. Collective."""
-    tokens = run.config.data.batch * run.config.data.sequence // comm.size
+    """Measure a product and a copy on all ranks at once; return a machine of such cores. Collective.
+
+    The product is one of the run's own: a microbatch into the MLP, with the two of its backward.
+    """
+    layout, recipe, data = run.mesh.layout, run.fit.recipe, run.config.data
+    tokens = data.batch * data.sequence // (layout.dp * layout.cp * recipe.microbatches)
     x = torch.randn(tokens, run.sizes.hidden, dtype=run.config.dtype)
-    weight = torch.randn(run.sizes.intermediate, run.sizes.hidden, dtype=x.dtype)
-    rate = 2 * x.numel() * run.sizes.intermediate / timed(comm, lambda: x @ weight.T)
+    weight = torch.randn(run.sizes.intermediate // layout.tp, run.sizes.hidden, dtype=x.dtype)
+    y = x @ weight.T
+    rate = 6 * x.numel() * len(weight) / timed(comm, lambda: (x @ weight.T, y @ weight, y.T @ x))
     source = torch.zeros(COPIED // 4)
     target = torch.empty_like(source)
     moved = 2 * COPIED / timed(comm, lambda: target.copy_(source))
@@ -121,7 +126,7 @@ def machine_here(comm: Communicator, run: CheckedRun) -> Machine:
 
 
 def timed(comm: Communicator, work: Callable[[], object]) -> float:
-    """Return the median seconds of some work, the mean of all ranks."""
+    """Return the median seconds of some work on the slowest rank, for which the others wait."""
 
     def once(_: int) -> float:
         started = time.perf_counter()
@@ -129,7 +134,7 @@ def timed(comm: Communicator, work: Callable[[], object]) -> float:
         return time.perf_counter() - started
 
     comm.barrier()
-    return fmean(comm.roll_call(median(map(once, range(7)))))
+    return float(max(comm.roll_call(median(map(once, range(7))))))
 
 
 def predicted_seconds(run: CheckedRun) -> float | None:
