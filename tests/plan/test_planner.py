@@ -179,6 +179,20 @@ def test_the_best_layout_is_found_and_fits() -> None:
         assert run.tp * run.pp * run.dp * run.cp == 64 and run.batch % (run.dp * run.microbatch) == 0
 
 
+def test_both_orders_of_the_axes_are_looked_at() -> None:
+    """Where replicas are neighbours they share a node's network cards; where stages are, messages stay inside."""
+    fixed = {"tp": 2, "pp": 4, "schedule": "1f1b", "microbatch": 1, "zero": 1, "recompute": "full"}
+    near = {each.run.order: each for each in search(RUN, fixed).found}
+    inside, across = near["dp", "pp", "cp", "tp"], near["pp", "dp", "cp", "tp"]
+    assert not inside.run.group("pp").crosses(RUN.machine) and across.run.group("pp").crosses(RUN.machine)
+    assert across.step["data"] < inside.step["data"]
+
+
+def test_a_small_layer_waits_for_the_host() -> None:
+    small = step(replace(RUN, model=Model(12, 256, 4, 1000), dp=64, sequence=128))
+    assert small["host"] > small["computing"] and small["sharding"] == 0 == step(RUN)["host"]
+
+
 def test_two_sites_share_the_layers_out_by_speed() -> None:
     answer = search(replace(RUN, machine=machine("h100:32+a100:32@12.5e9")), {"pp": 4})
     cut = answer.found[0].run.cut
@@ -231,6 +245,13 @@ def test_train_knows_the_command_that_is_printed(capsys: pytest.CaptureFixture[s
         (["--tokens", "many"], "'many' is no number: write 1.4T"),
         (["--batch", "1K"], "--batch 1K holds no sequence of 4096 tokens"),
         (["--why", "tp=3"], "no layout fits 16 GPUs of h100: .*do not divide the GPUs"),
+        (["--fixed", "tp=two"], "tp=two cannot be: it is a whole number, at least 1"),
+        (["--fixed", "recompute=some"], "recompute=some cannot be: it is one of none, selective, full"),
+        (["--top", "0"], "--top 0 cannot be: it is at least 1"),
+        (["--price", "-1"], "--price -1.0 cannot be: it is at least 0"),
+        (["--picture", "plan.bmp"], "--picture plan.bmp has no known format: let it end in .png"),
+        (["--cluster", "here"], "--cluster here measures a small model of its own: leave all other options out"),
+        (["--software", "jax"], "'jax' is not in software.toml: choose one of megatron-2021"),
     ),
 )
 def test_bad_input_gets_one_sentence(change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,4 +271,9 @@ def test_a_config_json_is_a_model(write: Callable[[], dict[str, int]], tmp_path:
     assert model(str(path)) == Model(2, 64, 4, 99, kv=2, ffn=128, tied=True)
     path.write_text("{}")
     with pytest.raises(PlanError, match="does not say heads, hidden, layers, vocabulary"):
+        model(str(path))
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 99}))
+    assert model(str(path)) == Model(2, 64, 4, 99, gated=False, tied=True)
+    path.write_text(json.dumps(write() | {"kv_lora_rank": 512}))
+    with pytest.raises(PlanError, match="has kv_lora_rank, which no plan is made for"):
         model(str(path))
