@@ -73,9 +73,8 @@ def activations(run: Setup) -> tuple[float, float]:
     if model.gated:
         routed = model.top_k + model.shared if model.experts else 1
         outputs = 4 * (model.heads + model.kv) * model.head_dim
-        between = (
-            8 * tokens * model.hidden / (tp if run.sp else 1)
-        )  # norms and sums: whole without sequence parallelism
+        # norms and sums: whole without sequence parallelism
+        between = 8 * tokens * model.hidden / (tp if run.sp else 1)
         whole = between + tokens * (outputs + 8 * model.ffn * routed) / tp
         half = 0.75 * between + tokens * (2 * model.kv * model.head_dim + 2 * model.ffn * routed) / tp
     else:

@@ -912,6 +912,7 @@ PIPELINE = [
 
 # ---------------------------------------------------------------- floor 4: memory
 
+OPINION = "tests/plan/test_second_opinion.py::test_a_step_sends_and_takes_what_the_real_program_does"
 PRECISION = "tests/memory/precision/test_precision.py"
 FP8 = "tests/memory/precision/test_fp8.py"
 LORA = "tests/memory/adapters/test_lora.py"
@@ -937,6 +938,62 @@ MEMORY = [
         old="whole = 10 / (tp if sequence_parallel else 1)",
         new="whole = 10 / tp",
         tests=("tests/plan/test_equation.py::test_the_equations_of_the_recomputation_paper",),
+    ),
+    Mutation(
+        "a plan hides the gradients that come last, too",
+        "minidist/plan/step.py",
+        old="        shown = reduce(table * gradient, run.sharded)\n",
+        new="        shown = 0.0\n",
+        tests=(f"{OPINION}[dp 4]",),
+    ),
+    Mutation(
+        "a plan lets ZeRO 1 gather parameters for nothing",
+        "minidist/plan/step.py",
+        old="shown += max(0.0, gather(held * width) - forward * run.software.gathers_ahead)",
+        new="shown += 0.0",
+        tests=(f"{OPINION}[zero 1]",),
+    ),
+    Mutation(
+        "a plan recomputes no collectives",
+        "minidist/plan/step.py",
+        old="reduce_again = reduce * {",
+        new="reduce_again = 0.0 * {",
+        tests=(f"{OPINION}[tp 2, sp, recomputed]",),
+    ),
+    Mutation(
+        "a plan lets stages begin without waiting",
+        "minidist/plan/step.py",
+        old="    return clock.length - m * (max(stages) + waits)\n",
+        new="    return 0.0 * clock.length\n",
+        tests=(f"{OPINION}[pp 4]",),
+    ),
+    Mutation(
+        "a plan sends the gradients of keys in 16 bits",
+        "minidist/plan/sent.py",
+        old="run.cp * 4 / width",
+        new="run.cp",
+        tests=(f"{OPINION}[cp 2]",),
+    ),
+    Mutation(
+        "a plan cuts all activations without sequence parallelism",
+        "minidist/plan/held.py",
+        old="between = 8 * tokens * model.hidden / (tp if run.sp else 1)",
+        new="between = 8 * tokens * model.hidden / tp",
+        tests=("tests/plan/test_plain.py::test_bytes_are_near_the_planners_without_sequence_parallelism",),
+    ),
+    Mutation(
+        "a plan gives each ring of a node the whole network",
+        "minidist/plan/links.py",
+        old='machine.across * known["across"] / machine.node * (together if self.rails else 1)',
+        new='machine.across * known["across"]',
+        tests=("tests/plan/test_planner.py::test_both_orders_of_the_axes_are_looked_at",),
+    ),
+    Mutation(
+        "tensor parallelism may be ordered across nodes",
+        "minidist/trainer/checked.py",
+        old='    if layout.links_between(nodes)["tp"] != "inside"',
+        new='    if layout.links_between(nodes)["tp"] == ""',
+        tests=("tests/trainer/test_order.py::test_an_order_that_cannot_be_meant_is_refused",),
     ),
     Mutation(
         "a second forward draws other random numbers than the first",

@@ -196,6 +196,12 @@ def test_bytes_are_near_the_planners(run: Setup) -> None:
     assert found["activations"] == pytest.approx(planned["activations"], rel=0.17 if run.model.gated else 0.03)
 
 
+def test_bytes_are_near_the_planners_without_sequence_parallelism() -> None:
+    """What stands between the matrices is then whole on each of the ranks that share them."""
+    whole, cut = (held(replace(RUNS[1], sp=sp))["activations"] for sp in (False, True))
+    assert whole == pytest.approx(bytes_of(replace(RUNS[1], sp=False))["activations"], rel=0.17) and whole > 1.5 * cut
+
+
 def test_the_plain_page_chooses_nearly_as_well() -> None:
     """Of the planner's hundred best layouts, the fastest by this page is within 5 % of the best."""
     fixed = {"cp": 1, "ep": 1, "offload": False, "schedule": "1f1b", "zero": 1}
