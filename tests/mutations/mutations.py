@@ -349,8 +349,8 @@ COLLECTIVES = [
     Mutation(
         "shared memory is left before the others have read it",
         "minidist/collectives/shared.py",
-        old="_reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)\n        comm.fence()\n",
-        new="_reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)\n",
+        old="_reduce_own_chunk(copies, comm, combine)\n        comm.fence()\n",
+        new="_reduce_own_chunk(copies, comm, combine)\n",
         tests=("tests/collectives/test_collective_bytes.py::test_all_reduce_of_registered_buffers",),
     ),
     Mutation(
@@ -370,8 +370,8 @@ COLLECTIVES = [
     Mutation(
         "the mean of a reduce-scatter is a sum",
         "minidist/collectives/operations.py",
-        old="            function(chunks, out, comm.internal, combine)\n    finish(op, out, comm.size)\n",
-        new="            function(chunks, out, comm.internal, combine)\n",
+        old="out, comm.internal, combine), counts)\n    finish(op, out, comm.size)\n",
+        new="out, comm.internal, combine), counts)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
     ),
     Mutation(
@@ -789,8 +789,8 @@ EXPERTS = [
     Mutation(
         "tokens are counted in forward, and so again when that is recomputed",
         "minidist/model/moe.py",
-        old="        attached: Tensor = Attach.apply(",
-        new="        self.tally = self.tally + new\n        attached: Tensor = Attach.apply(",
+        old="        return Attach.apply(",
+        new="        self.tally = self.tally + new\n        return Attach.apply(",
         tests=(MOE_TEST + "test_only_what_trains_is_counted_and_only_once",),
     ),
     Mutation(
