@@ -182,8 +182,7 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
-        batch, time, channels = x.shape
-        return x.reshape(batch, time, channels // self.head_dim, self.head_dim).transpose(1, 2)
+        return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class RMSNorm(nn.Module):
