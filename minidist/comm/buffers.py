@@ -42,6 +42,8 @@ class Array(Buffer, Protocol):
 
     def __len__(self) -> int: ...
 
+    def view(self, dtype: Any, /) -> Any: ...
+
     def __getitem__(self, part: slice, /) -> Self: ...
 
     def __itruediv__(self, divisor: int, /) -> Self: ...
@@ -109,10 +111,7 @@ def dtype_name(array: Buffer) -> str:
 
 def device_name(array: Buffer) -> str:
     """Return `cpu`, `cuda` or `meta`."""
-    if isinstance(array, np.ndarray):
-        return "cpu"
-    assert is_tensor(array)
-    return array.device.type
+    return array.device.type if is_tensor(array) else "cpu"
 
 
 def empty(array: Array, count: int) -> Array:
@@ -122,10 +121,7 @@ def empty(array: Array, count: int) -> Array:
 
 def as_bytes(array: Array) -> Any:
     """Return a flat CPU array as numpy bytes, sharing memory."""
-    if isinstance(array, np.ndarray):
-        return array.view(np.uint8)
-    assert is_tensor(array)
-    return array.view(sys.modules["torch"].uint8).numpy()
+    return array.view(sys.modules["torch"].uint8).numpy() if is_tensor(array) else array.view(np.uint8)
 
 
 class Chunks(list[Any]):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -81,17 +81,6 @@ class Status:
         self.waiting: Awaited | None = None
         self.since = self.asked = 0.0  # when it began to wait, and when its watchdog asked the others
         self.thread = threading.get_ident()
-
-    @contextmanager
-    def meeting(self, what: str, comm: Ranks) -> Iterator[None]:
-        """Note during the body that this thread waits for all ranks of `comm`, unless it waits already."""
-        before = self.waiting
-        if before is None:
-            self.since, self.waiting = comm.clock(), Awaited(what, comm.members)
-        try:
-            yield
-        finally:
-            self.waiting = before
 
 
 Statuses: TypeAlias = "weakref.WeakValueDictionary[int, Status]"

@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,20 +50,11 @@ class MpiRequest:
             if self.test():
                 return
             time.sleep(NAP)
-        self._ask(self.request.Wait)
+        _complete(self.request.Wait, self.status, self.array, self.receives)
 
     def test(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._ask(self.request.Test)
-
-    def _ask(self, verb: Callable[[MPI.Status], bool]) -> bool:
-        try:
-            done = verb(self.status)
-        except MPI.Exception as error:
-            raise _explain(error, self.array) from None
-        if done and self.receives:
-            _check_count(self.status, self.array)
-        return done
+        return _complete(self.request.Test, self.status, self.array, self.receives)
 
 
 class MpiWire(Wire):
@@ -84,7 +76,7 @@ class MpiWire(Wire):
         """Whether to wait in naps: on a stream's thread, until the thread that computes on its core waits for it."""
         return self.beside is not None and not self.beside.idle
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
         self.idle = True
         super().wait_until(ready, what, idle)
         self.idle = False
@@ -100,15 +92,10 @@ class MpiWire(Wire):
             super().exchange(leaving, to, arriving, source, tag)
             return
         out, into = [_memory(leaving), MPI.BYTE], [_memory(arriving), MPI.BYTE]
-        try:
-            self.mpi.Sendrecv(out, to, tag, into, source, tag, self._status)
-        except MPI.Exception as error:
-            raise _explain(error, arriving) from None
-        _check_count(self._status, arriving)
+        _complete(partial(self.mpi.Sendrecv, out, to, tag, into, source, tag), self._status, arriving)
 
     def roll_call(self, answer: Any) -> list[Any]:
-        everyones: list[Any] = self.mpi.allgather(answer)
-        return everyones
+        return list(self.mpi.allgather(answer))
 
     @property
     def native(self) -> Any:
@@ -117,7 +104,7 @@ class MpiWire(Wire):
         return NativeMpi(self.mpi)
 
     def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> MpiWire:
-        group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
+        group = self.group.derive(self, parts, mine, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
         members = tuple(self.members[rank] for rank in mine)
         return MpiWire(group, members, self.homes, name, self if for_thread else None)
 
@@ -151,18 +138,15 @@ class Fence:
         self.flags[wire.rank][0] = self.epoch
         for rank, flag in enumerate(self.flags):
             if flag[0] < self.epoch:
-                self._await(flag, rank, wire, status)
-
-    def _await(self, flag: memoryview, rank: int, wire: MpiWire, status: Status) -> None:
-        epoch, spins = self.epoch, 0
-        status.since, status.waiting = wire.clock(), Awaited("meet at a fence with", (wire.members[rank],), 0)
-        while flag[0] < epoch:
-            spins += 1
-            if wire.patient:
-                time.sleep(NAP)
-            elif spins > SPINS:
-                os.sched_yield()  # more ranks than cores: the one we wait for may need this one
-        status.waiting = None
+                spins = 0
+                status.since, status.waiting = wire.clock(), Awaited("meet at a fence with", (wire.members[rank],), 0)
+                while flag[0] < self.epoch:
+                    spins += 1
+                    if wire.patient:
+                        time.sleep(NAP)
+                    elif spins > SPINS:
+                        os.sched_yield()  # more ranks than cores: the one we wait for may need this one
+                status.waiting = None
 
 
 def _memory(array: Array) -> Any:
@@ -171,22 +155,23 @@ def _memory(array: Array) -> Any:
     return as_bytes(array)
 
 
-def _check_count(status: MPI.Status, array: Array) -> None:
-    got = status.Get_count(MPI.BYTE)
-    if got not in (array.nbytes, MPI.UNDEFINED):
+def _complete(verb: Callable[[MPI.Status], object], status: MPI.Status, array: Array, receives: bool = True) -> bool:
+    """Call MPI, and return whether a message is through; raise MismatchError if it does not fill its array."""
+    try:
+        done = verb(status) is not False
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
+        raise MismatchError(
+            f"a message is larger than the {array.nbytes} bytes of the buffer that receives it: "
+            "give both the same shape and dtype"
+        ) from None
+    if done and receives and (got := status.Get_count(MPI.BYTE)) not in (array.nbytes, MPI.UNDEFINED):
         raise MismatchError(
             f"rank {status.Get_source()} sent {got} bytes, but the receive has a buffer of {array.nbytes} "
             f"({label(status.Get_tag())}): give both the same shape and dtype"
         )
-
-
-def _explain(error: MPI.Exception, array: Array) -> Exception:
-    if error.Get_error_class() == MPI.ERR_TRUNCATE:
-        return MismatchError(
-            f"a message is larger than the {array.nbytes} bytes of the buffer that receives it: "
-            "give both the same shape and dtype"
-        )
-    return error
+    return done
 
 
 def end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -233,7 +218,7 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())
-        watchdog = Watchdog(mailbox, comm.rank, comm.size, comm.ledger.statuses, limit, abort)
+        watchdog = Watchdog(mailbox, comm, limit, abort)
         atexit.register(_leave_together, watchdog, mailbox.mpi)
     return comm
 

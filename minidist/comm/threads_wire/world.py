@@ -71,7 +71,12 @@ class World:
             if not queue:
                 del self.unmatched[key]
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
-        self._check(send, receive)
+        if send.array.nbytes != receive.array.nbytes:
+            _, sender, receiver, tag = key
+            raise MismatchError(
+                f"rank {sender} sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of "
+                f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
+            )
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
             send.met, receive.met = receive.posted, send.departs
@@ -80,14 +85,6 @@ class World:
                 partner.lane.polls, partner.lane.released = 0, True  # it may be polling this message among others
             partner.lane.wakeup.notify_all()
         return operation
-
-    def _check(self, send: Operation, receive: Operation) -> None:
-        if send.array.nbytes != receive.array.nbytes:
-            _, sender, receiver, tag = send.key
-            raise MismatchError(
-                f"rank {sender} sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of "
-                f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
-            )
 
     # ---------------------------------------------------------------- waiting, and the proof
 
