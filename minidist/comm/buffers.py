@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard, TypeVar
 
 import numpy as np
@@ -138,11 +139,7 @@ class Chunks(list[Any]):
     """
 
     def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:
-        super().__init__()
-        start = 0
-        for length in lengths:
-            self.append(whole[start : start + length])
-            start += length
+        super().__init__(whole[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
         self.whole, self.lengths, self.brought = whole, lengths, brought
 
 
@@ -156,9 +153,8 @@ def copy(target: Array, source: Array) -> None:
         if target.data_ptr() != source.data_ptr():  # in place there is nothing to do, and on meta nothing at all
             target.copy_(source)
     else:
-        raise ValueError(
-            f"a {device_name(source)} buffer was sent to a {device_name(target)} one: move both to one device"
-        )
+        ends = f"a {device_name(source)} buffer was sent to a {device_name(target)} one"
+        raise ValueError(f"{ends}: move both to one device")
 
 
 def dtype_of(dtype: Any) -> Any:

@@ -104,8 +104,7 @@ class Communicator:
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
         """Start receiving; the buffer holds the message once the returned request has been waited for."""
         array = self._checked(buffer, source, tag, "source")
-        request = self.wire.irecv(array, source, tag + self.tag_offset)
-        return Pending(self, RECEIVE, array, source, tag, request)
+        return Pending(self, RECEIVE, array, source, tag, self.wire.irecv(array, source, tag + self.tag_offset))
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send, and return when the buffer may be changed. It may wait for the receiver or not: rely on neither.

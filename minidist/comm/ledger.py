@@ -29,8 +29,7 @@ class Traffic:
     """
 
     def __init__(self, origin: Traffic | None = None, *, other_thread: bool = False) -> None:
-        self.messages_sent = 0
-        self.bytes_sent = self.engine_bytes = 0
+        self.messages_sent = self.bytes_sent = self.engine_bytes = 0
         self.seconds = 0.0
         self._origin, self._other_thread = origin, other_thread
         self._lock = threading.Lock()

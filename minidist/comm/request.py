@@ -55,12 +55,10 @@ def record_end(
     comm: Ranks, kind: EventKind, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
 ) -> None:
     """Record one end of a message."""
-    assert comm.ledger.trace is not None
-    rank, now = comm.members[comm.rank], comm.clock()
+    trace, track, rank, now = comm.ledger.trace, comm.ledger.track, comm.members[comm.rank], comm.clock()
+    assert trace is not None
     name = f"{kind} {'to' if kind == SEND else 'from'} {comm.members[peer]}"
-    comm.ledger.trace.record(
-        Event(rank, kind, name, posted, now, bytes, comm.ledger.track, flow, source_line(), waited_from)
-    )
+    trace.record(Event(rank, kind, name, posted, now, bytes, track, flow, source_line(), waited_from))
 
 
 class Span:

@@ -86,12 +86,10 @@ class GPT(nn.Module):
         ValueError
             If T is too large.
         """
-        time = tokens.shape[1]
-        if time > self.config.sequence:
-            raise ValueError(
-                f"{time} tokens in a row, but the model was made for {self.config.sequence}: "
-                f"cut the batch, or configure sequence={time}."
-            )
+        time, most = tokens.shape[1], self.config.sequence
+        if time > most:
+            fix = f"cut the batch, or configure sequence={time}."
+            raise ValueError(f"{time} tokens in a row, but the model was made for {most}: {fix}")
         x: Tensor = self.embedding(tokens)  # [B, T, D]
         rotary = self.rotary(where.position_numbers(time, x.device), x.dtype)
         for layer in self.layers:

@@ -342,8 +342,8 @@ COLLECTIVES = [
     Mutation(
         "hierarchies take all nodes to be as large as each other",
         "minidist/collectives/hierarchical.py",
-        old="len({len(node) for node in comm.nodes}) == 1)",
-        new="True)",
+        old="= len({len(node) for node in comm.nodes}) == 1",
+        new="= True",
         tests=("tests/collectives/test_collectives.py::test_hierarchies_on_nodes_of_three[5]",),
     ),
     Mutation(

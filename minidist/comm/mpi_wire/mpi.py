@@ -69,7 +69,8 @@ class MpiWire(Wire):
         self.group, self.mpi = group, group.handle
         self.beside, self.idle = beside, False  # the wire of the thread that computes while this one waits
         self._status = MPI.Status()
-        self._fence: Fence | None = None
+        self._flags: list[memoryview] = []  # a counter a rank, in shared memory: so often it has come to a fence
+        self._fences = 0
 
     @property
     def patient(self) -> bool:
@@ -118,35 +119,24 @@ class MpiWire(Wire):
         return memories[self.rank], memories
 
     def fence(self, status: Status) -> bool:
-        if self._fence is None:
+        if not self._flags:
             if not ORDERED_STORES or len(self.nodes()[0]) < self.size:
                 return False  # whoever receives a message also sees what its sender stored before
-            self._fence = Fence(open_window(self, 64))
-        self._fence.pass_through(self, status)
-        return True
-
-
-class Fence:
-    """One counter a rank, in shared memory: rank r has come to the fence for the n-th time."""
-
-    def __init__(self, memories: list[Any]):
-        self.flags, self.epoch = [memoryview(memory).cast("q") for memory in memories], 0
-
-    def pass_through(self, wire: MpiWire, status: Status) -> None:
-        """Say that this rank is here, and spin until all are."""
-        self.epoch += 1
-        self.flags[wire.rank][0] = self.epoch
-        for rank, flag in enumerate(self.flags):
-            if flag[0] < self.epoch:
+            self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
+        self._fences += 1
+        self._flags[self.rank][0] = self._fences  # this rank is here
+        for rank, flag in enumerate(self._flags):
+            if flag[0] < self._fences:
                 spins = 0
-                status.since, status.waiting = wire.clock(), Awaited("meet at a fence with", (wire.members[rank],), 0)
-                while flag[0] < self.epoch:
+                status.since, status.waiting = self.clock(), Awaited("meet at a fence with", (self.members[rank],), 0)
+                while flag[0] < self._fences:
                     spins += 1
-                    if wire.patient:
+                    if self.patient:
                         time.sleep(NAP)
                     elif spins > SPINS:
                         os.sched_yield()  # more ranks than cores: the one we wait for may need this one
                 status.waiting = None
+        return True
 
 
 def _memory(array: Array) -> Any:
@@ -162,15 +152,11 @@ def _complete(verb: Callable[[MPI.Status], object], status: MPI.Status, array: A
     except MPI.Exception as error:
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
             raise
-        raise MismatchError(
-            f"a message is larger than the {array.nbytes} bytes of the buffer that receives it: "
-            "give both the same shape and dtype"
-        ) from None
+        fix = "give both the same shape and dtype"
+        raise MismatchError(f"a message is larger than the {array.nbytes} bytes of its buffer: {fix}") from None
     if done and receives and (got := status.Get_count(MPI.BYTE)) not in (array.nbytes, MPI.UNDEFINED):
-        raise MismatchError(
-            f"rank {status.Get_source()} sent {got} bytes, but the receive has a buffer of {array.nbytes} "
-            f"({label(status.Get_tag())}): give both the same shape and dtype"
-        )
+        sizes = f"sent {got} bytes, but the receive has a buffer of {array.nbytes} ({label(status.Get_tag())})"
+        raise MismatchError(f"rank {status.Get_source()} {sizes}: give both the same shape and dtype")
     return done
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 from weakref import WeakSet
@@ -133,10 +134,8 @@ class World:
         with self.lock:
             lane.finished = True
             if self.failure is None:
-                try:
+                with suppress(DeadlockError):  # it is the failure now
                     self._prove_progress()
-                except DeadlockError as error:
-                    self.abort(lane.rank, error)
 
     def abort(self, rank: int, error: BaseException) -> None:
         """Make every lane raise. The first failure is the one that counts."""

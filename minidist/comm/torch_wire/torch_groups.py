@@ -64,12 +64,11 @@ def initialize(timeout: timedelta) -> dist.ProcessGroup:
     rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
     os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
     gpu = own_gpu()
-    if gpu is None:
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timeout)
-    else:
-        torch.cuda.set_device(gpu)
-        device = torch.device("cuda", gpu)
-        dist.init_process_group("nccl", rank=rank, world_size=size, timeout=timeout, device_id=device)
+    device = None if gpu is None else torch.device("cuda", gpu)
+    if device is not None:
+        torch.cuda.set_device(device)
+    backend = "nccl" if device is not None else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, device_id=device)
     atexit.register(_close)
     return everyone()
 
