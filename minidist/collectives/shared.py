@@ -127,8 +127,8 @@ def _add_others(mine: Array, everyones: list[Chunks], out: Array, comm: Communic
 
 def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Reduce all copies, in the order of ranks: the same bits on every rank."""
-    first = out if comm.rank == 0 else copies[0]  # `out` still holds this rank's own copy: adding in place is cheaper
-    second = out if comm.rank == 1 else copies[1]
+    # `out` still holds this rank's own copy: adding in place is cheaper.
+    first, second = (out if rank == comm.rank else copies[rank] for rank in (0, 1))
     combine(first, second, out)
     for memory in copies[2:]:
         combine(out, memory, out)

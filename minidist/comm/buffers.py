@@ -83,21 +83,16 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
         if writable and not buffer.flags.writeable:
             raise ValueError(f"buffer of shape {buffer.shape} is read-only and cannot receive: pass a copy of it")
         return buffer if buffer.ndim == 1 else buffer.reshape(-1)
-    if is_tensor(buffer):
-        return _flatten_tensor(buffer)
-    shown = " ".join(repr(buffer).split())
-    raise TypeError(f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}")
-
-
-def _flatten_tensor(tensor: torch.Tensor) -> Array:
-    name = dtype_name(tensor)
+    if not is_tensor(buffer):
+        shown = " ".join(repr(buffer).split())
+        raise TypeError(f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}")
+    flat, name = buffer, dtype_name(buffer)
     if name not in DTYPES:
-        raise _unsupported(tensor.dtype)
-    if not tensor.is_contiguous():
-        raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not contiguous: pass tensor.contiguous()")
-    flat = tensor
-    if tensor.dim() != 1 or tensor.requires_grad or not tensor.numel():
-        flat = tensor.detach().view(-1) if tensor.numel() else tensor.new_empty(0)  # an empty tensor may have stride 0
+        raise _unsupported(buffer.dtype)
+    if not flat.is_contiguous():
+        raise ValueError(f"tensor of shape {tuple(flat.shape)} is not contiguous: pass tensor.contiguous()")
+    if flat.dim() != 1 or flat.requires_grad or not flat.numel():
+        flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)  # an empty tensor may have stride 0
     return flat.numpy() if flat.device.type == "cpu" and name != "bfloat16" else flat
 
 

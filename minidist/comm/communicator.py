@@ -16,7 +16,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from minidist.comm.buffers import Array, Buffer, dtype_of, flatten, shaped
 from minidist.comm.ledger import Awaited, Ledger
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
-from minidist.comm.request import Pending, Span, name_flow, record_end
+from minidist.comm.request import Pending, Span, name_flow, record_end, wait
 from minidist.comm.stream import Stream
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
@@ -131,19 +131,11 @@ class Communicator:
         if outgoing is incoming:
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.ledger.traffic.sent(1, leaving.nbytes)
-        status, trace = self.ledger.status, self.ledger.trace
-        started = status.since = self.clock()
-        on_wire = tag + self.tag_offset
-        status.waiting = Awaited("exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes)
-        try:
-            self.wire.exchange(leaving, to, arriving, source, on_wire)
-        finally:
-            status.waiting = None
-        if trace is not None:
+        block = partial(self.wire.exchange, leaving, to, arriving, source, tag + self.tag_offset)
+        started = wait(self, "exchange, receiving from", source, tag, arriving.nbytes, block)
+        if self.ledger.trace is not None:
             for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
                 record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)
-        if not self.tag_offset:
-            self.ledger.traffic.waited(self.clock() - started)
 
     def barrier(self) -> None:
         """Return once every rank has called it.

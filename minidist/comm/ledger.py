@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
-from minidist.comm.report import describe
+from minidist.comm.report import label
 from minidist.trace import Trace
 from minidist.trace.events import EventKind
 
@@ -54,6 +54,8 @@ class Traffic:
 class Awaited:
     """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the same call.
 
+    In words, `receive from rank 1 (tag 0, 64 bytes)`.
+
     Attributes
     ----------
     what : str
@@ -70,7 +72,7 @@ class Awaited:
     def __str__(self) -> str:
         if self.tag is None:
             return f"all ranks to come to {self.what}"
-        return describe(self.what, self.ranks[0], self.tag, self.bytes)
+        return f"{self.what} rank {self.ranks[0]} ({label(self.tag)}, {self.bytes} bytes)"
 
 
 class Status:

@@ -112,10 +112,9 @@ class GPT(nn.Module):
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Overwrite parameters, given by name, with whole weights of any dtype and device, one at a time."""
-        parameters = dict(self.named_parameters())
         with torch.no_grad():
             for name, weight in weights:
-                parameters[name].copy_(weight)
+                self.get_parameter(name).copy_(weight)
 
     def initial_weights(self, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
         """Draw the initial value of each parameter in turn: its name and a float32 tensor on the CPU.

@@ -288,5 +288,4 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
     if not len(counted):
         return None
     counts, (dropped, tokens, entropy) = counted[:, : config.experts], counted[:, config.experts :].sum(0).tolist()
-    imbalance = (counts.amax(1) / counts.mean(1)).mean()
-    return Load(float(imbalance), int(dropped), entropy / tokens)
+    return Load(float((counts.amax(1) / counts.mean(1)).mean()), int(dropped), entropy / tokens)

@@ -145,8 +145,8 @@ COMM = [
     Mutation(
         "a vector counts as contiguous whatever its stride",
         "minidist/comm/buffers.py",
-        old="if not tensor.is_contiguous():",
-        new="if tensor.dim() > 1 and not tensor.is_contiguous():",
+        old="if not flat.is_contiguous():",
+        new="if flat.dim() > 1 and not flat.is_contiguous():",
         tests=("tests/comm/test_buffers.py::test_what_is_not_a_buffer_is_refused[an expanded tensor]",),
     ),
     Mutation(

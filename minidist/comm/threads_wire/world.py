@@ -18,7 +18,7 @@ from minidist.comm.buffers import Array, copy, empty
 from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
 from minidist.comm.report import label, user_line
 from minidist.comm.threads_wire.cluster import Cluster
-from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation
+from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation, WaitsFor
 from minidist.trace.events import SEND, EventKind
 
 PERIOD = 0.5  # seconds after which a waiting lane looks again: a thread may have ended without a word
@@ -89,9 +89,7 @@ class World:
 
     # ---------------------------------------------------------------- waiting, and the proof
 
-    def wait(
-        self, lane: Lane, ready: Callable[[], bool], waits_for: tuple[str, int | None], idle: bool = False
-    ) -> None:
+    def wait(self, lane: Lane, ready: Callable[[], bool], waits_for: WaitsFor, idle: bool = False) -> None:
         """Block `lane` until `ready()`; raise if that can never be."""
         with self.lock:
             if lane.ready is not None:
