@@ -100,12 +100,10 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
 
 def _check(operation: str, algorithm: str, comm: Communicator) -> None:
     """Refuse an algorithm that does not exist, or that these ranks cannot run. `auto` chooses no such algorithm."""
-    if algorithm == "native":
-        if comm.native is None:
-            raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")
-        return
-    if algorithm not in TABLE[operation]:
+    if algorithm not in algorithms(operation):
         raise ValueError(f"{operation} has no algorithm {algorithm!r}: use one of {', '.join(algorithms(operation))}")
+    if algorithm == "native" and comm.native is None:
+        raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")
     if algorithm == "shared" and not shared.possible(comm):
         raise ValueError(
             f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire.kind} wire "

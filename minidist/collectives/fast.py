@@ -57,12 +57,9 @@ def segments(chunks: list[Array], bytes: int = SEGMENT) -> Iterator[list[Array]]
 
 
 def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Array]:
-    """Yield consecutive views of at most so many bytes; the array itself if one suffices."""
+    """Yield consecutive views of at most so many bytes; one of an empty array, too."""
     step = max(1, bytes // array.itemsize)
-    if len(array) <= step:
-        yield array
-        return
-    for start in range(0, len(array), step):
+    for start in range(0, max(1, len(array)), step):
         yield array[start : start + step]
 
 

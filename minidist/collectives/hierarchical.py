@@ -9,8 +9,6 @@ nodes, the slowest, carry 2 (P - 1)/P n bytes each. There are 2(N - 1) + 2(G - 1
 of different sizes reduce to one leader each. (Jia et al. 2018, section 4.2; Mikami et al. 2018 split as here.)
 """
 
-from typing import NamedTuple
-
 from minidist.collectives import fast_ring, tree
 from minidist.collectives.fast import cut
 from minidist.collectives.reduction import Combine
@@ -21,8 +19,9 @@ from minidist.comm.communicator import Communicator
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    inside, across, equal = comm.keep(Levels, lambda: _levels(comm))
-    if not equal:
+    levels = comm.keep(Levels, lambda: Levels(comm))
+    inside, across = levels.inside, levels.across
+    if not levels.equal:
         tree.reduce(array, inside, 0, combine)
         if inside.rank == 0:
             fast_ring.all_reduce(array, across, combine)
@@ -35,15 +34,10 @@ def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     ring_all_gather(chunks, inside)
 
 
-class Levels(NamedTuple):
+class Levels:
     """This rank's communicators inside its node and across nodes, and whether all nodes have the same size."""
 
-    inside: Communicator
-    across: Communicator
-    equal: bool
-
-
-def _levels(comm: Communicator) -> Levels:
-    inside = comm.split(comm.node[0]).internal
-    across = comm.split(comm.node.index(comm.rank)).internal
-    return Levels(inside, across, len({len(node) for node in comm.nodes}) == 1)
+    def __init__(self, comm: Communicator) -> None:
+        self.inside = comm.split(comm.node[0]).internal
+        self.across = comm.split(comm.node.index(comm.rank)).internal
+        self.equal = len({len(node) for node in comm.nodes}) == 1

@@ -26,7 +26,6 @@ from minidist.collectives.reduction import finish, reduction
 from minidist.comm.agree import agree
 from minidist.comm.buffers import Array, Buffer, Chunks, Kind, copy, device_name, dtype_name, flatten, is_tensor
 from minidist.comm.communicator import Communicator
-from minidist.comm.request import Span
 from minidist.trace.events import COLLECTIVE
 
 
@@ -51,10 +50,7 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     array = flatten(buffer, writable=True)
     combine = reduction(op, array)
     agree(comm, "all_reduce", dtype_name(array), len(array), op, algorithm)
-    name, function = find("all_reduce", algorithm, array.nbytes, comm)
-    if comm.size > 1:
-        with _span(comm, "all_reduce", name, array):
-            function(array, comm.internal, combine)
+    _run("all_reduce", comm, algorithm, array, (array, comm.internal, combine))
     finish(op, array, comm.size)
 
 
@@ -63,15 +59,12 @@ def reduce_scatter(full: Kind, comm: Communicator, op: str = "sum", algorithm: s
     array = flatten(full)
     combine = reduction(op, array)
     agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm)
-    name, function = find("reduce_scatter", algorithm, array.nbytes, comm)
     rows, counts = _shards(full, comm.size)
     shard: Kind = _new(full, rows[comm.rank])
-    out, chunks = flatten(shard), Chunks(array, counts)
-    with _span(comm, "reduce_scatter", name, array, counts):
-        if comm.size == 1:
-            copy(out, array)
-        else:
-            function(chunks, out, comm.internal, combine)
+    out = flatten(shard)
+    if comm.size == 1:
+        copy(out, array)
+    _run("reduce_scatter", comm, algorithm, array, (Chunks(array, counts), out, comm.internal, combine), counts)
     finish(op, out, comm.size)
     return shard
 
@@ -107,12 +100,9 @@ def all_gather(
             "counts="
         )
     lengths = [count * rows for count in counts]
-    name, function = find("all_gather", algorithm, array.nbytes, comm)
     chunks = Chunks(array, lengths, brought=source)
     copy(chunks[comm.rank], source)
-    if comm.size > 1:
-        with _span(comm, "all_gather", name, array, lengths):
-            function(chunks, comm.internal)
+    _run("all_gather", comm, algorithm, array, (chunks, comm.internal), lengths)
     return result
 
 
@@ -121,10 +111,7 @@ def broadcast(buffer: Buffer, comm: Communicator, root: int = 0, algorithm: str 
     _check_root(root, comm)
     array = flatten(buffer, writable=comm.rank != root)
     agree(comm, "broadcast", dtype_name(array), len(array), algorithm, root=root)
-    name, function = find("broadcast", algorithm, array.nbytes, comm)
-    if comm.size > 1:
-        with _span(comm, "broadcast", name, array, root=root):
-            function(array, comm.internal, root)
+    _run("broadcast", comm, algorithm, array, (array, comm.internal, root), root=root)
 
 
 def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", algorithm: str = "auto") -> None:
@@ -133,10 +120,7 @@ def reduce(buffer: Buffer, comm: Communicator, root: int = 0, op: str = "sum", a
     array = flatten(buffer, writable=comm.rank == root)
     combine = reduction(op, array)
     agree(comm, "reduce", dtype_name(array), len(array), op, algorithm, root=root)
-    name, function = find("reduce", algorithm, array.nbytes, comm)
-    if comm.size > 1:
-        with _span(comm, "reduce", name, array, root=root):
-            function(array, comm.internal, root, combine)
+    _run("reduce", comm, algorithm, array, (array, comm.internal, root, combine), root=root)
     if comm.rank == root:
         finish(op, array, comm.size)
 
@@ -156,12 +140,9 @@ def gather(
     if mine != counts[comm.rank]:
         raise ValueError(f"rank {comm.rank} brings a shard of {mine} rows, but counts={list(counts)} says otherwise")
     lengths = [count * math.prod(shard.shape[1:]) for count in counts]
-    name, function = find("gather", algorithm, sum(lengths) * source.itemsize, comm)
     result = _new(shard, sum(counts)) if comm.rank == root else None
-    array = None if result is None else flatten(result)
-    chunks = None if array is None else Chunks(array, lengths)
-    with _span(comm, "gather", name, source, lengths, root):
-        function(source, chunks, comm.internal, root, lengths)
+    chunks = None if result is None else Chunks(flatten(result), lengths)
+    _run("gather", comm, algorithm, source, (source, chunks, comm.internal, root, lengths), lengths, root)
     return result
 
 
@@ -179,10 +160,8 @@ def scatter(full: Kind | None, comm: Communicator, root: int = 0, algorithm: str
     rows, counts = _shards(template, comm.size)
     shard: Kind = _new(template, rows[comm.rank])
     out = flatten(shard)
-    name, function = find("scatter", algorithm, sum(counts) * out.itemsize, comm)
     chunks = None if array is None else Chunks(array, counts)
-    with _span(comm, "scatter", name, out, counts, root):
-        function(chunks, out, comm.internal, root, counts)
+    _run("scatter", comm, algorithm, out, (chunks, out, comm.internal, root, counts), counts, root)
     return shard
 
 
@@ -215,21 +194,35 @@ def all_to_all(
             f"the same in receive_counts={list(receive_counts)}"
         )
     result: Kind = _new(full, sum(receive_counts))
-    arriving = flatten(result)
-    leaving_lengths, arriving_lengths = [n * row for n in send_counts], [n * row for n in receive_counts]
-    name, function = find("all_to_all", algorithm, array.nbytes, comm)
-    with _span(comm, "all_to_all", name, array, leaving_lengths):
-        function(Chunks(array, leaving_lengths), Chunks(arriving, arriving_lengths), comm.internal)
+    leaving = Chunks(array, [count * row for count in send_counts])
+    arriving = Chunks(flatten(result), [count * row for count in receive_counts])
+    _run("all_to_all", comm, algorithm, array, (leaving, arriving, comm.internal), leaving.lengths)
     return result
 
 
-def _span(comm: Communicator, what: str, name: str, array: Array, lengths: Sequence[int] = (), root: int = 0) -> Span:
-    """Return the span of a collective, with what an engine that does it has to send."""
+def _run(
+    operation: str,
+    comm: Communicator,
+    algorithm: str,
+    array: Array,
+    call: Any,
+    lengths: Sequence[int] = (),
+    root: int = 0,
+) -> None:
+    """Call an algorithm with the arguments `call`, in a span of `array`. `lengths` are those of the ranks' shards.
+
+    Where nothing has to move on a single rank, nothing is called.
+    """
+    shards = lengths or cut(len(array), comm.size)
+    name, function = find(operation, algorithm, sum(shards) * array.itemsize, comm)
+    if comm.size == 1 and operation not in ("gather", "scatter", "all_to_all"):
+        return
     least = None
-    if name == "native":
-        shards, behind = lengths or cut(len(array), comm.size), (comm.rank - root) % comm.size
-        least = LEAST[what](sum(shards), shards[comm.rank], comm.size, behind) * array.itemsize
-    return comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least)
+    if name == "native":  # what the engine has to send
+        behind = (comm.rank - root) % comm.size
+        least = LEAST[operation](sum(shards), shards[comm.rank], comm.size, behind) * array.itemsize
+    with comm.span(f"{operation} {name}", COLLECTIVE, array.nbytes, least):
+        function(*call)
 
 
 def _check_root(root: int, comm: Communicator) -> None:

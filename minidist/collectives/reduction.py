@@ -6,19 +6,14 @@ Collectives call `combine(a, b, out)` on flat arrays of equal length; `out` may 
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from minidist.comm.buffers import FLOATS, Array, device_name, dtype_name
 
-
-class Combine(Protocol):
-    """A reduction of two arrays."""
-
-    def __call__(self, a: Any, b: Any, out: Any, /) -> object:
-        """Write the reduction of `a` and `b`, element by element, to `out`; return anything."""
-
+Combine: TypeAlias = Callable[[Any, Any, Any], object]
+"""Writes the reduction of two arrays, element by element, to the third; what it returns does not matter."""
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 

@@ -33,11 +33,11 @@ def possible(comm: Communicator) -> bool:
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    peers = comm.peers(_memory(array))
-    agree(comm, "all_reduce in shared memory", "ordinary" if peers is None else "registered")
-    if peers is not None:
+    copies = _counterparts(array, [len(array)] * comm.size, comm)
+    agree(comm, "all_reduce in shared memory", "ordinary" if copies is None else "registered")
+    if copies is not None:
         comm.fence()
-        _reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)
+        _reduce_own_chunk(copies, comm, combine)
         comm.fence()
     elif array.nbytes <= SMALL or comm.size == 2:
         for block in blocks(array, BLOCK):
@@ -105,8 +105,7 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
     No other rank reads or writes this chunk meanwhile. Each segment of the sum is written while it is in the cache.
     """
     rank, counts = comm.rank, cut(len(copies[0]), comm.size)
-    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    chunks = [whole[own] for whole in copies]
+    chunks = [Chunks(whole, counts)[rank] for whole in copies]
     others = [peer for peer in range(comm.size) if peer != rank]
     for pieces in segments(chunks, BLOCK):
         for peer in others:
@@ -128,8 +127,8 @@ def _add_others(mine: Array, everyones: list[Chunks], out: Array, comm: Communic
 
 def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Reduce all copies, in the order of ranks: the same bits on every rank."""
-    first = out if comm.rank == 0 else copies[0]  # `out` still holds this rank's own copy: adding in place is cheaper
-    second = out if comm.rank == 1 else copies[1]
+    # `out` still holds this rank's own copy: adding in place is cheaper.
+    first, second = (out if rank == comm.rank else copies[rank] for rank in (0, 1))
     combine(first, second, out)
     for memory in copies[2:]:
         combine(out, memory, out)
@@ -151,8 +150,7 @@ def _publish(array: Array, comm: Communicator, longest: int = 0) -> list[Array]:
     If arrays differ in length, every copy has the length of the `longest`.
     """
     copies = _half(array, longest or len(array), comm)
-    mine = copies[comm.rank]
-    copy(mine[: len(array)] if longest else mine, array)
+    copy(copies[comm.rank][: len(array)], array)
     comm.fence()
     return copies
 
@@ -169,9 +167,7 @@ def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[Chunks]:
 
 
 def _memory(array: Array) -> Any:
-    """Return the memory of a CPU array as a numpy array."""
-    if isinstance(array, np.ndarray):
-        return array
+    """Return the memory of a CPU array as numpy bytes."""
     if device_name(array) != "cpu":
         raise ValueError(f"algorithm='shared' reads CPU memory, but the buffer is on {device_name(array)}: use 'ring'")
     return as_bytes(array)
@@ -179,9 +175,8 @@ def _memory(array: Array) -> Any:
 
 def _counterparts(array: Array, lengths: list[int], comm: Communicator) -> list[Array] | None:
     """Return every rank's counterpart of `array`, of `lengths` elements, or None if `array` is not registered."""
-    memory = _memory(array)
-    peers = comm.peers(memory, [length * array.itemsize // memory.itemsize for length in lengths])
-    return None if peers is None else [view_as(peer.view(np.uint8), array) for peer in peers]
+    peers = comm.peers(_memory(array), [length * array.itemsize for length in lengths])
+    return None if peers is None else [view_as(peer, array) for peer in peers]
 
 
 def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
@@ -201,7 +196,7 @@ class Staging:
 
     def __init__(self, comm: Communicator) -> None:
         self.mine = comm.allocate(ASIDE + 2 * HALF, np.uint8)
-        self.memories = comm.peers(self.mine)
+        self.memories = comm.peers(self.mine) or []  # there are: it was allocated
         self.parity = 0
         self.views: dict[tuple[int, int, object], list[Array]] = {}
 
@@ -211,7 +206,6 @@ class Staging:
         key = (self.parity, count, like.dtype)
         views = self.views.get(key)
         if views is None:
-            assert self.memories is not None
             start, bytes = ASIDE + self.parity * HALF, count * like.itemsize
             views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
             if bytes <= SMALL:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard, TypeVar
 
 import numpy as np
@@ -41,6 +42,8 @@ class Array(Buffer, Protocol):
     """A buffer of one dimension."""
 
     def __len__(self) -> int: ...
+
+    def view(self, dtype: Any, /) -> Any: ...
 
     def __getitem__(self, part: slice, /) -> Self: ...
 
@@ -80,21 +83,16 @@ def flatten(buffer: Buffer, writable: bool = False) -> Array:
         if writable and not buffer.flags.writeable:
             raise ValueError(f"buffer of shape {buffer.shape} is read-only and cannot receive: pass a copy of it")
         return buffer if buffer.ndim == 1 else buffer.reshape(-1)
-    if is_tensor(buffer):
-        return _flatten_tensor(buffer)
-    shown = " ".join(repr(buffer).split())
-    raise TypeError(f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}")
-
-
-def _flatten_tensor(tensor: torch.Tensor) -> Array:
-    name = dtype_name(tensor)
+    if not is_tensor(buffer):
+        shown = " ".join(repr(buffer).split())
+        raise TypeError(f"a buffer is a numpy array or a torch tensor, not {type(buffer).__name__}: {shown:.60}")
+    flat, name = buffer, dtype_name(buffer)
     if name not in DTYPES:
-        raise _unsupported(tensor.dtype)
-    if not tensor.is_contiguous():
-        raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not contiguous: pass tensor.contiguous()")
-    flat = tensor
-    if tensor.dim() != 1 or tensor.requires_grad or not tensor.numel():
-        flat = tensor.detach().view(-1) if tensor.numel() else tensor.new_empty(0)  # an empty tensor may have stride 0
+        raise _unsupported(buffer.dtype)
+    if not flat.is_contiguous():
+        raise ValueError(f"tensor of shape {tuple(flat.shape)} is not contiguous: pass tensor.contiguous()")
+    if flat.dim() != 1 or flat.requires_grad or not flat.numel():
+        flat = flat.detach().view(-1) if flat.numel() else flat.new_empty(0)  # an empty tensor may have stride 0
     return flat.numpy() if flat.device.type == "cpu" and name != "bfloat16" else flat
 
 
@@ -109,10 +107,7 @@ def dtype_name(array: Buffer) -> str:
 
 def device_name(array: Buffer) -> str:
     """Return `cpu`, `cuda` or `meta`."""
-    if isinstance(array, np.ndarray):
-        return "cpu"
-    assert is_tensor(array)
-    return array.device.type
+    return array.device.type if is_tensor(array) else "cpu"
 
 
 def empty(array: Array, count: int) -> Array:
@@ -122,10 +117,7 @@ def empty(array: Array, count: int) -> Array:
 
 def as_bytes(array: Array) -> Any:
     """Return a flat CPU array as numpy bytes, sharing memory."""
-    if isinstance(array, np.ndarray):
-        return array.view(np.uint8)
-    assert is_tensor(array)
-    return array.view(sys.modules["torch"].uint8).numpy()
+    return array.view(sys.modules["torch"].uint8).numpy() if is_tensor(array) else array.view(np.uint8)
 
 
 class Chunks(list[Any]):
@@ -142,11 +134,7 @@ class Chunks(list[Any]):
     """
 
     def __init__(self, whole: Array, lengths: list[int], brought: Array | None = None) -> None:
-        super().__init__()
-        start = 0
-        for length in lengths:
-            self.append(whole[start : start + length])
-            start += length
+        super().__init__(whole[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
         self.whole, self.lengths, self.brought = whole, lengths, brought
 
 
@@ -160,9 +148,8 @@ def copy(target: Array, source: Array) -> None:
         if target.data_ptr() != source.data_ptr():  # in place there is nothing to do, and on meta nothing at all
             target.copy_(source)
     else:
-        raise ValueError(
-            f"a {device_name(source)} buffer was sent to a {device_name(target)} one: move both to one device"
-        )
+        ends = f"a {device_name(source)} buffer was sent to a {device_name(target)} one"
+        raise ValueError(f"{ends}: move both to one device")
 
 
 def dtype_of(dtype: Any) -> Any:

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from minidist.comm.agree import agree
 from minidist.comm.buffers import Array, Buffer, dtype_of, flatten, shaped
-from minidist.comm.ledger import Awaited, Ledger, Traffic
+from minidist.comm.ledger import Awaited, Ledger
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
-from minidist.comm.request import Pending, Span, name_flow, record_end
+from minidist.comm.request import Pending, Span, name_flow, record_end, wait
 from minidist.comm.stream import Stream
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
@@ -48,8 +48,12 @@ class Communicator:
         This rank's number, and how many there are.
     members : tuple[int, ...]
         The number of each rank in the world that the job was started with.
+    traffic : Traffic
+        Messages and bytes that this rank sent.
     clock : callable
         `clock()` returns seconds: the machine's, or on a modelled cluster the virtual time of this rank.
+    wait_until, wake, fail : callable
+        With the rank's other threads; see `Wire`.
     kept : dict
         What algorithms keep between their calls.
     registered : Registered
@@ -57,19 +61,14 @@ class Communicator:
     """
 
     def __init__(self, wire: Wire, ledger: Ledger) -> None:
-        self.wire, self.ledger = wire, ledger
+        self.wire, self.ledger, self.traffic = wire, ledger, ledger.traffic
         wire.debug = ledger.debug
         self.rank, self.size, self.members, self.name = wire.rank, wire.size, wire.members, wire.name
         self.kept: dict[type, Any] = {}
         self.registered = Registered()
         self.tag_offset = 0
-        self.clock = wire.clock
+        self.clock, self.wait_until, self.wake, self.fail = wire.clock, wire.wait_until, wire.wake, wire.fail
         self._children = itertools.count(1)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Messages and bytes that this rank sent."""
-        return self.ledger.traffic
 
     @property
     def trace(self) -> Trace | None:
@@ -105,8 +104,7 @@ class Communicator:
     def irecv(self, buffer: Buffer, source: int, tag: int = 0) -> Pending:
         """Start receiving; the buffer holds the message once the returned request has been waited for."""
         array = self._checked(buffer, source, tag, "source")
-        request = self.wire.irecv(array, source, tag + self.tag_offset)
-        return Pending(self, RECEIVE, array, source, tag, request)
+        return Pending(self, RECEIVE, array, source, tag, self.wire.irecv(array, source, tag + self.tag_offset))
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send, and return when the buffer may be changed. It may wait for the receiver or not: rely on neither.
@@ -133,19 +131,11 @@ class Communicator:
         if outgoing is incoming:
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.ledger.traffic.sent(1, leaving.nbytes)
-        status, trace = self.ledger.status, self.ledger.trace
-        started = status.since = self.clock()
-        on_wire = tag + self.tag_offset
-        status.waiting = Awaited("exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes)
-        try:
-            self.wire.exchange(leaving, to, arriving, source, on_wire)
-        finally:
-            status.waiting = None
-        if trace is not None:
+        block = partial(self.wire.exchange, leaving, to, arriving, source, tag + self.tag_offset)
+        started = wait(self, "exchange, receiving from", source, tag, arriving.nbytes, block)
+        if self.ledger.trace is not None:
             for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
                 record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)
-        if not self.tag_offset:
-            self.ledger.traffic.waited(self.clock() - started)
 
     def barrier(self) -> None:
         """Return once every rank has called it.
@@ -192,21 +182,6 @@ class Communicator:
         """Return a queue that runs collectives beside this thread, in the order of launching. Collective."""
         return self.wire.stream(self)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
-        """Block until `ready()`, which another thread of this rank makes true before it calls `wake`.
-
-        Who waits `idle`, a stream without work, keeps nobody waiting.
-        """
-        self.wire.wait_until(ready, what, idle)
-
-    def wake(self, blocking: bool = True) -> None:
-        """Make every `wait_until` of this rank look again. With `blocking=False`, never wait for a lock."""
-        self.wire.wake(blocking)
-
-    def fail(self, error: BaseException) -> None:
-        """End the whole job because of `error`, which happened on a thread that nobody waits for."""
-        self.wire.fail(error)
-
     def roll_call(self, answer: Any) -> list[Any]:
         """Return every rank's `answer`, by rank: small plain data to set things up with, such as shapes. Collective.
 
@@ -215,9 +190,17 @@ class Communicator:
         with self.meeting("a roll call"):
             return self.wire.roll_call(answer)
 
-    def meeting(self, what: str) -> AbstractContextManager[None]:
-        """Return a context in which reports say that this thread waits for all ranks to come to `what`."""
-        return self.ledger.status.meeting(what, self)
+    @contextmanager
+    def meeting(self, what: str) -> Iterator[None]:
+        """Have reports say during the body that this thread waits for all ranks, unless it waits already."""
+        status = self.ledger.status
+        before = status.waiting
+        if before is None:
+            status.since, status.waiting = self.clock(), Awaited(what, self.members)
+        try:
+            yield
+        finally:
+            status.waiting = before
 
     def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
         """Return what an algorithm keeps between its calls: the one object of its class, made by the first call."""

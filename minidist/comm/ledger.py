@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
-from minidist.comm.report import describe
+from minidist.comm.report import label
 from minidist.trace import Trace
 from minidist.trace.events import EventKind
 
@@ -29,8 +29,7 @@ class Traffic:
     """
 
     def __init__(self, origin: Traffic | None = None, *, other_thread: bool = False) -> None:
-        self.messages_sent = 0
-        self.bytes_sent = self.engine_bytes = 0
+        self.messages_sent = self.bytes_sent = self.engine_bytes = 0
         self.seconds = 0.0
         self._origin, self._other_thread = origin, other_thread
         self._lock = threading.Lock()
@@ -55,6 +54,8 @@ class Traffic:
 class Awaited:
     """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the same call.
 
+    In words, `receive from rank 1 (tag 0, 64 bytes)`.
+
     Attributes
     ----------
     what : str
@@ -71,7 +72,7 @@ class Awaited:
     def __str__(self) -> str:
         if self.tag is None:
             return f"all ranks to come to {self.what}"
-        return describe(self.what, self.ranks[0], self.tag, self.bytes)
+        return f"{self.what} rank {self.ranks[0]} ({label(self.tag)}, {self.bytes} bytes)"
 
 
 class Status:
@@ -81,17 +82,6 @@ class Status:
         self.waiting: Awaited | None = None
         self.since = self.asked = 0.0  # when it began to wait, and when its watchdog asked the others
         self.thread = threading.get_ident()
-
-    @contextmanager
-    def meeting(self, what: str, comm: Ranks) -> Iterator[None]:
-        """Note during the body that this thread waits for all ranks of `comm`, unless it waits already."""
-        before = self.waiting
-        if before is None:
-            self.since, self.waiting = comm.clock(), Awaited(what, comm.members)
-        try:
-            yield
-        finally:
-            self.waiting = before
 
 
 Statuses: TypeAlias = "weakref.WeakValueDictionary[int, Status]"

@@ -38,8 +38,7 @@ class Registered:
         end = where + max(lengths) * array.itemsize
         for start, bytes, memories in list(self.windows.values()):  # any may be gone at any moment
             if start <= where and end <= start + bytes:
-                lengths = list(lengths) * (len(memories) // len(lengths))
-                ends = [where - start + length * array.itemsize for length in lengths]
-                pieces = [memory[where - start : stop] for memory, stop in zip(memories, ends, strict=True)]
-                return [piece.view(array.dtype) for piece in pieces]
+                pieces = zip(memories, list(lengths) * (len(memories) // len(lengths)), strict=True)
+                offset, width = where - start, array.itemsize
+                return [memory[offset:][: length * width].view(array.dtype) for memory, length in pieces]
         return None

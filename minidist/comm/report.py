@@ -9,11 +9,6 @@ TAGS = 1 << 20  # users' tags are below; the package's own messages travel on ta
 PACKAGE = str(Path(__file__).parents[1])
 
 
-def describe(what: str, peer: int, tag: int, bytes: int) -> str:
-    """Say what is waited for: `receive from rank 1 (tag 0, 64 bytes)`."""
-    return f"{what} rank {peer} ({label(tag)}, {bytes} bytes)"
-
-
 def label(tag: int) -> str:
     """Return `tag 5`, or for the package's own messages, `inside a collective`."""
     return f"tag {tag}" if tag < TAGS else "inside a collective"

@@ -1,5 +1,7 @@
 """A message under way, a piece of work under way: what is entered in the ledger when they end."""
 
+from collections.abc import Callable
+
 from minidist.comm.buffers import Array
 from minidist.comm.ledger import Awaited, Ranks
 from minidist.comm.wire import Request
@@ -17,19 +19,9 @@ class Pending:
 
     def wait(self) -> None:
         """Block until the buffer may be read (receive) or changed (send)."""
-        if self.request is None:
-            return
-        comm, status = self.comm, self.comm.ledger.status
-        started = status.since = comm.clock()
-        verb, tag = "send to" if self.kind is SEND else "receive from", self.tag + comm.tag_offset
-        status.waiting = Awaited(verb, (comm.members[self.peer],), tag, self.array.nbytes)
-        try:
-            self.request.wait()
-        finally:
-            status.waiting = None
-        self._finish(waited_from=started)
-        if not comm.tag_offset:
-            comm.ledger.traffic.waited(comm.clock() - started)
+        if self.request is not None:
+            verb, bytes = "send to" if self.kind is SEND else "receive from", self.array.nbytes
+            self._finish(waited_from=wait(self.comm, verb, self.peer, self.tag, bytes, self.request.wait))
 
     def test(self) -> bool:
         """Tell, without waiting, whether the message is through."""
@@ -41,6 +33,20 @@ class Pending:
         self.request = None
         if self.comm.ledger.trace is not None:
             record_end(self.comm, self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
+
+
+def wait(comm: Ranks, what: str, peer: int, tag: int, bytes: int, block: Callable[[], None]) -> float:
+    """Call `block`, and note meanwhile what this rank waits for; return when it began to."""
+    status = comm.ledger.status
+    started = status.since = comm.clock()
+    status.waiting = Awaited(what, (comm.members[peer],), tag + comm.tag_offset, bytes)
+    try:
+        block()
+    finally:
+        status.waiting = None
+    if not comm.tag_offset:
+        comm.ledger.traffic.waited(comm.clock() - started)
+    return started
 
 
 def name_flow(comm: Ranks, kind: EventKind, peer: int, tag: int) -> str:
@@ -55,12 +61,10 @@ def record_end(
     comm: Ranks, kind: EventKind, peer: int, flow: str, bytes: int, posted: float, waited_from: float | None = None
 ) -> None:
     """Record one end of a message."""
-    assert comm.ledger.trace is not None
-    rank, now = comm.members[comm.rank], comm.clock()
+    trace, track, rank, now = comm.ledger.trace, comm.ledger.track, comm.members[comm.rank], comm.clock()
+    assert trace is not None
     name = f"{kind} {'to' if kind == SEND else 'from'} {comm.members[peer]}"
-    comm.ledger.trace.record(
-        Event(rank, kind, name, posted, now, bytes, comm.ledger.track, flow, source_line(), waited_from)
-    )
+    trace.record(Event(rank, kind, name, posted, now, bytes, track, flow, source_line(), waited_from))
 
 
 class Span:

@@ -13,7 +13,8 @@ from minidist.comm.threads_wire.threads import alone
 from minidist.trace import Trace
 
 LIMIT = 300.0  # seconds that one operation may wait
-RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")
+MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
+TORCH_RANKS = ("RANK", "SLURM_PROCID")
 ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
 
 
@@ -45,40 +46,36 @@ def init(
         limit = read_number(written, float, SECONDS)
     except ValueError as error:
         raise LaunchError(f"{'MINIDIST_LIMIT' if limit is None else 'limit'}={written} {error}") from None
-    comm = _wrap(group, limit) if group is not None else _world(limit)
+    comm = _communicator(group, limit)
     comm.debug, comm.trace = debug_mode(debug), trace
     return comm
 
 
 def launched_rank() -> str:
     """Return the number of this rank as its launcher says it, before there is a communicator."""
-    return next((os.environ[name] for name in RANKS if name in os.environ), "0")
+    return next((os.environ[name] for name in MPI_RANKS + TORCH_RANKS if name in os.environ), "0")
 
 
-def _world(limit: float) -> Communicator:
-    distributed = sys.modules.get("torch.distributed")
-    in_torch_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    by_torch = "MASTER_ADDR" in os.environ and not {"RANK", "SLURM_PROCID"}.isdisjoint(os.environ)
-    if in_torch_group or by_torch:
+def _communicator(group: Any, limit: float) -> Communicator:
+    library = _launcher() if group is None else type(group).__module__.partition(".")[0]
+    if library == "torch":
         from minidist.comm.torch_wire import torch_wire
 
-        return torch_wire.world(limit)
-    if any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")):
+        return torch_wire.world(limit) if group is None else torch_wire.wrap(group, limit)
+    if library == "mpi4py":
         with arrival(max(limit, ARRIVAL)):
             from minidist.comm.mpi_wire import mpi  # which starts MPI
 
-            return mpi.world(limit)
-    return alone()
-
-
-def _wrap(group: Any, limit: float) -> Communicator:
-    if type(group).__module__.startswith("mpi4py"):
-        with arrival(max(limit, ARRIVAL)):
-            from minidist.comm.mpi_wire import mpi
-
-            return mpi.wrap(group, limit)
-    if type(group).__module__.startswith("torch"):
-        from minidist.comm.torch_wire import torch_wire
-
-        return torch_wire.wrap(group, limit)
+            return mpi.world(limit) if group is None else mpi.wrap(group, limit)
+    if group is None:
+        return alone()
     raise TypeError(f"init() wraps a torch.distributed group or an mpi4py communicator, not {type(group).__name__}")
+
+
+def _launcher() -> str:
+    """Return the library that the launcher of this process expects it to use, if there was one."""
+    distributed = sys.modules.get("torch.distributed")
+    in_torch_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if in_torch_group or ("MASTER_ADDR" in os.environ and not os.environ.keys().isdisjoint(TORCH_RANKS)):
+        return "torch"
+    return "" if os.environ.keys().isdisjoint(MPI_RANKS) else "mpi4py"

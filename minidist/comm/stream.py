@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from minidist.comm.job.background import BackgroundThread
@@ -45,7 +46,7 @@ class Job(Generic[Comm]):
 
     def __init__(self, caller: Comm, comm: Comm, work: Callable[..., Any], args: tuple[Any, ...]):
         self.caller, self.comm = caller, comm
-        self.work: tuple[Callable[..., Any], tuple[Any, ...]] | None = (work, args)  # until it is done: it may be large
+        self.work = partial(work, *args)
         self.name = getattr(work, "__name__", type(work).__name__)
         self.launched = self.ended = caller.clock()
         self.done = False
@@ -55,12 +56,10 @@ class Job(Generic[Comm]):
     def run(self) -> None:
         """Do the work, on the stream's thread."""
         try:
-            assert self.work is not None, "it is run once"
-            work, args = self.work
-            self.result = work(*args)
+            self.result = self.work()
         except BaseException as error:
             self.error = error
-        self.work = None
+        del self.work  # what it holds may be large
         self.ended = self.comm.clock()
         self.done = True
         if self.error is not None:

@@ -111,13 +111,16 @@ class Wire(ABC):
         """Return a stream beside the thread that uses `caller`, the communicator on this wire. Collective."""
         return ThreadStream(caller)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
-        """Block until `ready()`, which another thread of this rank makes true before it calls `wake`."""
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
+        """Block until `ready()`, which another thread of this rank makes true before it calls `wake`.
+
+        Who waits `idle`, a stream without work, keeps nobody waiting.
+        """
         with self._changed:
             while not ready():
                 self._changed.wait(1.0)
 
-    def wake(self, blocking: bool) -> None:
+    def wake(self, blocking: bool = True) -> None:
         """Make every `wait_until` look again. With `blocking=False`, never wait for a lock."""
         if self._changed.acquire(blocking):
             self._changed.notify_all()
@@ -171,9 +174,6 @@ class WireAround(Wire):
 
     def irecv(self, array: Array, source: int, tag: int) -> Request:
         return self.inner.irecv(array, source, tag)
-
-    def exchange(self, leaving: Array, to: int, arriving: Array, source: int, tag: int) -> None:
-        self.inner.exchange(leaving, to, arriving, source, tag)
 
     def roll_call(self, answer: Any) -> list[Any]:
         return self.inner.roll_call(answer)

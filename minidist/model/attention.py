@@ -19,10 +19,9 @@ CUDNN = 91501  # older ones were wrong where 128 does not divide T (pytorch#1698
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend to the same and earlier positions; head h of `query` reads key-value head h // (H / H_kv)."""
-    kind, time, head_dim = query.device.type, query.shape[2], query.shape[3]
-    if kind == DEVICES:
+    if query.device.type == DEVICES:
         q, k, v = at_autocast(query, key, value)
-        if cudnn_is_fastest(capability(), q.dtype, head_dim, time):
+        if cudnn_is_fastest(capability(), q.dtype, q.shape[3], q.shape[2]):
             # The operator itself: torch's other way to choose a kernel is a switch of the whole process.
             outputs: list[Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)
             return outputs[0]

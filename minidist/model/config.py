@@ -71,10 +71,11 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         """Fill in the derived sizes and refuse what cannot be built."""
-        for name in ("vocabulary", "layers", "hidden", "heads", "sequence", "top_k"):
-            self._check_whole(name, smallest=1)
-        for name in ("key_value_heads", "intermediate", "experts", "shared_experts"):
-            self._check_whole(name, smallest=0)
+        smallest = dict.fromkeys(("vocabulary", "layers", "hidden", "heads", "sequence", "top_k"), 1)
+        smallest |= dict.fromkeys(("key_value_heads", "intermediate", "experts", "shared_experts"), 0)
+        for name, least in smallest.items():  # a JSON file may hold a float or a string
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise ValueError(f"{name}={value!r} is not a whole number of at least {least}: give one.")
         # A frozen dataclass can be filled in only through `object`.
         object.__setattr__(self, "key_value_heads", self.key_value_heads or self.heads)
         object.__setattr__(self, "intermediate", self.intermediate or _round_up(8 * self.hidden / 3, multiple=16))
@@ -117,12 +118,6 @@ class GPTConfig:
         looked_up = 0 if self.tied else self.vocabulary * self.hidden
         attention = 12 * self.layers * self.hidden * (sequence or self.sequence)
         return 6 * (self._count(self.top_k) - looked_up) + attention
-
-    def _check_whole(self, name: str, smallest: int) -> None:
-        """Refuse a value that is not an integer (a JSON file may hold a float or a string), or too small."""
-        value = getattr(self, name)
-        if type(value) is not int or value < smallest:
-            raise ValueError(f"{name}={value!r} is not a whole number of at least {smallest}: give one.")
 
     def _faults(self) -> Iterator[str]:
         """Yield a sentence for heads that do not divide, and for a number that makes no sense."""

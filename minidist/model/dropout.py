@@ -120,8 +120,6 @@ def _numbers(name: str, first: int | Tensor, count: int, device: torch.device) -
     if isinstance(first, int):
         return torch.arange(first, first + count, device=device)
     if first.shape != (count,):
-        raise ValueError(
-            f"Where.{name} has shape {tuple(first.shape)}, but the batch at hand has {count} {name}: "
-            f"give an int64 tensor of shape ({count},), or the first number alone."
-        )
+        fault = f"Where.{name} has shape {tuple(first.shape)}, but the batch at hand has {count} {name}"
+        raise ValueError(f"{fault}: give an int64 tensor of shape ({count},), or the first number alone.")
     return first.to(device)

@@ -39,8 +39,7 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Counts) -> Tensor:
         """Map rows [M, D], sorted by expert; `counts` has one number for each expert, and they add up to M."""
         gate, up = self.product(rows, self.gate, counts), self.product(rows, self.up, counts)
-        gated: Tensor = Gated.apply(gate, up)  # type: ignore[no-untyped-call]
-        return self.product(gated, self.down, counts)
+        return self.product(Gated.apply(gate, up), self.down, counts)  # type: ignore[no-untyped-call]
 
 
 class Gated(torch.autograd.Function):
@@ -63,8 +62,7 @@ class Gated(torch.autograd.Function):
 
 def grouped(rows: Tensor, weight: nn.Parameter, counts: Counts) -> Tensor:
     """Return x Wᵀ [M, O] for the rows x [M, I] of each expert, and its matrix W in `weight` [E, O, I]."""
-    product: Tensor = Grouped.apply(*at_autocast(rows, weight), counts)  # type: ignore[no-untyped-call]
-    return product
+    return Grouped.apply(*at_autocast(rows, weight), counts)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Grouped(torch.autograd.Function):

@@ -86,12 +86,10 @@ class GPT(nn.Module):
         ValueError
             If T is too large.
         """
-        time = tokens.shape[1]
-        if time > self.config.sequence:
-            raise ValueError(
-                f"{time} tokens in a row, but the model was made for {self.config.sequence}: "
-                f"cut the batch, or configure sequence={time}."
-            )
+        time, most = tokens.shape[1], self.config.sequence
+        if time > most:
+            fix = f"cut the batch, or configure sequence={time}."
+            raise ValueError(f"{time} tokens in a row, but the model was made for {most}: {fix}")
         x: Tensor = self.embedding(tokens)  # [B, T, D]
         rotary = self.rotary(where.position_numbers(time, x.device), x.dtype)
         for layer in self.layers:
@@ -114,10 +112,9 @@ class GPT(nn.Module):
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Overwrite parameters, given by name, with whole weights of any dtype and device, one at a time."""
-        parameters = dict(self.named_parameters())
         with torch.no_grad():
             for name, weight in weights:
-                parameters[name].copy_(weight)
+                self.get_parameter(name).copy_(weight)
 
     def initial_weights(self, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
         """Draw the initial value of each parameter in turn: its name and a float32 tensor on the CPU.
@@ -182,8 +179,7 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the channels of [B, T, n * d] into this rank's n heads: [B, n, T, d]."""
-        batch, time, channels = x.shape
-        return x.reshape(batch, time, channels // self.head_dim, self.head_dim).transpose(1, 2)
+        return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class RMSNorm(nn.Module):

@@ -129,13 +129,10 @@ class RoutedExperts(nn.Module):
         loss = config.z_loss * logits.logsumexp(-1).square().sum()
         if config.balance == "aux":
             loss = loss + config.balance_rate * balance_loss(shares, chosen, self.whole)
-        entropy = torch.special.entr(shares.detach()).sum()
-        others = torch.stack(
-            [(~kept).sum().double(), entropy.new_tensor(choice[..., 0].numel()).double(), entropy.double()]
-        )
-        new = torch.cat([chosen.sum((0, 1)).double(), others])
-        attached: Tensor = Attach.apply(weights, where.weight * loss, self, new)  # type: ignore[no-untyped-call]
-        return attached
+        dropped, entropy = (~kept).sum(), torch.special.entr(shares.detach()).sum()
+        counted = (chosen.sum((0, 1)), dropped, choice.new_tensor(choice[..., 0].numel()), entropy)
+        new = torch.cat([count.double().flatten() for count in counted])
+        return Attach.apply(weights, where.weight * loss, self, new)  # type: ignore[no-any-return, no-untyped-call]
 
     def combine(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
         """Send the tokens of `x` to their experts, E standing for none, and add up what comes back, weighted.
@@ -291,5 +288,4 @@ def rebalance(model: nn.Module, total: Sum = lambda mine: mine) -> Load | None:
     if not len(counted):
         return None
     counts, (dropped, tokens, entropy) = counted[:, : config.experts], counted[:, config.experts :].sum(0).tolist()
-    imbalance = (counts.amax(1) / counts.mean(1)).mean()
-    return Load(float(imbalance), int(dropped), entropy / tokens)
+    return Load(float((counts.amax(1) / counts.mean(1)).mean()), int(dropped), entropy / tokens)

@@ -249,7 +249,7 @@ def test_a_group_is_taken_again_once_all_its_ranks_have_forgotten_it() -> None:
         halves = [[0, 1], [2, 3]]
 
         def take(parts: list[list[int]]) -> Group:
-            return origin.derive(comm, parts, make)
+            return origin.derive(comm, parts, next(part for part in parts if comm.rank in part), make)
 
         first, second = take(halves), take([[0, 1, 2, 3]])
         handles = [first.handle, second.handle]
@@ -275,7 +275,7 @@ def test_groups_in_cycles_are_found_before_there_are_many() -> None:
     def program(comm: Communicator) -> int:
         origin = Group(None)
         for _ in range(5 * MANY):
-            cycle: list[object] = [origin.derive(comm, [[0, 1]], object)]
+            cycle: list[object] = [origin.derive(comm, [[0, 1]], [0, 1], object)]
             cycle.append(cycle)
         return len(origin.pool.made)
 

@@ -145,8 +145,8 @@ COMM = [
     Mutation(
         "a vector counts as contiguous whatever its stride",
         "minidist/comm/buffers.py",
-        old="if not tensor.is_contiguous():",
-        new="if tensor.dim() > 1 and not tensor.is_contiguous():",
+        old="if not flat.is_contiguous():",
+        new="if flat.dim() > 1 and not flat.is_contiguous():",
         tests=("tests/comm/test_buffers.py::test_what_is_not_a_buffer_is_refused[an expanded tensor]",),
     ),
     Mutation(
@@ -342,15 +342,15 @@ COLLECTIVES = [
     Mutation(
         "hierarchies take all nodes to be as large as each other",
         "minidist/collectives/hierarchical.py",
-        old="len({len(node) for node in comm.nodes}) == 1)",
-        new="True)",
+        old="= len({len(node) for node in comm.nodes}) == 1",
+        new="= True",
         tests=("tests/collectives/test_collectives.py::test_hierarchies_on_nodes_of_three[5]",),
     ),
     Mutation(
         "shared memory is left before the others have read it",
         "minidist/collectives/shared.py",
-        old="_reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)\n        comm.fence()\n",
-        new="_reduce_own_chunk([view_as(peer, array) for peer in peers], comm, combine)\n",
+        old="_reduce_own_chunk(copies, comm, combine)\n        comm.fence()\n",
+        new="_reduce_own_chunk(copies, comm, combine)\n",
         tests=("tests/collectives/test_collective_bytes.py::test_all_reduce_of_registered_buffers",),
     ),
     Mutation(
@@ -370,8 +370,8 @@ COLLECTIVES = [
     Mutation(
         "the mean of a reduce-scatter is a sum",
         "minidist/collectives/operations.py",
-        old="            function(chunks, out, comm.internal, combine)\n    finish(op, out, comm.size)\n",
-        new="            function(chunks, out, comm.internal, combine)\n",
+        old="out, comm.internal, combine), counts)\n    finish(op, out, comm.size)\n",
+        new="out, comm.internal, combine), counts)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
     ),
     Mutation(
@@ -789,8 +789,8 @@ EXPERTS = [
     Mutation(
         "tokens are counted in forward, and so again when that is recomputed",
         "minidist/model/moe.py",
-        old="        attached: Tensor = Attach.apply(",
-        new="        self.tally = self.tally + new\n        attached: Tensor = Attach.apply(",
+        old="        return Attach.apply(",
+        new="        self.tally = self.tally + new\n        return Attach.apply(",
         tests=(MOE_TEST + "test_only_what_trains_is_counted_and_only_once",),
     ),
     Mutation(

@@ -46,8 +46,8 @@ class Group:
     def __init__(self, handle: Any, pool: Pool | None = None, origin: Group | None = None) -> None:
         self.handle, self.pool, self.origin = handle, pool or Pool(), origin
 
-    def derive(self, wire: Wire, parts: list[list[int]], make: Callable[[], Any]) -> Group:
-        """Return a group of this rank's part of `wire`'s ranks: a free one, or a new one. Collective.
+    def derive(self, wire: Wire, parts: list[list[int]], mine: list[int], make: Callable[[], Any]) -> Group:
+        """Return a group of `mine`, this rank's part of `wire`'s ranks: a free one, or a new one. Collective.
 
         Either every part gets one that is free, or all ranks `make` a handle.
         """
@@ -55,7 +55,6 @@ class Group:
         if len(made) - len(free) >= self.pool.many:
             gc.collect()  # what is in a cycle
             self.pool.many = max(MANY, 2 * (len(made) - len(free)))
-        mine = next(part for part in parts if wire.rank in part)
         everyones = wire.roll_call({number: made[number][0] for number in sorted(free)})
         spares = [
             next((n for n in everyones[part[0]] if all(everyones[rank].get(n) == part for rank in part)), None)

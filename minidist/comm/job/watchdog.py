@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from minidist.comm.ledger import Status, Statuses
+from minidist.comm.ledger import Ranks, Status
 from minidist.comm.report import user_line
 
 PERIOD = 0.2  # seconds between two looks
@@ -68,11 +68,9 @@ class Mailbox(Protocol):
 class Watchdog:
     """Looks after one rank of the world."""
 
-    def __init__(
-        self, mailbox: Mailbox, rank: int, size: int, statuses: Statuses, limit: float, end: Callable[[], None]
-    ):
-        self.mailbox, self.rank, self.size, self.limit, self.end = mailbox, rank, size, limit, end
-        self.statuses, self.main = statuses, next(iter(statuses.values()))
+    def __init__(self, mailbox: Mailbox, comm: Ranks, limit: float, end: Callable[[], None]):
+        self.mailbox, self.rank, self.size, self.limit, self.end = mailbox, comm.rank, comm.size, limit, end
+        self.statuses, self.main = comm.ledger.statuses, comm.ledger.status
         self.finished = self.stopped = False
         self.answers: dict[int, str] = {}
         self.deferred_until = 0.0
@@ -143,17 +141,16 @@ class Watchdog:
                 self.answers[sender] = text
 
     def _report(self, reason: str) -> None:
-        others = [rank for rank in range(self.size) if rank != self.rank]
         self.answers = {self.rank: self.state()}
-        for rank in others:
+        for rank in sorted({*range(self.size)} - {self.rank}):
             self.mailbox.send(rank, "report")
         deadline = time.perf_counter() + ANSWER
         while len(self.answers) < self.size and time.perf_counter() < deadline:
             time.sleep(0.01)
             self._read_mail()
         lines = [f"minidist: {reason} (limit {self.limit:g} s). Who waits for whom:"]
-        for rank in range(self.size):
-            lines.append(f"  rank {rank} {self.answers.get(rank, 'does not answer: it is stopped, or gone')}")
+        gone = "does not answer: it is stopped, or gone"
+        lines += [f"  rank {rank} {self.answers.get(rank, gone)}" for rank in range(self.size)]
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
         self.end()

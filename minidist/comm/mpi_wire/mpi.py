@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,20 +50,11 @@ class MpiRequest:
             if self.test():
                 return
             time.sleep(NAP)
-        self._ask(self.request.Wait)
+        _complete(self.request.Wait, self.status, self.array, self.receives)
 
     def test(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._ask(self.request.Test)
-
-    def _ask(self, verb: Callable[[MPI.Status], bool]) -> bool:
-        try:
-            done = verb(self.status)
-        except MPI.Exception as error:
-            raise _explain(error, self.array) from None
-        if done and self.receives:
-            _check_count(self.status, self.array)
-        return done
+        return _complete(self.request.Test, self.status, self.array, self.receives)
 
 
 class MpiWire(Wire):
@@ -77,14 +69,15 @@ class MpiWire(Wire):
         self.group, self.mpi = group, group.handle
         self.beside, self.idle = beside, False  # the wire of the thread that computes while this one waits
         self._status = MPI.Status()
-        self._fence: Fence | None = None
+        self._flags: list[memoryview] = []  # a counter a rank, in shared memory: so often it has come to a fence
+        self._fences = 0
 
     @property
     def patient(self) -> bool:
         """Whether to wait in naps: on a stream's thread, until the thread that computes on its core waits for it."""
         return self.beside is not None and not self.beside.idle
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
         self.idle = True
         super().wait_until(ready, what, idle)
         self.idle = False
@@ -100,15 +93,10 @@ class MpiWire(Wire):
             super().exchange(leaving, to, arriving, source, tag)
             return
         out, into = [_memory(leaving), MPI.BYTE], [_memory(arriving), MPI.BYTE]
-        try:
-            self.mpi.Sendrecv(out, to, tag, into, source, tag, self._status)
-        except MPI.Exception as error:
-            raise _explain(error, arriving) from None
-        _check_count(self._status, arriving)
+        _complete(partial(self.mpi.Sendrecv, out, to, tag, into, source, tag), self._status, arriving)
 
     def roll_call(self, answer: Any) -> list[Any]:
-        everyones: list[Any] = self.mpi.allgather(answer)
-        return everyones
+        return list(self.mpi.allgather(answer))
 
     @property
     def native(self) -> Any:
@@ -117,7 +105,7 @@ class MpiWire(Wire):
         return NativeMpi(self.mpi)
 
     def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> MpiWire:
-        group = self.group.derive(self, parts, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
+        group = self.group.derive(self, parts, mine, lambda: self.mpi.Split(parts.index(mine), mine.index(self.rank)))
         members = tuple(self.members[rank] for rank in mine)
         return MpiWire(group, members, self.homes, name, self if for_thread else None)
 
@@ -131,38 +119,24 @@ class MpiWire(Wire):
         return memories[self.rank], memories
 
     def fence(self, status: Status) -> bool:
-        if self._fence is None:
+        if not self._flags:
             if not ORDERED_STORES or len(self.nodes()[0]) < self.size:
                 return False  # whoever receives a message also sees what its sender stored before
-            self._fence = Fence(open_window(self, 64))
-        self._fence.pass_through(self, status)
+            self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
+        self._fences += 1
+        self._flags[self.rank][0] = self._fences  # this rank is here
+        for rank, flag in enumerate(self._flags):
+            if flag[0] < self._fences:
+                spins = 0
+                status.since, status.waiting = self.clock(), Awaited("meet at a fence with", (self.members[rank],), 0)
+                while flag[0] < self._fences:
+                    spins += 1
+                    if self.patient:
+                        time.sleep(NAP)
+                    elif spins > SPINS:
+                        os.sched_yield()  # more ranks than cores: the one we wait for may need this one
+                status.waiting = None
         return True
-
-
-class Fence:
-    """One counter a rank, in shared memory: rank r has come to the fence for the n-th time."""
-
-    def __init__(self, memories: list[Any]):
-        self.flags, self.epoch = [memoryview(memory).cast("q") for memory in memories], 0
-
-    def pass_through(self, wire: MpiWire, status: Status) -> None:
-        """Say that this rank is here, and spin until all are."""
-        self.epoch += 1
-        self.flags[wire.rank][0] = self.epoch
-        for rank, flag in enumerate(self.flags):
-            if flag[0] < self.epoch:
-                self._await(flag, rank, wire, status)
-
-    def _await(self, flag: memoryview, rank: int, wire: MpiWire, status: Status) -> None:
-        epoch, spins = self.epoch, 0
-        status.since, status.waiting = wire.clock(), Awaited("meet at a fence with", (wire.members[rank],), 0)
-        while flag[0] < epoch:
-            spins += 1
-            if wire.patient:
-                time.sleep(NAP)
-            elif spins > SPINS:
-                os.sched_yield()  # more ranks than cores: the one we wait for may need this one
-        status.waiting = None
 
 
 def _memory(array: Array) -> Any:
@@ -171,22 +145,19 @@ def _memory(array: Array) -> Any:
     return as_bytes(array)
 
 
-def _check_count(status: MPI.Status, array: Array) -> None:
-    got = status.Get_count(MPI.BYTE)
-    if got not in (array.nbytes, MPI.UNDEFINED):
-        raise MismatchError(
-            f"rank {status.Get_source()} sent {got} bytes, but the receive has a buffer of {array.nbytes} "
-            f"({label(status.Get_tag())}): give both the same shape and dtype"
-        )
-
-
-def _explain(error: MPI.Exception, array: Array) -> Exception:
-    if error.Get_error_class() == MPI.ERR_TRUNCATE:
-        return MismatchError(
-            f"a message is larger than the {array.nbytes} bytes of the buffer that receives it: "
-            "give both the same shape and dtype"
-        )
-    return error
+def _complete(verb: Callable[[MPI.Status], object], status: MPI.Status, array: Array, receives: bool = True) -> bool:
+    """Call MPI, and return whether a message is through; raise MismatchError if it does not fill its array."""
+    try:
+        done = verb(status) is not False
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
+        fix = "give both the same shape and dtype"
+        raise MismatchError(f"a message is larger than the {array.nbytes} bytes of its buffer: {fix}") from None
+    if done and receives and (got := status.Get_count(MPI.BYTE)) not in (array.nbytes, MPI.UNDEFINED):
+        sizes = f"sent {got} bytes, but the receive has a buffer of {array.nbytes} ({label(status.Get_tag())})"
+        raise MismatchError(f"rank {status.Get_source()} {sizes}: give both the same shape and dtype")
+    return done
 
 
 def end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -233,7 +204,7 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
     if comm.size > 1:
         sys.excepthook = end_job
         mailbox = MpiMailbox(mpi.Dup())
-        watchdog = Watchdog(mailbox, comm.rank, comm.size, comm.ledger.statuses, limit, abort)
+        watchdog = Watchdog(mailbox, comm, limit, abort)
         atexit.register(_leave_together, watchdog, mailbox.mpi)
     return comm
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from minidist.comm.buffers import Array
-from minidist.comm.report import describe
+from minidist.comm.ledger import Awaited
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.trace.events import SEND, EventKind
 
 PATIENCE = 10_000  # fruitless polls in a row after which polling counts as waiting
 ROUNDS = 1_000  # times that a poller on the virtual clock hears "not yet" while nobody posts anything
+
+
+WaitsFor: TypeAlias = tuple[str, int | None]  # in words, and the rank
 
 
 @dataclass(eq=False)
@@ -33,7 +36,7 @@ class Lane:
     outgoing_free: float = 0.0
     incoming_free: float = 0.0
     ready: Callable[[], bool] | None = None  # while it waits: may it go on?
-    waits_for: tuple[str, int | None] = ("", None)  # in words, and the rank
+    waits_for: WaitsFor = ("", None)
     idle: bool = False  # a stream without work keeps nobody waiting
     polls: int = 0
     polling: bool = False  # while it waits: may it go on with "not yet" once nobody else can move?
@@ -50,7 +53,7 @@ class Meeting(Protocol):
     cluster: Cluster | None
     eager_limit: int
 
-    def wait(self, lane: Lane, ready: Callable[[], bool], waits_for: tuple[str, int | None]) -> None: ...
+    def wait(self, lane: Lane, ready: Callable[[], bool], waits_for: WaitsFor) -> None: ...
 
     def poll(self, operation: Operation) -> bool: ...
 
@@ -93,11 +96,11 @@ class Operation:
         return True
 
     @property
-    def waits_for(self) -> tuple[str, int]:
+    def waits_for(self) -> WaitsFor:
         """What its waiter waits for, in words, and the rank."""
         _, sender, receiver, tag = self.key
         peer, what = (receiver, "send to") if self.kind is SEND else (sender, "receive from")
-        return describe(what, peer, tag, self.array.nbytes), peer
+        return str(Awaited(what, (peer,), tag, self.array.nbytes)), peer
 
     @property
     def eager(self) -> bool:

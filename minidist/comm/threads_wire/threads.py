@@ -55,9 +55,7 @@ class ThreadsWire(Wire):
         return self.world.post(self.lane, kind, array, key)
 
     def derive(self, parts: list[list[int]], mine: list[int], name: str, for_thread: bool = False) -> ThreadsWire:
-        lane = self.lane
-        if for_thread:
-            lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world"))
+        lane = self.world.add_lane(self.members[self.rank], name.removeprefix("world")) if for_thread else self.lane
         return ThreadsWire(self.world, lane, mine.index(self.rank), tuple(self.members[rank] for rank in mine), name)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
@@ -93,10 +91,10 @@ class ThreadsWire(Wire):
     def fail(self, error: BaseException) -> None:
         self.world.abort(self.members[self.rank], error)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, idle: bool = False) -> None:
         self.world.wait(self.lane, ready, (what, self.members[self.rank]), idle)
 
-    def wake(self, blocking: bool) -> None:
+    def wake(self, blocking: bool = True) -> None:
         self.world.wake_all(blocking)
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 from weakref import WeakSet
@@ -17,7 +18,7 @@ from minidist.comm.buffers import Array, copy, empty
 from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
 from minidist.comm.report import label, user_line
 from minidist.comm.threads_wire.cluster import Cluster
-from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation
+from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation, WaitsFor
 from minidist.trace.events import SEND, EventKind
 
 PERIOD = 0.5  # seconds after which a waiting lane looks again: a thread may have ended without a word
@@ -71,7 +72,12 @@ class World:
             if not queue:
                 del self.unmatched[key]
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
-        self._check(send, receive)
+        if send.array.nbytes != receive.array.nbytes:
+            _, sender, receiver, tag = key
+            raise MismatchError(
+                f"rank {sender} sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of "
+                f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
+            )
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
             send.met, receive.met = receive.posted, send.departs
@@ -81,19 +87,9 @@ class World:
             partner.lane.wakeup.notify_all()
         return operation
 
-    def _check(self, send: Operation, receive: Operation) -> None:
-        if send.array.nbytes != receive.array.nbytes:
-            _, sender, receiver, tag = send.key
-            raise MismatchError(
-                f"rank {sender} sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of "
-                f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
-            )
-
     # ---------------------------------------------------------------- waiting, and the proof
 
-    def wait(
-        self, lane: Lane, ready: Callable[[], bool], waits_for: tuple[str, int | None], idle: bool = False
-    ) -> None:
+    def wait(self, lane: Lane, ready: Callable[[], bool], waits_for: WaitsFor, idle: bool = False) -> None:
         """Block `lane` until `ready()`; raise if that can never be."""
         with self.lock:
             if lane.ready is not None:
@@ -136,10 +132,8 @@ class World:
         with self.lock:
             lane.finished = True
             if self.failure is None:
-                try:
+                with suppress(DeadlockError):  # it is the failure now
                     self._prove_progress()
-                except DeadlockError as error:
-                    self.abort(lane.rank, error)
 
     def abort(self, rank: int, error: BaseException) -> None:
         """Make every lane raise. The first failure is the one that counts."""

@@ -90,8 +90,7 @@ def nccl_version() -> tuple[int, ...]:
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD)  # as it is loaded, not another one of this machine
     except OSError:  # it is a part of torch's own library
-        built: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        return built
+        return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     number = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(number))
     return number.value // 10_000, number.value // 100 % 100, number.value % 100

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minidist.comm.buffers import Array, Chunks, dtype_name
+from minidist.comm.buffers import Array, Chunks, dtype_name, is_tensor
 from minidist.comm.engine.operation import Operation, check_reducible
 from minidist.comm.ledger import Ranks
 
@@ -93,14 +93,10 @@ class NativeTorch:
 
     def _reducible(self, array: Array) -> torch.Tensor:
         check_reducible("torch's gloo and NCCL", array, UNKNOWN)
-        if isinstance(array, torch.Tensor):
-            return array
-        return self.byte_tensor(array).view(getattr(torch, dtype_name(array)))
+        return array if is_tensor(array) else self.byte_tensor(array).view(getattr(torch, dtype_name(array)))
 
     def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        if tensor.is_cuda and self.cuda is not None:
-            return self.cuda
-        return self.cpu
+        return self.cuda if tensor.is_cuda and self.cuda is not None else self.cpu
 
     def _order(self, group: dist.ProcessGroup) -> list[int]:
         """Return our number of each of torch's ranks: torch sorts the ranks of a group, `split` obeys its key."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-def gloo_group(addresses: tuple[int, ...], timeout: timedelta) -> dist.ProcessGroup:
-    """Return a gloo group of these ranks. Collective over them alone."""
-    group: dist.ProcessGroup = dist.new_group(list(addresses), timeout, "gloo", use_local_synchronization=True)
+def new_group(addresses: tuple[int, ...], timeout: timedelta, backend: str = "gloo") -> dist.ProcessGroup:
+    """Return a group of these ranks. Collective over them alone."""
+    group: dist.ProcessGroup = dist.new_group(list(addresses), timeout, backend, use_local_synchronization=True)
     return group
 
 
@@ -27,20 +27,17 @@ def nccl_group(
     parent: dist.ProcessGroup, everyones: list[list[int]], addresses: tuple[int, ...], timeout: timedelta
 ) -> dist.ProcessGroup:
     """Return this rank's part of `parent`. If torch is bound to a device, all ranks split the parent at once."""
-    group: dist.ProcessGroup | None
     if everyone().bound_device_id is None:
-        group = dist.new_group(list(addresses), timeout, "nccl", use_local_synchronization=True)
-    else:
-        parts = [sorted(dist.get_group_rank(parent, address) for address in part) for part in everyones]
-        group = dist.split_group(parent, parts, timeout)
+        return new_group(addresses, timeout, "nccl")
+    parts = [sorted(dist.get_group_rank(parent, address) for address in part) for part in everyones]
+    group = dist.split_group(parent, parts, timeout)
     assert group is not None, "each rank is in one part"
     return group
 
 
 def everyone() -> dist.ProcessGroup:
     """Return torch.distributed's group of all ranks."""
-    assert dist.group.WORLD is not None, "torch.distributed is initialised by now"
-    return dist.group.WORLD
+    return dist.distributed_c10d._get_default_group()
 
 
 def gather_answers(group: dist.ProcessGroup, rank: int, answer: Any) -> list[Any]:
@@ -67,12 +64,11 @@ def initialize(timeout: timedelta) -> dist.ProcessGroup:
     rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
     os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
     gpu = own_gpu()
-    if gpu is None:
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timeout)
-    else:
-        torch.cuda.set_device(gpu)
-        device = torch.device("cuda", gpu)
-        dist.init_process_group("nccl", rank=rank, world_size=size, timeout=timeout, device_id=device)
+    device = None if gpu is None else torch.device("cuda", gpu)
+    if device is not None:
+        torch.cuda.set_device(device)
+    backend = "nccl" if device is not None else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, device_id=device)
     atexit.register(_close)
     return everyone()
 

@@ -76,10 +76,8 @@ class Header:
                 "no tags, so both ends must post their messages in the same order"
             )
         if bytes != expected_bytes:
-            raise MismatchError(
-                f"rank {self.member} sent {bytes} bytes, but the receive has a buffer of {expected_bytes}: "
-                "give both the same shape and dtype"
-            )
+            sizes = f"sent {bytes} bytes, but the receive has a buffer of {expected_bytes}"
+            raise MismatchError(f"rank {self.member} {sizes}: give both the same shape and dtype")
 
 
 class GlooRequest:

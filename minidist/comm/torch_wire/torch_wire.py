@@ -29,7 +29,7 @@ from minidist.comm.ledger import Ledger
 from minidist.comm.stream import Comm, Stream
 from minidist.comm.torch_wire import marks
 from minidist.comm.torch_wire.store import StoreMailbox
-from minidist.comm.torch_wire.torch_groups import gather_answers, gloo_group, initialize, nccl_group, own_store
+from minidist.comm.torch_wire.torch_groups import gather_answers, initialize, nccl_group, new_group, own_store
 from minidist.comm.torch_wire.torch_request import GlooRequest, Header, StreamRequest, Verb, explaining, slot
 from minidist.comm.wire import Request, Wire
 
@@ -131,11 +131,11 @@ class TorchWire(Wire):
         addresses = tuple(self.addresses[rank] for rank in mine)
 
         def make() -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-            cpu = gloo_group(addresses, self.job.timeout)
+            cpu = new_group(addresses, self.job.timeout)
             everyones = [[self.addresses[rank] for rank in part] for part in parts]
             return cpu, None if self.cuda is None else nccl_group(self.cuda, everyones, addresses, self.job.timeout)
 
-        group = self.group.derive(self, parts, make)
+        group = self.group.derive(self, parts, mine, make)
         members = tuple(self.members[rank] for rank in mine)
         return TorchWire(group, addresses, members, self.job, name)
 
@@ -191,7 +191,7 @@ def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
         raise ValueError(f"init() wraps groups of gloo or NCCL, not of {backends}: init_process_group('gloo')")
     timeout = timedelta(seconds=limit + PATIENCE)
     addresses = tuple(dist.get_process_group_ranks(group))
-    cpu = group if backends.get("cpu") == "gloo" else gloo_group(addresses, timeout)
+    cpu = group if backends.get("cpu") == "gloo" else new_group(addresses, timeout)
     rank, size = dist.get_rank(group), len(addresses)
     hosts = tuple(gather_answers(cpu, rank, host()))
     job = Job(StoreMailbox(own_store(cpu, rank), rank, size), hosts, timeout)
@@ -199,6 +199,6 @@ def wrap(group: dist.ProcessGroup, limit: float) -> Communicator:
     comm = Communicator(TorchWire(Group((cpu, cuda)), addresses, tuple(range(size)), job), ledger)
     if size > 1:
         sys.excepthook = job.mailbox.end_job
-        watchdog = Watchdog(job.mailbox, rank, size, comm.ledger.statuses, limit, job.mailbox.exit)
+        watchdog = Watchdog(job.mailbox, comm, limit, job.mailbox.exit)
         atexit.register(job.mailbox.leave_together, watchdog)
     return comm
