@@ -2,9 +2,10 @@
 # # 20 · A cluster for a month
 #
 # A Llama of 70B parameters is to be fine-tuned on 500M tokens, on 8 nodes of 8 A100 with 80 GB: tp = 8 inside a node,
-# pp = 2, dp = 4. Before you rent the nodes, somebody shows you a page of figures, as they are quoted everywhere. In
-# this notebook the planner of the package computes each of them, and most are wrong. First, what it says of one step
-# of 256 sequences of 4,096 tokens, on two machines that differ only in the network between their nodes.
+# pp = 2, dp = 4. Before you rent the nodes, somebody shows you a page of figures, as they are quoted everywhere. Most
+# of them are wrong. In this notebook the planner of the package computes each of them again. First, here is what it
+# says of one step of 256 sequences of 4,096 tokens, on two machines that differ only in the network between their
+# nodes.
 
 # %%
 import math
@@ -35,17 +36,9 @@ AMPERE = Software.named("megatron-core-ampere")  # what Megatron Core does, as f
 
 def setup(cluster="p4de:64", **changes):
     """Return the run, or another that differs from it in `changes`."""
-    options = {
-        "microbatch": 1,
-        "tp": 8,
-        "pp": 2,
-        "dp": 4,
-        "sp": True,
-        "zero": 1,
-        "fused_loss": True,
-        "software": AMPERE,
-    }
-    return Setup(LLAMA, machine(cluster), sequence=4096, batch=256, **options | changes)
+    layout = {"microbatch": 1, "tp": 8, "pp": 2, "dp": 4, "sp": True, "zero": 1}
+    software = {"fused_loss": True, "software": AMPERE}
+    return Setup(LLAMA, machine(cluster), sequence=4096, batch=256, **layout | software | changes)
 
 
 def planned(run):
@@ -71,7 +64,7 @@ picture(
     lambda file: draw(["400 Gb/s a node (p4de)", "1,600 Gb/s a node (DGX A100)"], [RUN, DGX], file),
     "Two bars above: both machines hold 61.5 of 80 GB a GPU, gradients most, then activations, optimizer, parameters "
     "and what the driver has. Two bars below: a step takes 44.0 s with the slow network and 41.5 s with the fast one; "
-    "computing takes 35 s of it, tensor parallelism 5, and gradients, data, the rest.",
+    "computing takes 35 s of it, tensor parallelism 5.5, the bubble 0.6, and gradients (data) 2.9 and 0.3 s.",
 )
 
 # %% [markdown]
@@ -177,6 +170,8 @@ def draw_reached(file):
         panel.text(100 * REACHED[i] - 0.6, place, f"{100 * REACHED[i]:.0f}", ha="right", va="center", fontsize=9)
     for name, colour in (("whole run", WHOLE), ("benchmark", TUNED), ("with what was recomputed", "white")):
         panel.barh(RUNS[0][0], 0, color=colour, edgecolor="#888888", label=name)
+    panel.axvline(100 * mfu(RUN), color="#1f2328", ls=":", lw=1)
+    panel.text(100 * mfu(RUN) + 0.5, 0, "this plan", va="center", fontsize=9)
     panel.set(xlabel="% of the peak, 312 TFLOP/s; grey: 50 to 60 %", xlim=(0, 62))
     panel.tick_params(axis="y", labelsize=8)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=9)
@@ -187,7 +182,8 @@ def draw_reached(file):
 picture(
     draw_reached,
     "Nine published runs on A100, as shares of the peak. The three whole runs reach 36, 46 and 49 %, benchmarks "
-    "between 30 and 51 %. Only three benchmarks are above 50 %. With what was recomputed, another is at 52 %.",
+    "between 30 and 51 %. Only three benchmarks are above 50 %. With what was recomputed, another is at 52 %. A dotted "
+    "line shows this plan, at 54 %.",
 )
 
 # %% [markdown]
@@ -281,6 +277,7 @@ for name, size in (
 # %%
 alone = planned(setup("a100:8", tp=1, sp=False))
 NO_SP = planned(setup(sp=False))
+print(f"{'':32} {'tp = 1':>11}      {'tp = 8':>10}")
 for kind, after in (
     *((kind, RUN.held[kind]) for kind in ("parameters", "gradients", "optimizer", "resident")),
     ("activations", NO_SP.held["activations"]),
@@ -336,8 +333,8 @@ picture(
 # <details><summary>The answer</summary>
 #
 # Without ZeRO-1 it is far too large, and without sequence parallelism by a hair. Recomputing attention saves nothing: a
-# flash kernel keeps no scores, so it does already what "selective" recomputation was made for, 53 GB with the kernels
-# of 2022. Recomputing everything saves 13 GB that nobody needs here, and costs a third more time and money: that is for
+# flash kernel keeps no scores, which is what "selective" recomputation was made for. With the kernels of 2022 it saves
+# 53 GB. Recomputing everything saves 13 GB that nobody needs here, and costs a third more time and money: that is for
 # runs that do not fit. Two sequences at a time fit, and make the step a little shorter, because products are larger.
 #
 # </details>
@@ -364,7 +361,7 @@ for unit in (10, 20, 30, 40):
 #
 # ## The bubble
 #
-# > "A pipeline with p = 2 stages has a bubble of **(p - 1)/m**": or it is not mentioned at all.
+# > "A pipeline with p = 2 stages is idle for **(p - 1)/m** of a step."
 #
 # **Predict:** p = 2, and a backward takes twice as long as a forward. Which share of a step are the GPUs idle if a
 # replica has m = 4 microbatches, that is 16 sequences on dp = 4? And with the plan's 64?
@@ -406,9 +403,9 @@ for name, across in (("400 Gb/s", 50e9), ("400 GB/s", 400e9)):
 # %% [markdown]
 # <details><summary>The answer</summary>
 #
-# 3.4 s of talking, of which a backward and a forward hide a little. The wrong unit makes it an eighth, and the step 6 %
-# shorter than it will be. A larger batch would help: gradients travel once a step. And tp has to stay inside a node:
-# its collectives run for every layer and microbatch.
+# 3.4 s of talking, of which the backward and the forward of one microbatch hide a little. The wrong unit makes it an
+# eighth, and the step 6 % shorter than it will be. A larger batch would help: gradients travel once a step. And tp has
+# to stay inside a node: its collectives run for every layer and microbatch.
 #
 # </details>
 #
@@ -481,7 +478,7 @@ def draw_cadence(file):
 
 picture(
     draw_cadence,
-    "Share of the time that is not training, against minutes between checkpoints. If training waits, 25 % at five "
+    "Share of the time that is not training, against minutes between checkpoints. If training waits, 26 % at five "
     "minutes and a flat minimum of 0.9 % near 400 minutes, beyond the whole run of 350 minutes. In the background the "
     "minimum is 0.1 %, near 30 minutes.",
 )
@@ -608,6 +605,10 @@ print("\n".join(f"{what:36} {said:>10}   {found}" for what, said, found in LINES
 # %% [markdown]
 # The planner knows this machine only from data sheets and from what others published. So run ten steps before you rent
 # it for a month, compare seconds and bytes with the plan, and ask where they differ.
+#
+# `minidist/plan/plain.py` does this arithmetic on one page. And
+# `python -m minidist plan --model llama-70b --cluster p4de:64 --tokens 500M --batch 1M --sequence 4096` chooses the
+# layout as well.
 #
 # ## Now on real processes
 #
