@@ -68,9 +68,9 @@ picture(
 )
 
 # %% [markdown]
-# The upper bars are what the fullest GPU holds, the lower bars are a step: computing, collectives of tensor
-# parallelism, the pipeline's bubble, and gradients on their way between nodes (data). The page of figures is about
-# Amazon's machine, so the notebook goes on with the upper bar of each pair.
+# The upper bars are what the fullest GPU holds; resident is what the driver, NCCL and fragmentation take. The lower bars
+# are a step: computing, collectives of tensor parallelism, the pipeline's bubble, and gradients on their way between
+# nodes (data). The page of figures is about Amazon's machine, so the notebook goes on with the upper bar of each pair.
 #
 # ## Time
 #
@@ -227,7 +227,7 @@ for name, took in (("best case", hours(RUN)), ("as measured", MEASURED)):
 #
 # p4d is a fifth cheaper. **Predict:** what does the planner say to this layout there, if it may choose microbatches,
 # schedule, ZeRO and recomputation freely, and leaves nothing to the host's memory? And if it may choose pp and dp as
-# well: what does the run cost in the fastest layout that fits?
+# well: what does the run cost in the fastest layout with tp = 8 that fits?
 
 # %%
 try:
@@ -243,7 +243,8 @@ print(f"{hours(small):.6f} h, {hours(small) * NODES * P4D:,.2f} $")
 #
 # It refuses all of them: even with everything recomputed, a GPU would hold 49 GB. With four stages and everything
 # recomputed the run fits, with less than 1 GB of room, and takes a quarter longer. So nodes that are a fifth cheaper
-# save 10 $ of 1,900. A price belongs to a machine, and so does a layout.
+# save 10 $ of 1,900, and the larger nodes can do better than the plan, as two sequences at a time will show below. A
+# price belongs to a machine, and so does a layout.
 #
 # </details>
 #
