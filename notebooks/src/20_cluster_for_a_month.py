@@ -68,9 +68,10 @@ picture(
 )
 
 # %% [markdown]
-# The upper bars are what the fullest GPU holds; resident is what the driver, NCCL and fragmentation take. The lower bars
-# are a step: computing, collectives of tensor parallelism, the pipeline's bubble, and gradients on their way between
-# nodes (data). The page of figures is about Amazon's machine, so the notebook goes on with the upper bar of each pair.
+# The upper bars are what the fullest GPU holds; resident is what the driver, NCCL and fragmentation take. The lower
+# bars are a step: computing, collectives of tensor parallelism, the pipeline's bubble, and gradients on their way
+# between nodes (data). The page of figures is about Amazon's machine, so the notebook goes on with the upper bar of
+# each pair.
 #
 # ## Time
 #
