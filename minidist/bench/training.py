@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from minidist.bench.measure import Run
 from minidist.bench.options import HEADS
 from minidist.model import GPT, GPTConfig, cross_entropy_sum
-from minidist.parallel import DataParallel
 from minidist.parallel.replica import Alone, Replica
 
 Forward: TypeAlias = Callable[..., Tensor]
@@ -28,13 +27,13 @@ def text(batch: int = BATCH, time: int = TIME, seed: int = 0, vocabulary: int = 
     return torch.randint(vocabulary, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
 
 
-def training_step(model: nn.Module, tokens: Tensor, **options: Any) -> Run:
+def training_step(model: Any, tokens: Tensor, **options: Any) -> Run:
     """Return a step of a model, wrapped in its strategy.
 
     Those of minidist sum gradients, so a loss is divided by the tokens of all ranks. Otherwise it is by the tokens of
     this rank, and gradients are averaged, or stay here.
     """
-    ranks = model.comm.size if isinstance(model, DataParallel) else 1
+    ranks = model.comm.size if isinstance(model, Replica) else 1
     return adamw_step(model, forward_backward(model, tokens, tokens[:, 1:].numel() * ranks), **options)
 
 
@@ -55,7 +54,7 @@ def adamw_step(model: nn.Module, backward: Callable[[], object], **options: Any)
 
     It returns what `backward` returns, and leaves no gradients in memory.
     """
-    replica: Replica = model if isinstance(model, DataParallel) else Alone(model)
+    replica = model if isinstance(model, Replica) else Alone(model)
     optimizer = replica.optimizer(torch.optim.AdamW, lr=1e-4, **options)
     replica.zero_grad()
 

@@ -11,7 +11,7 @@ The answers here are those of a rank that is alone on the data axis. Each strate
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from minidist.parallel.optimizer.groups import known_groups
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
+@runtime_checkable
 class Replica(Protocol):
     """This rank's copy of the model, and how it is kept equal to the other copies on the data axis.
 

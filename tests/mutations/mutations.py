@@ -979,7 +979,7 @@ MEMORY = [
         "minidist/plan/held.py",
         old="between = 8 * tokens * model.hidden / (tp if run.sp else 1)",
         new="between = 8 * tokens * model.hidden / tp",
-        tests=("tests/plan/test_plain.py::test_bytes_are_near_the_planners_without_sequence_parallelism",),
+        tests=("tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",),
     ),
     Mutation(
         "a plan gives each ring of a node the whole network",

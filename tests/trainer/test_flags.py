@@ -24,8 +24,8 @@ FROZEN = """
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
     --text --tokenizer --sequence --batch --by-length --held-out
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
-    --dp --tp --sp --cp --cp-comm --cp-order --ep --ep-comm --ep-fp8 --pp --schedule --chunks --microbatches --plan
-    --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
+    --dp --tp --sp --cp --cp-comm --cp-order --ep --ep-comm --ep-fp8 --pp --order --schedule --chunks --microbatches
+    --plan --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
     --recompute --offload --offload-folder
     --steps --seed --init --lora --qlora --precision --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace

@@ -27,7 +27,8 @@ from minidist.trainer import loop, verify
 from minidist.trainer.metrics import Reporter, StepMetrics
 
 STEP = re.compile(
-    r"step 3/3  loss \d\.\d{4}  norm \d\.\d{3}  +[\d,]+ tokens/s  (mfu +\d+\.\d%  )?communication +\d+%  left 0:00"
+    r"step 3/3  loss \d\.\d{4}  norm \d\.\d{3}  +[\d,]+ tokens/s  "
+    r"(mfu +\d+\.\d% \(plan \d+\.\d%\)  )?communication +\d+%  left 0:00"
 )
 
 

@@ -5,11 +5,11 @@
         each of four layouts of a small GPT: predict a step from the two, take some, print both
 
 Other programs take their share of a machine as they please, so the constants are measured anew before and after each
-step, each step has a prediction of its own, and the error is the median of all.
-`train` shows in the same way the utilisation that is predicted for it. On fewer cores than ranks the constants are
-those of ranks that share cores. `MOVED` are the bytes that torch's AdamW moves for a parameter on a CPU, counted from
-its operations, `FLASH` the speed of torch's attention on a CPU beside that of a product, for 128 positions; what
-element-wise work moves is in `software.toml`.
+step, each step has a prediction of its own, and the error is the median of all. On fewer cores than ranks the constants
+are those of ranks that share cores. `train` shows in the same way the utilisation that is predicted for it.
+
+`MOVED` are the bytes that torch's AdamW moves for a parameter on a CPU, counted from its operations, `FLASH` the speed of
+torch's attention on a CPU beside that of a product, for 128 positions. No host has to launch anything there.
 """
 
 import json
@@ -188,7 +188,7 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
         shard=recipe.shard_ranks or 0,
         recompute=recipe.recompute if recipe.recompute in ("full", "selective") else "none",
         software=replace(Software.named(generation), width=width, gradients=width),
-        known=Constants.table().but(optimizer_bytes=MOVED),
+        known=Constants.table().but(optimizer_bytes=MOVED, host=0.0, synchronize=0.0),
     )
 
 
