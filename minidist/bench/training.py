@@ -1,7 +1,7 @@
 """The model, the text and the steps that the benches of training share, so that all of them time the same work."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,13 @@ def text(batch: int = BATCH, time: int = TIME, seed: int = 0, vocabulary: int = 
     return torch.randint(vocabulary, (batch, time + 1), generator=torch.Generator().manual_seed(seed))
 
 
-def training_step(model: Any, tokens: Tensor, **options: Any) -> Run:
+def training_step(model: nn.Module, tokens: Tensor, **options: Any) -> Run:
     """Return a step of a model, wrapped in its strategy.
 
     Those of minidist sum gradients, so a loss is divided by the tokens of all ranks. Otherwise it is by the tokens of
     this rank, and gradients are averaged, or stay here.
     """
-    ranks = model.comm.size if isinstance(model, Replica) else 1
+    ranks = cast(Any, model).comm.size if isinstance(model, Replica) else 1
     return adamw_step(model, forward_backward(model, tokens, tokens[:, 1:].numel() * ranks), **options)
 
 
