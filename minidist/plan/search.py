@@ -123,8 +123,9 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
             else:
                 run = replace(start, tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, microbatch=microbatch, sp=tp > 1)
                 run = replace(run, cut=cut(run))
-                for order in options(fixed, "order")[: 2 if pp > 1 < dp else 1]:
-                    yield from policies(replace(run, order=order), fixed, refused)
+                orders = [replace(run, order=order) for order in reversed(options(fixed, "order"))]
+                for other in {(each.group("pp"), each.group("dp")): each for each in orders}.values():
+                    yield from policies(other, fixed, refused)  # of orders with the same links only the first
 
 
 def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> Iterator[Setup]:

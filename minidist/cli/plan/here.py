@@ -8,8 +8,8 @@ Other programs take their share of a machine as they please, so the constants ar
 step, each step has a prediction of its own, and the error is the median of all. On fewer cores than ranks the constants
 are those of ranks that share cores. `train` shows in the same way the utilisation that is predicted for it.
 
-`MOVED` are the bytes that torch's AdamW moves for a parameter on a CPU, counted from its operations, `FLASH` the speed of
-torch's attention on a CPU beside that of a product, for 128 positions. No host has to launch anything there.
+`MOVED` are the bytes that torch's AdamW moves for a parameter on a CPU, counted from its operations, `FLASH` the speed
+of torch's attention on a CPU beside that of a product, for 128 positions. No host has to launch anything there.
 """
 
 import json
