@@ -25,8 +25,7 @@ def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Arr
     Two temporaries in use at the same time need different slots.
     """
     key, temporaries = (slot, dtype_name(like), device_name(like)), comm.keep(Temporaries, Temporaries)
-    found = temporaries.get(key)
-    if found is None or len(found) < count:
+    if (found := temporaries.get(key)) is None or len(found) < count:
         found = temporaries[key] = empty(like, count)
     return found if len(found) == count else found[:count]
 

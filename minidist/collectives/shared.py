@@ -204,8 +204,7 @@ class Staging:
         """Return every rank's memory in the other half, as `count` elements of the kind of `like`."""
         self.parity = 1 - self.parity
         key = (self.parity, count, like.dtype)
-        views = self.views.get(key)
-        if views is None:
+        if (views := self.views.get(key)) is None:
             start, bytes = ASIDE + self.parity * HALF, count * like.itemsize
             views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
             if bytes <= SMALL:

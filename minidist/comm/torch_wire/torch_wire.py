@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +35,7 @@ from minidist.comm.wire import Request, Wire
 PATIENCE = 60.0  # seconds by which torch's own limit lies above ours, so that our report comes first
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What all communicators of one job share."""
 
     mailbox: StoreMailbox
