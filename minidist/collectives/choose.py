@@ -98,10 +98,8 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
     elif algorithm == "native" and comm.native is None:
         raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")
     elif algorithm == "shared" and not shared.possible(comm):
-        raise ValueError(
-            f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire.kind} wire "
-            f"rank {comm.rank} has {len(comm.node)} on its node: use 'auto'"
-        )
+        here = f"of these {comm.size} on the {comm.wire.kind} wire rank {comm.rank} has {len(comm.node)} on its node"
+        raise ValueError(f"algorithm='shared' needs ranks that share memory, but {here}: use 'auto'")
     elif algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
         raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")
     return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[operation][algorithm]

@@ -7,8 +7,6 @@ it up. Large buffers travel in segments, so that a segment is still in the cache
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from minidist.comm.buffers import Array, device_name, dtype_name, empty
 from minidist.comm.communicator import Communicator
 
@@ -60,12 +58,3 @@ def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Array]:
     step = max(1, bytes // array.itemsize)
     for start in range(0, max(1, len(array)), step):
         yield array[start : start + step]
-
-
-def view_as(memory: np.ndarray[Any, Any], like: Array) -> Array:
-    """View bytes as a flat array of the kind of `like`."""
-    if isinstance(like, np.ndarray):
-        return memory.view(like.dtype)
-    import torch
-
-    return torch.from_numpy(memory).view(like.dtype)

@@ -69,10 +69,9 @@ class Header:
             self.work.wait()
         (tag, bytes), (expected_tag, expected_bytes) = self.numbers.tolist(), self.expected
         if tag != expected_tag:
-            raise MismatchError(
-                f"rank {self.member} sent a message of tag {tag}, but the receive expects tag {expected_tag}: NCCL has "
-                "no tags, so both ends must post their messages in the same order"
-            )
+            tags = f"sent a message of tag {tag}, but the receive expects tag {expected_tag}"
+            fix = "NCCL has no tags, so both ends must post their messages in the same order"
+            raise MismatchError(f"rank {self.member} {tags}: {fix}")
         if bytes != expected_bytes:
             sizes = f"sent {bytes} bytes, but the receive has a buffer of {expected_bytes}"
             raise MismatchError(f"rank {self.member} {sizes}: give both the same shape and dtype")

@@ -145,9 +145,8 @@ class TorchWire(Wire):
         return CudaStream(caller)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        if self.cuda is not None and for_torch:
-            return torch.zeros(bytes, dtype=torch.uint8, device="cuda"), []
-        return np.zeros(bytes, np.uint8), []
+        on_gpu = self.cuda is not None and for_torch
+        return torch.zeros(bytes, dtype=torch.uint8, device="cuda") if on_gpu else np.zeros(bytes, np.uint8), []
 
     @property
     def native(self) -> Any:
