@@ -17,7 +17,7 @@ Every algorithm carries all `DTYPES` and knows all `REDUCTIONS` (`reduction.py`)
 `native` refuses a reduction that its engine cannot compute.
 
 A new algorithm is a function in its family's file, and a line in `TABLE` (`choose.py`). `explain` says when `auto`
-takes it, `_check` which ranks cannot run it; the table above names it, and so does the docstring of the operation.
+takes it, `find` which ranks cannot run it; the table above names it, and so does the docstring of the operation.
 """
 
 from minidist.collectives.choose import COLLECTIVES, algorithms, explain

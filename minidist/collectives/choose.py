@@ -93,21 +93,13 @@ def find(operation: str, algorithm: str, bytes: int, comm: Communicator) -> tupl
     """
     if algorithm == "auto":
         algorithm = explain(operation, bytes, comm)[0]
-    else:
-        _check(operation, algorithm, comm)
-    return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[operation][algorithm]
-
-
-def _check(operation: str, algorithm: str, comm: Communicator) -> None:
-    """Refuse an algorithm that does not exist, or that these ranks cannot run. `auto` chooses no such algorithm."""
-    if algorithm not in algorithms(operation):
+    elif algorithm not in algorithms(operation):
         raise ValueError(f"{operation} has no algorithm {algorithm!r}: use one of {', '.join(algorithms(operation))}")
-    if algorithm == "native" and comm.native is None:
+    elif algorithm == "native" and comm.native is None:
         raise ValueError(f"the {comm.wire.kind} wire has no native collectives: use algorithm='auto'")
-    if algorithm == "shared" and not shared.possible(comm):
-        raise ValueError(
-            f"algorithm='shared' needs ranks that share memory, but of these {comm.size} on the {comm.wire.kind} wire "
-            f"rank {comm.rank} has {len(comm.node)} on its node: use 'auto'"
-        )
-    if algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
+    elif algorithm == "shared" and not shared.possible(comm):
+        here = f"of these {comm.size} on the {comm.wire.kind} wire rank {comm.rank} has {len(comm.node)} on its node"
+        raise ValueError(f"algorithm='shared' needs ranks that share memory, but {here}: use 'auto'")
+    elif algorithm == "recursive" and operation != "all_reduce" and recursive.power_below(comm.size) != comm.size:
         raise ValueError(f"recursive {operation} needs a power of two of ranks, not {comm.size}: use 'ring'")
+    return algorithm, getattr(comm.native, operation) if algorithm == "native" else TABLE[operation][algorithm]

@@ -7,8 +7,6 @@ it up. Large buffers travel in segments, so that a segment is still in the cache
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from minidist.comm.buffers import Array, device_name, dtype_name, empty
 from minidist.comm.communicator import Communicator
 
@@ -25,8 +23,7 @@ def temporary(comm: Communicator, like: Array, count: int, slot: int = 0) -> Arr
     Two temporaries in use at the same time need different slots.
     """
     key, temporaries = (slot, dtype_name(like), device_name(like)), comm.keep(Temporaries, Temporaries)
-    found = temporaries.get(key)
-    if found is None or len(found) < count:
+    if (found := temporaries.get(key)) is None or len(found) < count:
         found = temporaries[key] = empty(like, count)
     return found if len(found) == count else found[:count]
 
@@ -61,12 +58,3 @@ def blocks(array: Array, bytes: int = SEGMENT) -> Iterator[Array]:
     step = max(1, bytes // array.itemsize)
     for start in range(0, max(1, len(array)), step):
         yield array[start : start + step]
-
-
-def view_as(memory: np.ndarray[Any, Any], like: Array) -> Array:
-    """View bytes as a flat array of the kind of `like`."""
-    if isinstance(like, np.ndarray):
-        return memory.view(like.dtype)
-    import torch
-
-    return torch.from_numpy(memory).view(like.dtype)

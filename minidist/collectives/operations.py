@@ -94,11 +94,9 @@ def all_gather(
     result = _new(shard, sum(counts)) if out is None else out
     array = flatten(result, writable=True)
     if mine != counts[comm.rank] or len(array) != sum(counts) * rows or dtype_name(array) != dtype_name(source):
-        raise ValueError(
-            f"rank {comm.rank} brings a {dtype_name(source)} shard of {mine} rows for a {dtype_name(array)} output of "
-            f"shape {tuple(result.shape)}, of which {counts[comm.rank]} are its own: bring array_split's shard, or say "
-            "counts="
-        )
+        brought = f"rank {comm.rank} brings a {dtype_name(source)} shard of {mine} rows"
+        room = f"a {dtype_name(array)} output of shape {tuple(result.shape)}, of which {counts[comm.rank]} are its own"
+        raise ValueError(f"{brought} for {room}: bring array_split's shard, or say counts=")
     lengths = [count * rows for count in counts]
     chunks = Chunks(array, lengths, brought=source)
     copy(chunks[comm.rank], source)
@@ -189,10 +187,8 @@ def all_to_all(
     _check_counts("send_counts", send_counts, comm)
     _check_counts("receive_counts", receive_counts, comm)
     if sum(send_counts) != rows or send_counts[comm.rank] != receive_counts[comm.rank]:
-        raise ValueError(
-            f"send_counts={list(send_counts)} must add up to the {rows} rows, and what rank {comm.rank} keeps must be "
-            f"the same in receive_counts={list(receive_counts)}"
-        )
+        kept = f"what rank {comm.rank} keeps must be the same in receive_counts={list(receive_counts)}"
+        raise ValueError(f"send_counts={list(send_counts)} must add up to the {rows} rows, and {kept}")
     result: Kind = _new(full, sum(receive_counts))
     leaving = Chunks(array, [count * row for count in send_counts])
     arriving = Chunks(flatten(result), [count * row for count in receive_counts])

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives.fast import blocks, cut, segments, view_as
+from minidist.collectives.fast import blocks, cut, segments
 from minidist.collectives.reduction import Combine
 from minidist.comm.agree import agree
-from minidist.comm.buffers import Array, Chunks, as_bytes, copy, device_name
+from minidist.comm.buffers import Array, Chunks, as_bytes, copy, device_name, view_as
 from minidist.comm.communicator import Communicator
 
 SMALL = 1 << 14
@@ -176,7 +176,7 @@ def _memory(array: Array) -> Any:
 def _counterparts(array: Array, lengths: list[int], comm: Communicator) -> list[Array] | None:
     """Return every rank's counterpart of `array`, of `lengths` elements, or None if `array` is not registered."""
     peers = comm.peers(_memory(array), [length * array.itemsize for length in lengths])
-    return None if peers is None else [view_as(peer, array) for peer in peers]
+    return None if peers is None else [view_as(peer, array.dtype) for peer in peers]
 
 
 def _half(like: Array, count: int, comm: Communicator) -> list[Array]:
@@ -204,10 +204,9 @@ class Staging:
         """Return every rank's memory in the other half, as `count` elements of the kind of `like`."""
         self.parity = 1 - self.parity
         key = (self.parity, count, like.dtype)
-        views = self.views.get(key)
-        if views is None:
+        if (views := self.views.get(key)) is None:
             start, bytes = ASIDE + self.parity * HALF, count * like.itemsize
-            views = [view_as(memory[start : start + bytes], like) for memory in self.memories]
+            views = [view_as(memory[start : start + bytes], like.dtype) for memory in self.memories]
             if bytes <= SMALL:
                 self.views[key] = views
         return views

@@ -160,10 +160,15 @@ def dtype_of(dtype: Any) -> Any:
 
 def shaped(memory: Any, shape: int | tuple[int, ...], dtype: Any) -> Buffer:
     """View bytes as a buffer of `shape` and `dtype`: a tensor for a torch dtype, else a numpy array."""
-    used: Any = memory[: math.prod([shape] if isinstance(shape, int) else shape) * dtype.itemsize]
-    if not isinstance(dtype, np.dtype) and not is_tensor(used):  # on a GPU it is
-        used = sys.modules["torch"].from_numpy(used)
-    return used.view(dtype).reshape(shape)  # type: ignore[no-any-return]
+    used = memory[: math.prod([shape] if isinstance(shape, int) else shape) * dtype.itemsize]
+    return view_as(used, dtype).reshape(shape)  # type: ignore[no-any-return]
+
+
+def view_as(memory: Any, dtype: Any) -> Any:
+    """View bytes as elements of `dtype`: a tensor for a torch dtype, else a numpy array."""
+    if not isinstance(dtype, np.dtype) and not is_tensor(memory):  # on a GPU it is
+        memory = sys.modules["torch"].from_numpy(memory)
+    return memory.view(dtype)
 
 
 def address(array: Buffer) -> int:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from minidist.comm.report import label
 from minidist.trace import Trace
@@ -84,13 +84,6 @@ class Status:
         self.thread = threading.get_ident()
 
 
-Statuses: TypeAlias = "weakref.WeakValueDictionary[int, Status]"
-"""Of all threads of a rank, the main one's first; a fork's goes with the last who could wait on it."""
-
-Mark: TypeAlias = "Callable[[str], AbstractContextManager[Any] | None]"
-"""Makes a context that shows its body to a profiler, by name; None if no profiler is there."""
-
-
 @dataclass
 class Ledger:
     """The accounts of one communicator.
@@ -107,12 +100,12 @@ class Ledger:
         Messages and bytes that this rank sent.
     status : Status
         What the thread that uses the communicator waits for.
-    statuses : Statuses
-        Those of all threads of the rank.
+    statuses : WeakValueDictionary
+        Those of all threads of the rank, the main one's first; a fork's goes with the last who could wait on it.
     flows : Counter
         Messages so far by (sender, receiver, tag), from which a message gets its name in a trace.
-    mark : Mark or None
-        Shows spans to a profiler, if any may be watching.
+    mark : callable or None
+        Makes a context that shows its body to a profiler, by name, or None if no profiler is there.
     """
 
     trace: Trace | None = None
@@ -120,9 +113,9 @@ class Ledger:
     track: str = "main"
     traffic: Traffic = field(default_factory=Traffic)
     status: Status = field(default_factory=Status)
-    statuses: Statuses = field(default_factory=weakref.WeakValueDictionary)
+    statuses: weakref.WeakValueDictionary[int, Status] = field(default_factory=weakref.WeakValueDictionary)
     flows: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    mark: Mark | None = None
+    mark: Callable[[str], AbstractContextManager[Any] | None] | None = None
 
     def __post_init__(self) -> None:
         self.statuses[id(self.status)] = self.status

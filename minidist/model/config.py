@@ -120,7 +120,7 @@ class GPTConfig:
         return 6 * (self._count(self.top_k) - looked_up) + attention
 
     def _faults(self) -> Iterator[str]:
-        """Yield a sentence for heads that do not divide, and for a number that makes no sense."""
+        """Yield a sentence for heads that do not divide, for a number that makes no sense, and for idle options."""
         hidden, heads, key_value_heads = self.hidden, self.heads, self.key_value_heads
         if hidden % heads:
             use = f"use hidden={_round_up(hidden, heads)}, or a number of heads that divides {hidden}."
@@ -137,9 +137,6 @@ class GPTConfig:
             yield f"rope_theta={self.rope_theta} is not a positive number: 10000 is usual."
         if not 0 < self.norm_epsilon < 1:
             yield f"norm_epsilon={self.norm_epsilon} is not a small positive number: 1e-5 is usual."
-        yield from self._faults_of_experts()
-
-    def _faults_of_experts(self) -> Iterator[str]:
         if self.scores not in SCORES:
             yield f"scores={self.scores!r} is unknown: choose one of {', '.join(SCORES)}."
         if self.balance not in BALANCES:

@@ -18,7 +18,5 @@ class Operation(Protocol):
 def check_reducible(engine: str, array: Array, unknown: tuple[str, ...]) -> None:
     """Raise TypeError if the array is of a dtype that is `unknown` to the engine's reductions."""
     if dtype_name(array) in unknown:
-        raise TypeError(
-            f"{engine} cannot reduce {dtype_name(array)}: choose another algorithm than 'native' (which 'auto' takes "
-            "on GPUs), or convert to float32 or int32"
-        )
+        fix = "choose another algorithm than 'native' (which 'auto' takes on GPUs), or convert to float32 or int32"
+        raise TypeError(f"{engine} cannot reduce {dtype_name(array)}: {fix}")

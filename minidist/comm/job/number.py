@@ -7,8 +7,7 @@ digits and true are refused. Messages are the end of a sentence, `must be at lea
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
 WORDS = {int: "a whole number", float: "a number"}
@@ -16,8 +15,7 @@ MOST = (1 << 63) - 1  # what 64 bits hold
 SHOWN = 60  # characters of a wrong value
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """What an option may be, in words and as a test."""
 
     words: str

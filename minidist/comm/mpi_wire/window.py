@@ -52,14 +52,11 @@ def open_window(wire: Wire, bytes: int) -> list[Any]:
 
 def _join(place: tuple[int, int, int], part: int, wire: Wire) -> Any:
     """Reserve this rank's part of the file at `place` (process, its number for the file, inode), and map all of it."""
-    file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR)
-    try:
-        if os.fstat(file).st_ino != place[2]:
+    with open(f"/proc/{place[0]}/fd/{place[1]}", "r+b", buffering=0) as file:
+        if os.fstat(file.fileno()).st_ino != place[2]:
             raise OSError(f"process {place[0]} is another one here")
-        os.posix_fallocate(file, wire.rank * part, part)
-        whole = _map(file, wire.size * part)
-    finally:
-        os.close(file)
+        os.posix_fallocate(file.fileno(), wire.rank * part, part)
+        whole = _map(file.fileno(), wire.size * part)
     whole[wire.rank * part :][:part] = 0  # each rank touches its own pages first, so they lie near its core
     return whole
 

@@ -51,7 +51,6 @@ class Meeting(Protocol):
     """Where ranks meet, as one message sees it; see `World`."""
 
     cluster: Cluster | None
-    eager_limit: int
 
     def wait(self, lane: Lane, ready: Callable[[], bool], waits_for: WaitsFor) -> None: ...
 
@@ -68,6 +67,7 @@ class Operation:
     array: Array
     key: tuple[str, int, int, int]  # communicator, sender, receiver, tag
     posted: float
+    eager: bool  # it goes ahead of its receive
     departs: float = 0.0
     met: float = 0.0  # when the other end was ready: a receive posted, a send departing
     done: bool = False
@@ -101,11 +101,6 @@ class Operation:
         _, sender, receiver, tag = self.key
         peer, what = (receiver, "send to") if self.kind is SEND else (sender, "receive from")
         return str(Awaited(what, (peer,), tag, self.array.nbytes)), peer
-
-    @property
-    def eager(self) -> bool:
-        """Whether the message goes ahead of its receive."""
-        return bool(0 < self.world.eager_limit >= self.array.nbytes)
 
     def arrival(self) -> float:
         """Return when this end is complete, in virtual time, charging the incoming port on the first call."""

@@ -152,7 +152,14 @@ def run(
     except BaseException as error:  # Ctrl-C, most likely
         world.abort(-1, error)
         raise
-    _close(world)
+    with world.lock:
+        world.closed = True
+        world.wake_all()
+    if world.failure is not None:
+        rank, cause = world.failure
+        if not isinstance(cause, RankFailed):
+            cause.add_note(f"[rank {rank}] raised this")
+        raise cause
     return results
 
 
@@ -170,18 +177,6 @@ def _run_rank(wire: ThreadsWire, comm: Communicator, fn: Callable[[Communicator]
         wire.world.abort(wire.rank, error)
     finally:
         wire.world.finish(wire.lane)
-
-
-def _close(world: World) -> None:
-    """End what is left of the run, and raise the first failure."""
-    with world.lock:
-        world.closed = True
-        world.wake_all()
-    if world.failure is not None:
-        rank, cause = world.failure
-        if not isinstance(cause, RankFailed):
-            cause.add_note(f"[rank {rank}] raised this")
-        raise cause
 
 
 def _join(threads: list[_RankThread], world: World) -> None:

@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -51,7 +50,7 @@ class World:
 
     def post(self, lane: Lane, kind: EventKind, array: Array, key: tuple[str, int, int, int]) -> Operation:
         """Post one end of a message; if the other is there, copy and complete both."""
-        operation = Operation(self, lane, kind, array, key, lane.time)
+        operation = Operation(self, lane, kind, array, key, lane.time, 0 < self.eager_limit >= array.nbytes)
         if kind is SEND:
             operation.departs = max(lane.time, lane.outgoing_free)
             if self.cluster is not None:  # the outgoing port is charged in the order of posting
@@ -74,10 +73,9 @@ class World:
         send, receive = (operation, partner) if kind is SEND else (partner, operation)
         if send.array.nbytes != receive.array.nbytes:
             _, sender, receiver, tag = key
-            raise MismatchError(
-                f"rank {sender} sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of "
-                f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
-            )
+            sizes = f"sends {send.array.nbytes} bytes to rank {receiver}, which receives into a buffer of"
+            fix = f"{receive.array.nbytes} ({label(tag)}): give both the same shape and dtype"
+            raise MismatchError(f"rank {sender} {sizes} {fix}")
         copy(receive.array, send.array)  # outside the lock: two pairs copy at once
         with self.lock:
             send.met, receive.met = receive.posted, send.departs
@@ -93,10 +91,8 @@ class World:
         """Block `lane` until `ready()`; raise if that can never be."""
         with self.lock:
             if lane.ready is not None:
-                raise CommunicationError(
-                    f"two threads of rank {lane.rank} wait on one communicator at once: give each its own, by fork(); "
-                    "what a stream runs communicates on stream.comm"
-                )
+                fix = "give each its own, by fork(); what a stream runs communicates on stream.comm"
+                raise CommunicationError(f"two threads of rank {lane.rank} wait on one communicator at once: {fix}")
             lane.thread = threading.current_thread()
             if ready():
                 return
@@ -193,7 +189,7 @@ class World:
     def _report(self, waiting: list[Lane]) -> str:
         """Say who waits for whom, and close the cycle or the chain."""
         waiting.sort(key=lambda lane: (lane.rank, lane.name))
-        frames: dict[int, FrameType] = sys._current_frames()
+        frames = sys._current_frames()
         lines = ["no rank can go on."]
         for lane in waiting:
             where = user_line(frames.get(lane.thread.ident or 0) if lane.thread else None)

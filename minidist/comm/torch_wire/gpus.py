@@ -30,8 +30,7 @@ def own_gpu() -> int | None:
     LaunchError
         If ranks are to share GPUs, and cannot.
     """
-    each = ranks_per_gpu()
-    gpus = count_gpus()
+    each, gpus = ranks_per_gpu(), count_gpus()
     local = number_in("LOCAL_RANK", "SLURM_LOCALID", default=0)
     neighbours = number_in("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", default=local + 1)
     if gpus == 1 and "SLURM_GPUS_PER_TASK" in os.environ:  # srun lets each rank see its own only
@@ -60,10 +59,8 @@ def share_gpus(each: int, gpus: int, ranks: int) -> None:
     if not gpus:
         raise LaunchError(f"{SHARING}={each}, but this machine has no GPU that NCCL could use: leave it out")
     if ranks > gpus * each:
-        raise LaunchError(
-            f"{SHARING}={each} leaves room on this machine's GPUs ({gpus}) for {gpus * each} of the {ranks} ranks: use "
-            f"{SHARING}={-(-ranks // gpus)}, or fewer ranks"
-        )
+        room = f"leaves room on this machine's GPUs ({gpus}) for {gpus * each} of the {ranks} ranks"
+        raise LaunchError(f"{SHARING}={each} {room}: use {SHARING}={-(-ranks // gpus)}, or fewer ranks")
     if each == 1:
         return
     if fault := sharing_fault():
@@ -75,8 +72,7 @@ def share_gpus(each: int, gpus: int, ranks: int) -> None:
 
 def sharing_fault() -> str:
     """Return why NCCL refuses several ranks on a GPU, and which does not; empty if it accepts them."""
-    version = nccl_version()
-    if version >= OLDEST:
+    if (version := nccl_version()) >= OLDEST:
         return ""
     package = f"nvidia-nccl-cu{(torch.version.cuda or '13').partition('.')[0]}"
     return (

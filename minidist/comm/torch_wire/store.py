@@ -97,8 +97,7 @@ class StoreMailbox:
             arrived, nap = self.store.add(counter, 0), min(2 * nap, 0.2)
 
     def _follow_failure(self) -> None:
-        first = self.failed_rank()
-        if first is None or first == self.rank:
+        if (first := self.failed_rank()) is None or first == self.rank:
             return
         if self.failed_since is None:
             self.failed_since = time.perf_counter()

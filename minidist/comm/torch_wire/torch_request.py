@@ -15,14 +15,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from minidist.comm.errors import CommunicationError, MismatchError, RankFailed
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Work
 
 BITS = 21  # of a tag: users' and the package's own (communicator.TAGS); gloo's has 31
 SIZES = (1 << 31 - BITS) - 2  # what is left names the size, and two kinds of headers
@@ -58,7 +56,7 @@ class Header:
     """
 
     def __init__(
-        self, verb: Verb, group: ProcessGroup, address: int, member: int, tag: int, bytes: int, ordered: bool
+        self, verb: Verb, group: dist.ProcessGroup, address: int, member: int, tag: int, bytes: int, ordered: bool
     ) -> None:
         self.member, self.expected = member, (tag, bytes)
         self.numbers = torch.tensor(self.expected)  # which a receive overwrites
@@ -71,10 +69,9 @@ class Header:
             self.work.wait()
         (tag, bytes), (expected_tag, expected_bytes) = self.numbers.tolist(), self.expected
         if tag != expected_tag:
-            raise MismatchError(
-                f"rank {self.member} sent a message of tag {tag}, but the receive expects tag {expected_tag}: NCCL has "
-                "no tags, so both ends must post their messages in the same order"
-            )
+            tags = f"sent a message of tag {tag}, but the receive expects tag {expected_tag}"
+            fix = "NCCL has no tags, so both ends must post their messages in the same order"
+            raise MismatchError(f"rank {self.member} {tags}: {fix}")
         if bytes != expected_bytes:
             sizes = f"sent {bytes} bytes, but the receive has a buffer of {expected_bytes}"
             raise MismatchError(f"rank {self.member} {sizes}: give both the same shape and dtype")
@@ -83,7 +80,7 @@ class Header:
 class GlooRequest:
     """A message over gloo."""
 
-    def __init__(self, work: Work, member: int, headers: list[Header]):
+    def __init__(self, work: dist.Work, member: int, headers: list[Header]):
         self.work, self.member, self.headers = work, member, headers
         self.waiter: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -121,7 +118,7 @@ class GlooRequest:
 class StreamRequest:
     """CUDA messages, posted together. They are through, for the current stream, in its own order."""
 
-    def __init__(self, works: list[Work], headers: list[Header], member: int):
+    def __init__(self, works: list[dist.Work], headers: list[Header], member: int):
         self.works, self.headers, self.member = works, headers, member
 
     def wait(self) -> None:

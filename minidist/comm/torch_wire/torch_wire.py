@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +35,7 @@ from minidist.comm.wire import Request, Wire
 PATIENCE = 60.0  # seconds by which torch's own limit lies above ours, so that our report comes first
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What all communicators of one job share."""
 
     mailbox: StoreMailbox
@@ -147,9 +145,8 @@ class TorchWire(Wire):
         return CudaStream(caller)
 
     def allocate(self, bytes: int, for_torch: bool) -> tuple[Any, list[Any]]:
-        if self.cuda is not None and for_torch:
-            return torch.zeros(bytes, dtype=torch.uint8, device="cuda"), []
-        return np.zeros(bytes, np.uint8), []
+        on_gpu = self.cuda is not None and for_torch
+        return torch.zeros(bytes, dtype=torch.uint8, device="cuda") if on_gpu else np.zeros(bytes, np.uint8), []
 
     @property
     def native(self) -> Any:
