@@ -4,9 +4,9 @@ Read `mixed.py` (what fails, and loss scaling), `masters.py`, `rounding.py`, the
 for the wire; `adamw.py` is AdamW in one pass over each parameter.
 """
 
-from minidist.memory.precision.fp8 import E4M3, dequantize, quantize, scale_for
+from minidist.memory.precision.fp8 import E4M3, E5M2, dequantize, quantize, scale_for
 from minidist.memory.precision.masters import MasterWeights
 from minidist.memory.precision.mixed import LossScaler
 from minidist.memory.precision.rounding import stochastic_round
 
-__all__ = ["E4M3", "LossScaler", "MasterWeights", "dequantize", "quantize", "scale_for", "stochastic_round"]
+__all__ = ["E4M3", "E5M2", "LossScaler", "MasterWeights", "dequantize", "quantize", "scale_for", "stochastic_round"]
