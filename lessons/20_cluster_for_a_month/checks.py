@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from judges import Layout, Machine, Model, judge_bill, judge_step, run_bill, run_step, same, seconds_of
@@ -120,6 +121,11 @@ def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool
             found[refusal(model, machine._replace(memory=1e6), layout, batch)].add(layout)
         if len(found[""]) < 8 or min(len(found[reason]) for reason in WRONG) < 2:
             continue
+        if not all(
+            any(after in reasons(model, machine, each, batch) for each in found[reason])
+            for reason, after in pairwise(WRONG)
+        ):  # no layout shows which of two reasons is asked for first
+            continue
         bytes = {layout: sum(bytes_of(model, layout, batch).values()) for layout in found[""]}
         some = sorted(bytes, key=bytes.__getitem__)
         few = [each for each in some[len(some) * 2 // 3 :] if batch < each.pp * each.chunks * each.dp * each.microbatch]
@@ -161,9 +167,9 @@ def largest_first(model: Model, machine: Machine, layouts: list[Layout], batch: 
 
 
 def two_of(rng: np.random.Generator, layouts: list[Layout], reasons: Callable[[Layout], list[str]]) -> list[Layout]:
-    """Return two layouts that are refused for the same first reason: if there are any, one for the next reason, too.
+    """Return two layouts that are refused for the same first reason, the first for the next reason, too.
 
-    Of those that are not for all GPUs, one leaves half of them idle and has no other fault, if there are any.
+    Of those that are not for all GPUs, the second has no other fault, if there is one.
     """
     first = reasons(layouts[0])[0]
     after = REASONS[REASONS.index(first) + 1]
