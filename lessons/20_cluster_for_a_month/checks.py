@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from judges import Layout, Machine, Model, judge_bill, judge_step, run_bill, run_step, same, seconds_of
-from judges_memory import bytes_of, judge_best, judge_fits, judge_held, measured, refusal, room_of, run_best, run_fits
+from judges_memory import (
+    REASONS,
+    bytes_of,
+    choice,
+    judge_best,
+    judge_fits,
+    judge_held,
+    measured,
+    reasons,
+    refusal,
+    room_of,
+    run_best,
+    run_fits,
+)
 from judges_memory import run_held as run_memory
-from judges_watch import judge_diagnose, judge_undefended, run_diagnose, run_undefended
+from judges_watch import (
+    LOOKS,
+    Plan,
+    hours_of,
+    judge_diagnose,
+    judge_undefended,
+    run_diagnose,
+    run_undefended,
+)
 
 from minidist.course.grader.contract import Arrays, Case, Check, Draw, Task
 
@@ -82,8 +104,10 @@ def holding(rng: np.random.Generator, many: int, *layouts: Layout) -> Case:
 def room(rng: np.random.Generator, gpus: int) -> Case:
     """Ask for replicas, and whether bytes just above and just below what is free fit."""
     machine = a_machine(rng, gpus)
-    free = room_of(machine) * np.array([1.001, 0.999, 0.96, 0.5, 1.04, 1.2])
-    return Case((packed(a_model(rng), machine, bytes=free[:, None] * rng.dirichlet(np.ones(4), 6)),), f"{gpus} GPUs")
+    free, reserved = room_of(machine), machine.reserved * 2**30
+    sizes = [1.001 * free, 0.999 * free, 0.96 * free, 0.5 * free, 1.2 * free, free + reserved / 2, free - reserved / 2]
+    bytes = np.array(sizes)[:, None] * rng.dirichlet(np.ones(4), len(sizes))
+    return Case((packed(a_model(rng), machine, bytes=bytes),), f"{gpus} GPUs")
 
 
 def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool = False) -> Case:
@@ -97,20 +121,61 @@ def proposals(rng: np.random.Generator, gpus: int, tie: bool = False, none: bool
             found[refusal(model, machine._replace(memory=1e6), layout, batch)].add(layout)
         if len(found[""]) < 8 or min(len(found[reason]) for reason in WRONG) < 2:
             continue
+        if not all(
+            any(after in reasons(model, machine, each, batch) for each in found[reason])
+            for reason, after in pairwise(WRONG)
+        ):  # no layout shows which of two reasons is asked for first
+            continue
         bytes = {layout: sum(bytes_of(model, layout, batch).values()) for layout in found[""]}
         some = sorted(bytes, key=bytes.__getitem__)
+        few = [each for each in some[len(some) * 2 // 3 :] if batch < each.pp * each.chunks * each.dp * each.microbatch]
         some = [some[int(i)] for i in np.linspace(0, len(some) - 1, 8)]
+        if few:  # it has enough microbatches for its stages, not for all of their chunks
+            some[6] = few[0]
         room = bytes[some[0]] * 0.9 if none else (bytes[some[3]] + bytes[some[4]]) / 2
         machine = machine._replace(memory=room / 2**30 + machine.reserved)
-        wrong = [sorted(found[reason])[int(i)] for reason in WRONG for i in rng.integers(len(found[reason]), size=2)]
+        wrong = [
+            each
+            for reason in WRONG
+            for each in two_of(rng, sorted(found[reason]), partial(reasons, model, machine, batch=batch))
+        ]
         if tie:  # the same layouts without ZeRO's shards: as fast, and larger
             some = [each._replace(zero=zero) for each in some[:4] for zero in (0, 1)] + some[4:]
         if not none and not hard(model, machine, some, batch, tie):
             continue
         layouts = [*some, *wrong]
-        order = rng.permutation(len(layouts))
-        given = packed(model, machine, layouts=[layouts[int(i)] for i in order], batch=batch)
-        return Case((given,), f"{len(order)} layouts of {gpus} GPUs")
+        if tie:
+            layouts.append(layouts[choice(model, machine, layouts, batch)])
+        layouts = [layouts[int(i)] for i in rng.permutation(len(layouts))]
+        layouts = largest_first(model, machine, layouts, batch) if tie else layouts
+        given = packed(model, machine, layouts=layouts, batch=batch)
+        return Case((given,), f"{len(layouts)} layouts of {gpus} GPUs")
+
+
+def largest_first(model: Model, machine: Machine, layouts: list[Layout], batch: int) -> list[Layout]:
+    """Sort the fastest by size, where they are, so that neither the first of them is the best nor the last."""
+    fastest = measured(model, machine, layouts[choice(model, machine, layouts, batch)], batch)[0]
+    sizes = {}
+    for i, layout in enumerate(layouts):
+        seconds, bytes = measured(model, machine, layout, batch)
+        if same(seconds, fastest) and not refusal(model, machine, layout, batch):
+            sizes[i] = bytes
+    found = list(layouts)
+    for place, i in zip(sizes, sorted(sizes, key=lambda i: -sizes[i]), strict=True):
+        found[place] = layouts[i]
+    return found
+
+
+def two_of(rng: np.random.Generator, layouts: list[Layout], reasons: Callable[[Layout], list[str]]) -> list[Layout]:
+    """Return two layouts that are refused for the same first reason, the first for the next reason, too.
+
+    Of those that are not for all GPUs, the second has no other fault, if there is one.
+    """
+    first = reasons(layouts[0])[0]
+    after = REASONS[REASONS.index(first) + 1]
+    both = [each for each in layouts if after in reasons(each)]
+    alone = [each for each in layouts if first == "gpus" and {*reasons(each)} <= {"gpus", "memory"}]
+    return [some[int(rng.integers(len(some)))] for some in (both or layouts, alone or layouts)]
 
 
 def hard(model: Model, machine: Machine, layouts: list[Layout], batch: int, tie: bool) -> bool:
@@ -139,7 +204,8 @@ WRONG = ("gpus", "node", "heads", "layers", "batch", "stages")
 def any_layout(rng: np.random.Generator, gpus: int) -> Layout:
     """Draw a layout, with mistakes."""
     tp, pp = int(rng.choice([1, 2, 4, 8, 16])), int(rng.choice([1, 2, 3, 4, 5, 8]))
-    dp = max(1, gpus // (tp * pp)) * int(rng.choice([1, 1, 1, 1, 1, 2]))
+    dp = max(1, gpus // (tp * pp))
+    dp = int(rng.choice([dp, dp, dp, dp, 2 * dp, max(1, dp // 2)]))
     chunks = int(rng.choice([1, 1, 2, 3])) if pp > 1 else 1
     flags = rng.integers(0, 2, 3)
     return Layout(
@@ -148,37 +214,36 @@ def any_layout(rng: np.random.Generator, gpus: int) -> Layout:
 
 
 def diagnoses(rng: np.random.Generator, *rows: tuple[Layout, int, float]) -> Case:
-    """Ask about layouts with so many sequences a replica; idle are `times` as long as by the formula."""
+    """Ask about layouts with so many sequences a replica; idle are `times` as long as by the formula, or just 15 %."""
     model, layouts, told = a_model(rng, 48), [], []
     for layout, many, times in rows:
         m = many // layout.microbatch
         share = times * (layout.pp - 1) / (layout.chunks * m + layout.pp - 1)
         seconds = rng.uniform(5, 30)
         layouts.append(layout)
-        told.append([many * layout.dp, seconds, share * seconds * rng.uniform(0.99, 1.01)])
+        idle = share * seconds * rng.uniform(0.99, 1.01)
+        told.append([many * layout.dp, *((seconds, idle) if times else (20, 3))])
     return Case((packed(model, layouts=layouts, measured=told),), f"{len(rows)} pipelines")
 
 
 def plans(rng: np.random.Generator, gpus: int, many: int) -> Case:
-    """Draw plans; some are late by a little, or in time by a little."""
-    rows = []
+    """Draw plans, each late or in time by less than some mistake in counting hours, and each mistake as often."""
+    rows: list[Plan] = []
+    shown: Counter[str] = Counter()
     for number in range(many):
         hours, mtbf, restart = rng.uniform(2000, 6000), rng.uniform(3e4, 6e4), rng.uniform(0.2, 2)
-        every, kept, shared = (
-            rng.choice([0, 2, 6, 24], p=[0.1, 0.3, 0.3, 0.3]),
-            int(rng.integers(1, 5)),
-            rng.random() < 0.7,
-        )
-        failures = hours * gpus / mtbf
-        marks = [0, failures * restart, failures * (every / 2 + restart), failures * (every + restart)]
-        marks += [failures * every / 2, failures / gpus * (every / 2 + restart), failures * (hours / 2 + restart)]
-        marks += [failures * (hours + restart), 2 * failures * (hours + restart)]
-        marks = sorted(set(marks))
-        at = number % (len(marks) - 1)
-        extra = marks[at] + rng.uniform(0.2, 0.8) * (marks[at + 1] - marks[at])
-        noticed = rng.choice([0, (kept - rng.uniform(0.2, 0.8)) * every + 0.1, (kept - rng.uniform(1.2, 1.8)) * every])
+        every = rng.choice([2, 6, 24]) if number % 6 else 0
+        kept, shared = int(rng.integers(1, 5)), (rng.random() < 0.7 if number % 6 else number % 4 == 0)
+        apart = every or 6  # so that somebody looks where no checkpoint is written, too
+        noticed = rng.choice([0, (kept - rng.uniform(0.2, 0.8)) * apart, (kept - rng.uniform(1.2, 1.8)) * apart])
+        noticed = max(0.0, noticed) if number % 4 else (kept - 1) * apart
         limit, by_rank = rng.random(2) < 0.5
-        rows.append([gpus, hours, hours + extra, mtbf, every, kept, shared, restart, limit, by_rank, max(0, noticed)])
+        plan = Plan(gpus, hours, hours, mtbf, every, kept, shared, restart, limit, by_rank, noticed)
+        takes = hours_of(plan)
+        guesses = {how: hours_of(plan, how) for how in LOOKS if not same(hours_of(plan, how), takes)}
+        how = min(guesses, key=shown.__getitem__)
+        shown[how] += 1
+        rows.append(plan._replace(rented=takes + rng.uniform(0.2, 0.8) * (guesses[how] - takes)))
     return Case(({"plans": np.array(rows, float)},), f"{many} plans for {gpus} GPUs")
 
 
@@ -206,12 +271,13 @@ def refusing(*reasons: str) -> Callable[..., None]:
 
 
 TWENTY = each(proposals, (64,), (32,))
+EXACT = 0.0
 ALONE, TEAM = Layout(4, 1, 1, 1, 2), Layout(8, 4, 4)
-AGAIN = Layout(2, 8, 4, 1, 4, True, 1, True)
-WIDE, DEEP = Layout(2, 16, 2, 1, 4), Layout(4, 2, 8, 3, 2, False, 1, True)
+AGAIN = Layout(2, 8, 4, 1, 3, True, 1, True)
+WIDE, DEEP = Layout(2, 16, 2, 1, 3), Layout(4, 2, 8, 3, 5, False, 1, True)
 STATES = (Layout(16, 4, 2), Layout(16, 4, 2, zero=1), Layout(8, 1, 4, zero=1))
 KEPT = (Layout(4, 4, 1), Layout(4, 4, 1, sp=True), Layout(4, 1, 1, 1, 2))
-FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 4, 16, 1, 3), Layout(1, 4, 2, 2))
+FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 4, 16, 1, 4), Layout(1, 4, 2, 2), Layout(2, 2, 4, 2, 6))
 WORK = (Layout(4, 4, 2, recompute=True), Layout(2, 8, 4, 1, 2, True, 0, True), Layout(2, 2, 4, 3, 1, False, 1, True))
 CUT = (
     (Layout(2, 1, 8), 64, 1.0),  # nothing
@@ -221,6 +287,9 @@ CUT = (
     (Layout(8, 1, 4, 1, 2), 8, 1.1),
     (Layout(2, 1, 16, 1, 1), 16, 1.0),  # nor chunks: zero bubble
     (Layout(8, 2, 4, 2, 2), 12, 1.1),
+    (Layout(8, 1, 4), 9, 1.1),  # chunks: 14.3 % of the step, but 16.7 % of the ideal time
+    (Layout(2, 1, 8, 2), 16, 1.1),  # three chunks for two
+    (Layout(2, 1, 16), 32, 1.1),  # a chunk for each layer
 )
 SLOW = (
     (Layout(4, 2, 4, 1, 1), 64, 5.0),
@@ -228,6 +297,8 @@ SLOW = (
     (Layout(8, 1, 2, 1, 1), 16, 2.8),
     (Layout(2, 1, 8, 2, 1), 64, 1.0),
     (Layout(4, 2, 4, 1, 4), 64, 1.4),
+    (Layout(4, 2, 4), 18, 1.2),  # the formula says 14.3 %, and no more than that is the schedule's
+    (Layout(8, 1, 4), 17, EXACT),
 )
 OTHERS = (
     (Layout(2, 2, 8, 1, 3), 72, 1.1),
@@ -275,7 +346,14 @@ CHECKS = [
     Check(CHOICE, "nodes, and stages", 2, TWENTY, run_best, refusing("node", "stages")),
     Check(CHOICE, "memory, and the best", 3, TWENTY, run_best, partial(judge_best, about=("", "memory"))),
     Check(CHOICE, "equally fast ones", 4, each(proposals, (64, True)), run_best, partial(judge_best, about=())),
-    Check(CHOICE, "none that fits", 2, each(proposals, (16, False, True)), run_best, partial(judge_best, about=())),
+    Check(
+        CHOICE,
+        "none that fits",
+        2,
+        each(proposals, (16, False, True)),
+        run_best,
+        partial(judge_best, about=("memory",)),
+    ),
     Check(BUBBLE, "the two shares", 6, each(diagnoses, CUT), run_diagnose, partial(judge_diagnose, shares=True)),
     Check(BUBBLE, "what helps", 5, each(diagnoses, CUT), run_diagnose, judge_diagnose),
     Check(BUBBLE, "what does not help", 5, each(diagnoses, SLOW), run_diagnose, judge_diagnose),
@@ -288,7 +366,7 @@ CHECKS = [
         about("dead node", "torn checkpoint", "bad loss"),
     ),
     Check(WATCH, "hangs and slow ranks", 3, each(plans, (64, 24)), run_undefended, about("hang", "slow rank")),
-    Check(WATCH, "the end of the lease", 5, each(plans, (64, 24), (512, 24)), run_undefended, about("late end")),
+    Check(WATCH, "the end of the lease", 5, each(plans, (8, 24), (512, 24)), run_undefended, about("late end")),
 ]
 
 # ---- hidden: the handout ends here ----

@@ -87,7 +87,7 @@ def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str
         `recompute` 6. An activation has microbatch * s * h elements of 2 bytes. All GPUs wait for them.
     bubble : (p - 1)/(v m) of the ideal time. The ideal time is computing + recomputing + tensor.
     data : one all-reduce along dp of the gradients of the GPU's N/(tp pp) parameters, 2 bytes each. It hides behind the
-        backward of the last microbatch: two thirds of the computing of one microbatch, and its recomputing. `data` is
+        backward of the last microbatch: two thirds of computing/m, and all of recomputing/m, but no messages. `data` is
         what is left, at least 0. (ZeRO-1 sends as many bytes.)
 
     All all-reduces are rings: of n bytes on P ranks, 2 (P - 1)/P n bytes pass each link. A group that lies within one
@@ -115,6 +115,8 @@ def bill(model: Model, machine: Machine, batch: int, seconds: float, tokens: flo
 def replicas(machine: Machine, tp: int, pp: int) -> int:
     """Task 2: return how many replicas there are if each has pp stages of tp GPUs, and all GPUs are used.
 
+    Nodes do not matter here.
+
     Raises
     ------
     ValueError
@@ -137,9 +139,11 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     sequence parallelism these 10 are divided by tp, too.
 
     With `recompute`, a layer keeps only its input: 2 s b h bytes, which only sequence parallelism divides by tp. One
-    layer at a time is computed again, for one microbatch: once, add what it keeps without recomputing, less its input.
+    layer at a time is computed again, for one microbatch: add what this one layer keeps without recomputing, less its
+    input, which is counted already.
 
-    Under way on the first stage are p microbatches (1F1B), with v > 1 chunks p + (p - 1)/v, and never more than m.
+    Under way on the first stage are p microbatches (1F1B), with v > 1 chunks p + (p - 1)/v, which need not be a whole
+    number, and never more than m.
     """
     raise NotImplementedError("task 2 is not started")
 
@@ -168,7 +172,7 @@ def best(model: Model, machine: Machine, layouts: Sequence[Layout], batch: int) 
     "memory"   it does not fit
 
     The best is the one with the fastest step of those that are not refused; of equally fast ones, the one whose GPU
-    holds the fewest bytes; of those, the first. It is None if all are refused.
+    holds the fewest bytes; of those, the first. It is None (no number) if all are refused.
     """
     raise NotImplementedError("task 3 is not started")
 
@@ -203,7 +207,7 @@ def diagnose(model: Model, layout: Layout, batch: int, seconds: float, idle: flo
         "chunks"           with more chunks, and m as it is, formula is at most 15 %. `to` is the smallest such number
                            that deals out the layers equally, to pp stages of so many parts
         "zero bubble"      otherwise
-    to : 0 for all remedies but "microbatches" and "chunks"
+    to : how many there are then, not how many more; 0 for all remedies but "microbatches" and "chunks"
     """
     raise NotImplementedError("task 4 is not started")
 
@@ -236,17 +240,21 @@ def undefended(plan: Plan) -> set[str]:
 
     "dead node"        A node dies with its disks. The run needs a checkpoint elsewhere.
     "torn checkpoint"  The job dies while it writes a checkpoint, and this one is useless. The run needs an earlier one.
-    "hang"             A rank stops without dying, and all others wait for it. Somebody has to end the job.
+                       No node dies here, so any disk will do.
+    "hang"             A rank stops without dying, and all others wait for it. Somebody has to end the job, whether or
+                       not there are checkpoints.
     "slow rank"        A GPU is throttled, or a link between two stages delivers a tenth: every microbatch waits for it.
                        The time of a step shows that it happened, but not where: all ranks wait. Only the ranks' own
                        computing times name it.
     "bad loss"         The loss goes wrong, and is noticed `noticed` hours later. When it is noticed, the oldest
                        checkpoint that is kept must be at least that old, however the moment lies between two
-                       checkpoints. Right after one is written, k kept ones are 0, 1, ..., k - 1 intervals old.
+                       checkpoints. Right after one is written, k kept ones are 0, 1, ..., k - 1 intervals old. Again
+                       any disk will do.
     "late end"         The run is expected to take longer than the cluster is rented. Expected are hours / M failures,
                        where M is the mean time between two failures of the whole cluster: any GPU can be the one that
-                       fails. Each costs `restart`, and the work that is lost: half an interval if checkpoints survive a
-                       dead node, half of all `hours` if they do not, or if there are none.
+                       fails. (An expected number need not be whole, and may be less than 1.) Each costs `restart`, and
+                       the work that is lost: half an interval if checkpoints survive a dead node, half of all `hours`
+                       if they do not, or if there are none.
     """
     raise NotImplementedError("task 5 is not started")
 

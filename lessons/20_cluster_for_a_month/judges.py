@@ -11,7 +11,7 @@ from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
 
 PARTS = ("computing", "recomputing", "tensor", "bubble", "data")
 COSTS = ("days", "money", "mfu")
-HIDDEN = ": all of it hides, behind more than one backward, or because its ring is taken to be too fast"
+HIDDEN = ": all of it hides, behind more than one backward, or in a ring too fast, as if dp ranks were neighbours"
 CLOSE = 1e-6  # of what is expected: a formula that is added up in another order
 
 
@@ -100,11 +100,17 @@ def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
 
 
 def run_bill(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
-    """Run `bill`, for a step with recomputing and without."""
+    """Run `bill`, for a step with recomputing and without, and for tokens that fill the last step."""
     asked = own(exercise, model_of(given)), own(exercise, machine_of(given)), int(given["batch"])
-    length, tokens = given["run"].tolist()
-    found = [exercise.Bill(*exercise.bill(*asked, length, tokens, again)) for again in (False, True)]
+    found = [exercise.Bill(*exercise.bill(*asked, *run)) for run in runs(given)]
     return {"bill": [[float(getattr(each, name)) for name in COSTS] for each in found]}
+
+
+def runs(given: Arrays) -> list[tuple[float, float, bool]]:
+    """Return seconds of a step, tokens, and whether layers are computed again, of the runs that are asked for."""
+    length, tokens = given["run"].tolist()
+    of_step = int(given["batch"]) * model_of(given).sequence
+    return [(length, tokens, False), (length, tokens, True), (length, tokens // of_step * of_step, False)]
 
 
 # ---------------------------------------------------------------- the judges
@@ -127,8 +133,7 @@ def judge_bill(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     """Compare days, money and MFU."""
     given = case.given[0]
     model, machine, batch = model_of(given), machine_of(given), int(given["batch"])
-    length, tokens = given["run"].tolist()
-    for again, row in zip((False, True), results[0]["bill"].tolist(), strict=True):
+    for (length, tokens, again), row in zip(runs(given), results[0]["bill"].tolist(), strict=True):
         expected = costs_of(model, machine, batch, length, tokens, again)
         for i, name in enumerate(COSTS):
             if not same(row[i], expected[i]):
@@ -137,15 +142,17 @@ def judge_bill(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
                     for how, clause in BILLS.items()
                 }
                 hint = known(wrongly, lambda value: same(row[i], value))  # noqa: B023
-                said = f"{name} with recompute={again} is {row[i]:.9g}, expected {expected[i]:.9g}"
+                said = f"{name} of {tokens:.0f} tokens in steps of {batch * model.sequence} with recompute={again} "
+                said += f"is {row[i]:.9g}, expected {expected[i]:.9g}"
                 raise Wrong(said + (hint or times(row[i], expected[i], Layout(1, 1, 1))))
 
 
-def likeliest(wrongly: Mapping[str, Mapping[str, float]], found: Mapping[str, float], part: str) -> str:
-    """Return, in words, the mistake that gives this part and most of the others, or nothing."""
+def likeliest(wrongly: Mapping[str, Mapping[Any, float]], found: Mapping[Any, float], part: Any) -> str:
+    """Return, in words, the mistake that gives this part and most of the others, or the first two, or nothing."""
     fitting = {clause: values for clause, values in wrongly.items() if same(found[part], values[part])}
     counts = {clause: sum(same(found[name], values[name]) for name in found) for clause, values in fitting.items()}
-    return known({clause: True for clause in counts if counts[clause] == max(counts.values())}, bool)
+    most = [clause for clause in counts if counts[clause] == max(counts.values())]
+    return known({", or if ".join(most[:2]): bool(most)}, bool)
 
 
 def same(found: float, expected: float) -> bool:
@@ -176,7 +183,7 @@ def times(found: float, expected: float, layout: Layout) -> str:
 def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: str = "") -> dict[str, float]:
     """Return the seconds of a step by part; `how` is one of `SLIPS`."""
     n, layers, h, _, s = model
-    dp, tp, pp, v, b, _, _, recompute = layout
+    dp, tp, pp, v, b, sp, zero, recompute = layout
     m = {"dp": batch / b, "microbatch": batch / dp, "m is b": b}.get(how, batch / dp / b)
     rate = machine.peak * {"peak": 1.0}.get(how, machine.reached)
     one = b * s * (6 * n + {"attention": 0, "attention of 6": 6}.get(how, 12) * layers * s * h) / (tp * pp * rate)
@@ -184,18 +191,20 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
     again = one * {"again all": 1, "again backward": 2 / 3, "again half": 1 / 2}.get(how, 1 / 3) * recompute
 
     def ring(bytes: float, ranks: int, span: int) -> float:
-        card = machine.card * 1e9 / {"bits": 1}.get(how, 8)
+        unit = 2**30 if how == "binary" else 1e9
+        card = machine.card * unit / {"bits": 1, "shared card": 8 * machine.node}.get(how, 8)
         near = {"all inside": True, "all across": False, "ranks alone": ranks <= machine.node}.get(
             how, span <= machine.node
         )
         sent = {"n": 1.0, "once": (ranks - 1) / ranks, "2n": 2.0, "P": 2 * (ranks - 1)}.get(
             how, 2 * (ranks - 1) / ranks
         )
-        return (sent if ranks > 1 else 0) * bytes / (machine.inside * 1e9 if near else card)
+        return (sent if ranks > 1 else 0) * bytes / (machine.inside * unit if near else card)
 
     count = {"two": 2, "forward's": 4, "both": 8}.get(how, 6) if recompute else {"two": 2, "both": 8}.get(how, 4)
     at = layers / {"all layers": 1}.get(how, pp)
-    tensor = at * count * ring({"elements": 1, "32 bits": 4}.get(how, 2) * s * b * h, tp, tp)
+    tensor = at * count * ring({"elements": 1, "32 bits": 4}.get(how, 2) * s * (1 if how == "one" else b) * h, tp, tp)
+    tensor /= {"sp halves": 2, "sp divides": tp}.get(how, 1) if sp else 1
     found = {"computing": m * one, "recomputing": m * again, "tensor": m * tensor}
     ideal = found["computing"] if how == "bubble of computing" else sum(found.values())
     ideal -= found["recomputing"] if how == "bubble without recomputing" else 0
@@ -206,8 +215,9 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
         "bubble dp": (pp - 1) / (v * batch / b),
         "bubble sequences": (pp - 1) / (v * batch / dp),
         "times v": v * (pp - 1) / m,
+        "right": (pp - 1) / (v * m),
     }
-    found["bubble"] = shares.get(how, (pp - 1) / (v * m)) * ideal
+    found["bubble"] = shares.get(how, shares["right"]) * ideal
     held = n / {"whole gradients": 1, "whole stage": pp, "whole layer": tp}.get(how, tp * pp)
     wide = {"32 bits": 4, "elements": 1}.get(how, 2)
     hides = {
@@ -216,9 +226,14 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
         "hides all": m * (2 / 3 * one + again),
         "hides the step": m * (one + again),
         "hides no recomputing": 2 / 3 * one,
+        "hides two thirds": 2 / 3 * (one + again),
+        "hides messages": 2 / 3 * one + again + tensor * (2 / 3 if recompute else 1 / 2),
+        "hides all messages": 2 / 3 * one + again + tensor,
     }
-    late = ring(wide * held, dp, tp * dp) - hides.get(how, 2 / 3 * one + again)
+    gradients = ring(wide * held, dp, tp * dp) / (2 if how == "ZeRO halves" and zero else 1)
+    late = gradients - hides.get(how, 2 / 3 * one + again)
     found["data"] = late if how == "negative" else max(0.0, late)
+    found["bubble"] += shares["right"] * found["data"] if how == "bubble of data" else 0
     return found
 
 
@@ -238,6 +253,11 @@ SLIPS = {
     "once": "an all-reduce sends (P - 1)/P n, which is a reduce-scatter alone",
     "2n": "an all-reduce sends 2 n bytes; a ring sends 2 (P - 1)/P n",
     "P": "each rank sends all n bytes in every step of the ring, not 1/P of them",
+    "binary": "a GB/s is taken for 2^30 bytes a second; it has 10^9",
+    "shared card": "all GPUs of a node share one card; each has its own",
+    "one": "an activation is that of one sequence; a microbatch may have more",
+    "sp halves": "sequence parallelism sends half; its reduce-scatter and its all-gather send what an all-reduce does",
+    "sp divides": "sequence parallelism divides what is sent by tp; it divides what is kept",
     "bits": "the card's Gb/s are taken for GB/s: a byte has 8 bits",
     "all inside": "every group is taken to lie within a node",
     "all across": "every group is taken to cross nodes",
@@ -263,6 +283,11 @@ SLIPS = {
     "hides forward": "it also hides behind the forward: no gradient is ready then",
     "hides all": "it hides behind the backward of all microbatches: gradients are complete in the last one only",
     "hides the step": "it hides behind the whole step: gradients are complete in the last microbatch only",
+    "hides two thirds": "two thirds of what is computed again are taken for backward; all of it is done there",
+    "hides messages": "it also hides behind the messages of tensor parallelism in backward; only computing counts",
+    "hides all messages": "it also hides behind all messages of tensor parallelism; only computing counts",
+    "ZeRO halves": "ZeRO-1 sends half; its reduce-scatter and its all-gather send what an all-reduce does",
+    "bubble of data": "data belongs to the ideal time; only computing, recomputing and tensor do",
     "hides no recomputing": "it does not hide behind what is computed again in backward",
     "negative": "what hides more than there is counts as time gained: no less than 0 is left",
 }
@@ -274,12 +299,17 @@ def costs_of(
     """Return days, money and MFU; `how` is one of `BILLS`."""
     of_step = batch * model.sequence
     steps = {"steps down": tokens // of_step, "no rounding": tokens / of_step, "sequences": -(-tokens // batch)}
+    steps |= {"one more": tokens // of_step + 1}
     hours = steps.get(how, -(-tokens // of_step)) * length / 3600
     hours = {"weeks": -(-hours // 168) * 168, "days": -(-hours // 24) * 24, "hours": -(-hours // 1)}.get(how, hours)
     nodes = {"node price": machine.gpus, "one node": 1, "price of a GPU": machine.gpus / machine.node**2}
     attention = {"no attention": 0}.get(how, 12) * model.layers * model.sequence * model.hidden
     useful = of_step * (6 * model.parameters + attention) * (4 / 3 if how == "hardware" and again else 1)
-    useful *= {"forward": 1 / 3}.get(how, 1)
+    useful *= {
+        "forward": 1 / 3,
+        "lowered": 3 / 4 if again else 1,
+        "asked": tokens / of_step / -(-tokens // of_step),
+    }.get(how, 1)
     could = length * {"one GPU": 1}.get(how, machine.gpus) * machine.peak * (machine.reached if how == "reached" else 1)
     return hours / 24, hours * nodes.get(how, machine.gpus / machine.node) * machine.price, useful / could
 
@@ -292,9 +322,12 @@ BILLS = {
     "days": "the time is rounded up to days",
     "hours": "the time is rounded up to hours",
     "steps down": "a last step that is not full is left out",
+    "one more": "a step is added also where the tokens fill the last one",
     "no rounding": "the last step counts in part; it takes as long as any other",
     "sequences": "the tokens are divided by sequences: a step has batch * sequence tokens",
     "hardware": "operations that are computed again count as useful (that is HFU, of the hardware, not MFU)",
+    "lowered": "what is computed again is taken off: it is not among the operations of the model in the first place",
+    "asked": "the tokens of the run are counted, not those of its steps: the last one counts in full",
     "reached": "the share is that of what a GPU reaches, not of its peak",
     "no attention": "the operations of attention, 12 L s h a token, are left out",
     "forward": "only the forward's operations count",

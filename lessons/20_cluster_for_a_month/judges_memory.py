@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +26,7 @@ from minidist.course.grader.contract import Arrays, Case, Note, Wrong, known
 
 KINDS = ("parameters", "gradients", "optimizer", "activations")
 REASONS = ("", "gpus", "node", "heads", "layers", "batch", "stages", "memory")
-SHAPES = ((4, 2), (8, 1), (2, 8), (3, 2), (1, 1), (8, 16), (5, 4))  # tp, pp
+SHAPES = ((4, 2), (8, 1), (2, 8), (3, 2), (1, 1), (16, 1), (8, 16), (5, 4))  # tp, pp
 
 
 # ---------------------------------------------------------------- the programs
@@ -56,6 +56,8 @@ def run_best(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     layouts = [own(exercise, layout_of(row)) for row in given["layouts"].tolist()]
     asked = own(exercise, model_of(given)), own(exercise, machine_of(given)), layouts, int(given["batch"])
     chosen, refused = exercise.best(*asked)
+    if chosen is not None and int(chosen) < 0:
+        raise Wrong(f"best chooses layout {chosen}, expected a number from 0, or None if all are refused")
     if [each for each in refused if each not in REASONS] or len(refused) != len(layouts):
         raise Wrong(f"best refuses for {refused!r}, expected one of REASONS for each of the {len(layouts)} layouts")
     return {"chosen": -1 if chosen is None else int(chosen), "refused": [REASONS.index(each) for each in refused]}
@@ -67,13 +69,21 @@ def run_best(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
 def judge_held(case: Case, results: Sequence[Arrays], notes: Sequence[Note], kinds: Sequence[str] = KINDS) -> None:
     """Compare some categories with the formulas, and with those of known mistakes."""
     model, batch = model_of(case.given[0]), int(case.given[0]["batch"])
-    for row, values in zip(case.given[0]["layouts"].tolist(), results[0]["held"].tolist(), strict=True):
-        layout, found = layout_of(row), dict(zip(KINDS, values, strict=True))
+    layouts = [layout_of(row) for row in case.given[0]["layouts"].tolist()]
+
+    def all_of(each: Sequence[Mapping[str, float]]) -> dict[tuple[int, str], float]:
+        return {(number, kind): value for number, bytes in enumerate(each) for kind, value in bytes.items()}
+
+    answers = [dict(zip(KINDS, values, strict=True)) for values in results[0]["held"].tolist()]
+    for number, (layout, found) in enumerate(zip(layouts, answers, strict=True)):
         expected = bytes_of(model, layout, batch)
         for kind in kinds:
             if not same(found[kind], expected[kind]):
-                wrongly = {clause: bytes_of(model, layout, batch, how) for how, clause in SLIPS.items()}
-                hint = likeliest(wrongly, found, kind)
+                wrongly = {
+                    clause: all_of([bytes_of(model, each, batch, how) for each in layouts])
+                    for how, clause in SLIPS.items()
+                }
+                hint = likeliest(wrongly, all_of(answers), (number, kind))
                 says = f"{layout.words()} with a batch of {batch} holds {found[kind] / 1e9:.6g} GB of {kind}, expected"
                 raise Wrong(f"{says} {expected[kind] / 1e9:.6g} GB{hint or times(found[kind], expected[kind], layout)}")
 
@@ -89,15 +99,21 @@ def judge_fits(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
                 "each replica has tp GPUs: it has tp for each of its pp stages": machine.gpus // tp,
                 "each replica has pp GPUs: each of its stages has tp": machine.gpus // pp,
                 "GPUs that are left over are left out: they are paid, too": machine.gpus // (tp * pp),
+                "it also asks whether tp ranks lie within a node; that is a matter of `best`": (
+                    -1 if tp > machine.node else None
+                ),
             }
             says = f"{machine.gpus} GPUs with tp={tp} and pp={pp} are {found if found >= 0 else 'refused'}"
             hint = known(wrongly, found.__eq__)
             raise Wrong(f"{says}, expected {f'{expected} replicas' if whole else 'a ValueError'}{hint}")
-    room = {clause: room_of(machine, how) for how, clause in ROOMS.items()}
     told, rows = results[0]["fits"].tolist(), case.given[0]["bytes"].tolist()
+    guesses = {"everything fits": [True] * len(rows), "nothing fits": [False] * len(rows)}
+    guesses |= {clause: [sum(each) <= room_of(machine, how) for each in rows] for how, clause in ROOMS.items()}
+    for kind in range(len(KINDS)):
+        guesses[f"{KINDS[kind]} are left out"] = [sum(each) - each[kind] <= room_of(machine) for each in rows]
     for row, found in zip(rows, told, strict=True):
         if found != (sum(row) <= room_of(machine)):
-            hint = known({clause: [sum(each) <= size for each in rows] for clause, size in room.items()}, told.__eq__)
+            hint = known(guesses, told.__eq__)
             says = f"{sum(row):,.0f} bytes beside {machine.reserved} GiB reserved of {machine.memory} GiB"
             raise Wrong(f"{says} {'do not fit' if found else 'fit'}, but fits returns {bool(found)}{hint}")
 
@@ -113,11 +129,13 @@ def judge_best(
     for number, (layout, code) in enumerate(zip(layouts, results[0]["refused"].tolist(), strict=True)):
         found = REASONS[int(code)]
         if found != expected[number] and expected[number] in about:
-            later = REASONS.index(found) > REASONS.index(expected[number]) > 0
+            true = reasons(model, machine, layout, batch)
+            because = why(model, machine, layout, batch)
+            hint = ". The first reason that is true counts" if found in true else ""
+            hint = f". {found!r} is not true: {because['not ' + found]}" if found and found not in true else hint
             raise Wrong(
                 f"layout {number}, {layout.words()}, is {f'refused for {found!r}' if found else 'accepted'}, expected "
-                f"{expected[number]!r}: {why(model, machine, layout, batch)[expected[number]]}"
-                f"{'. The first reason that is true counts' if later else ''}"
+                f"{expected[number]!r}: {because[expected[number]]}{hint}"
             )
     best = choice(model, machine, layouts, batch)
     if choose and (chosen := int(results[0]["chosen"])) != best:
@@ -129,18 +147,28 @@ def loses(model: Model, machine: Machine, layouts: Sequence[Layout], batch: int,
     """Say why a choice is not the best."""
     if chosen >= len(layouts):
         return f": there are {len(layouts)} layouts, counted from 0"
+    left = [i for i, each in enumerate(layouts) if not refusal(model, machine, each, batch)]
     if reason := refusal(model, machine, layouts[chosen], batch):
-        return f": it chooses one that is refused, for {reason!r}. First what does not fit is refused, then time counts"
+        says = f": it chooses one that is refused, for {reason!r}. First what does not fit is refused, then time counts"
+        counted = {"layouts are counted from 1": best + 1, "only those are counted that are left": left.index(best)}
+        return says + known(counted, chosen.__eq__).replace(": this", ". This")
     (slow, more), (fast, fewer) = (measured(model, machine, layouts[i], batch) for i in (chosen, best))
     if not same(slow, fast):
-        smallest = min(
-            (i for i, each in enumerate(layouts) if not refusal(model, machine, each, batch)),
-            key=lambda i: measured(model, machine, layouts[i], batch)[1],
-        )
-        first = next(i for i, each in enumerate(layouts) if not refusal(model, machine, each, batch))
-        why = ", though it is the first that fits: all are to be compared" if chosen == first else ""
-        why = ", though it holds the fewest bytes: what fits, fits" if chosen == smallest else why
-        return f": a step takes {slow:.4g} s there, and {fast:.4g} s on the best{why}"
+        costs = [(seconds_of(model, machine, layouts[i], batch), i) for i in left]
+        guesses = {
+            f"{part} does not count": min((sum(each.values()) - each[part], i) for each, i in costs)[1]
+            for part in ("recomputing", "tensor", "bubble", "data")
+        }
+        guesses |= {
+            "computing alone counts": min((each["computing"], i) for each, i in costs)[1],
+            "the first that fits is taken; all are to be compared": left[0],
+            "the slowest is taken": max((sum(each.values()), i) for each, i in costs)[1],
+            "the fewest bytes count first; what fits, fits": min(
+                left, key=lambda i: measured(model, machine, layouts[i], batch)[1]
+            ),
+        }
+        fitting = {", or if ".join(story for story in guesses if guesses[story] == chosen): chosen in guesses.values()}
+        return f": a step takes {slow:.4g} s there, and {fast:.4g} s on the best{known(fitting, bool)}"
     if not same(more, fewer):
         return f": both are as fast, but a GPU holds {more / 1e9:.4g} GB there, and {fewer / 1e9:.4g} GB on the best"
     return ": of those that are alike in all, the first is wanted"
@@ -156,16 +184,21 @@ def bytes_of(model: Model, layout: Layout, batch: int, how: str = "") -> dict[st
     m = {"m of the batch": batch / b, "m of sequences": batch / dp}.get(how, batch / dp / b)
     b = {"one sequence": 1, "all sequences": b * m}.get(how, b)
     sbh = model.sequence * b * model.hidden
+    sbh *= 2 if how == "elements" else 1
     whole = sbh * (34 / tp if sp else 10 + 24 / tp)
     whole = {"by tp": sbh * 34 / tp, "never by tp": sbh * 34, "sp is tp": sbh * (10 + 24 / tp)}.get(how, whole)
     whole = sbh * (24 + 10 / tp) if how == "24 whole" and not sp else whole
-    entry = 2 * sbh / {"input by tp": tp, "input whole": 1}.get(how, tp if sp else 1)
+    entry = (1 if how == "elements" else 2) * sbh / {"input by tp": tp, "input whole": 1}.get(how, tp if sp else 1)
     kept = entry if recompute and how != "no recomputing" else whole
     flight = min(m, p_of(pp, v)) if how != "more than m" else p_of(pp, v)
     flight = {"one": 1, "all m": m, "no chunks": min(m, pp), "chunks": min(m, pp / v), "p - 1": min(m, pp - 1)}.get(
         how, flight
     )
+    flight = min(m, pp + (pp - 1) / v) if how == "always chunks" else flight
+    flight = {"up": -(-flight // 1), "down": flight // 1, "one chunk": flight / v}.get(how, flight)
+    flight = p_of(pp, v) if how == "more than m in chunks" and v > 1 else flight
     at_work = {"no work": 0, "work with input": whole, "work under way": flight * (whole - kept)}.get(how, whole - kept)
+    at_work *= model.layers / pp if how == "work of a stage" else 1
     layers = model.layers / {"all layers": 1}.get(how, pp)
     optimizer = {"weights alone": 0, "two moments": 8, "16 bits": 6, "one moment": 8}.get(how, 12)
     shards = {"not sharded": 1, "always sharded": dp, "over all": dp * tp * pp}.get(how, dp)
@@ -175,7 +208,7 @@ def bytes_of(model: Model, layout: Layout, batch: int, how: str = "") -> dict[st
     return {
         "parameters": {"4 bytes": 4, "bits": 16}.get(how, 2) * n / everything,
         "gradients": {"4 bytes": 4, "weights alone": 0, "bits": 16}.get(how, 2) * n / gradients,
-        "optimizer": optimizer * n / shards,
+        "optimizer": (4 + 8 / shards if how == "master whole" else optimizer / shards) * n,
         "activations": layers * flight * kept + (at_work if recompute else 0),
     }
 
@@ -197,6 +230,7 @@ SLIPS = {
     "not sharded": "ZeRO-1 does not shard the optimizer state: each of the dp ranks holds 1/dp of it",
     "always sharded": "the optimizer state is sharded without ZeRO, too",
     "over all": "the optimizer state is divided by tp and pp twice: ZeRO-1 divides what a GPU has left by dp",
+    "master whole": "ZeRO-1 leaves the master copy whole; it is optimizer state, and sharded, too",
     "ZeRO-2": "gradients are sharded, too: that is ZeRO-2",
     "ZeRO-3": "parameters and gradients are sharded, too: that is ZeRO-3",
     "by tp": "tp divides all activations: without sequence parallelism 10 of 34 bytes stay whole on every rank",
@@ -211,6 +245,12 @@ SLIPS = {
     "m of sequences": "m is the number of sequences: they are in microbatches",
     "no chunks": "chunks hold no more than 1F1B; they hold p + (p - 1)/v microbatches",
     "chunks": "microbatches under way are divided by the chunks; chunks hold more, not fewer",
+    "always chunks": "p + (p - 1)/v are under way with one chunk, too; 1F1B holds p",
+    "up": "microbatches under way are rounded up; a chunk holds a part of one",
+    "down": "microbatches under way are rounded down; a chunk holds a part of one",
+    "one chunk": "a GPU has the layers of one chunk; it has v of them",
+    "more than m in chunks": "more microbatches are under way with chunks than there are",
+    "elements": "the 34 bytes are taken for elements of 2 bytes",
     "one sequence": "a microbatch is taken for one sequence, whatever its size",
     "all sequences": "a microbatch is taken for the whole part of a replica",
     "all layers": "a stage has all layers: they are not divided by pp",
@@ -218,6 +258,7 @@ SLIPS = {
     "no work": "the layer that is computed again is forgotten: while it is at work, all of it is there",
     "work with input": "the input of the layer that is computed again counts twice",
     "work under way": "one layer is computed again for each microbatch under way; only one is at a time",
+    "work of a stage": "a whole stage is computed again at once; it is one layer at a time",
     "input by tp": "the layer's input is divided by tp without sequence parallelism; it is whole on every rank",
     "input whole": "the layer's input is whole; sequence parallelism divides it by tp",
 }
@@ -226,17 +267,22 @@ SLIPS = {
 def room_of(machine: Machine, how: str = "") -> float:
     """Return the bytes that a GPU has room for; `how` is one of `ROOMS`."""
     unit = 1e9 if how == "decimal" else 2**30
-    return (machine.memory - {"nothing reserved": 0}.get(how, machine.reserved)) * unit
+    reserved = machine.reserved * {"nothing reserved": 0, "reserved in GB": 1e9 / 2**30, "reserved twice": 2}.get(
+        how, 1
+    )
+    return (machine.memory - reserved) * unit
 
 
 ROOMS = {
     "decimal": "GiB are taken for GB: 1 GiB has 2^30 bytes",
+    "reserved in GB": "what is reserved is taken in GB; it is in GiB",
+    "reserved twice": "what is reserved is subtracted twice",
     "nothing reserved": "what driver and NCCL take is taken to be free",
 }
 
 
-def refusal(model: Model, machine: Machine, layout: Layout, batch: int) -> str:
-    """Return why a layout is refused."""
+def reasons(model: Model, machine: Machine, layout: Layout, batch: int) -> list[str]:
+    """Return all reasons to refuse a layout, the first first."""
     dp, tp, pp, v, b, *_ = layout
     checks = {
         "gpus": dp * tp * pp != machine.gpus,
@@ -246,8 +292,13 @@ def refusal(model: Model, machine: Machine, layout: Layout, batch: int) -> str:
         "batch": batch % (dp * b) != 0,
         "stages": batch < pp * dp * b,
     }
-    first = next((reason for reason, true in checks.items() if true), "")
-    return first or ("memory" if sum(bytes_of(model, layout, batch).values()) > room_of(machine) else "")
+    checks["memory"] = sum(bytes_of(model, layout, batch).values()) > room_of(machine)
+    return [reason for reason, true in checks.items() if true]
+
+
+def refusal(model: Model, machine: Machine, layout: Layout, batch: int) -> str:
+    """Return why a layout is refused."""
+    return next(iter(reasons(model, machine, layout, batch)), "")
 
 
 def measured(model: Model, machine: Machine, layout: Layout, batch: int) -> tuple[float, float]:
@@ -279,4 +330,11 @@ def why(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str,
         "batch": f"{batch} sequences are not {dp} parts of whole microbatches of {b}",
         "stages": f"a replica has {batch // (dp * b)} microbatches for {pp} stages: the batch is divided by dp first",
         "memory": f"a GPU holds {bytes:.1f} GB, and has room for {room:.1f} GB",
+        "not gpus": f"it uses all {machine.gpus} GPUs",
+        "not node": f"tp={tp} lies within a node of {machine.node} GPUs",
+        "not heads": f"tp={tp} divides {model.heads} heads",
+        "not layers": f"{pp} stages of {v} parts are {pp * v}, which divides {model.layers} layers",
+        "not batch": f"{batch} sequences are {dp} parts of {batch // (dp * b)} microbatches of {b}",
+        "not stages": f"a replica has {batch // (dp * b)} microbatches, and {pp} stages need no more than {pp}",
+        "not memory": f"a GPU holds {bytes:.1f} GB, and has room for {room:.1f} GB",
     }

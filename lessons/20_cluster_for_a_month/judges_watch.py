@@ -88,7 +88,10 @@ def judge_diagnose(case: Case, results: Sequence[Arrays], notes: Sequence[Note],
                 wrongly = {
                     clause: diagnosis(model, layout, int(batch), seconds, idle, how)[i] for how, clause in SLIPS.items()
                 }
+                wrongly |= {"it is in percent; a share is at most 1": 100 * expected[i]}
                 hint = known(wrongly, lambda value: same(found[i], value))  # noqa: B023
+                if found[i] and not hint and any(same(found[i], round(expected[i], digits)) for digits in (1, 2, 3, 4)):
+                    hint = ": it is rounded, and is wanted as it is"
                 raise Wrong(f"{asked}: {name} is {found[i]:.4%}, expected {expected[i]:.4%}{hint}")
         if not shares and found[2:] != [*expected[2:]]:
             is_it, should = (
@@ -103,27 +106,35 @@ def advice(model: Model, layout: Layout, batch: int, expected: Sequence[float], 
     right, named, to = REMEDIES[int(expected[2])], REMEDIES[int(found[2])], int(found[3])
     p, v, part = layout.pp, layout.chunks, batch // layout.dp
     m = part // layout.microbatch
+    if named == right and right not in ("microbatches", "chunks"):
+        return "it is the right remedy, but `to` is 0 for it"
+    if named == "nothing":
+        return "more than 15 % of the step were measured"
     if right == "nothing":
         return "a bubble of 15 % or less is not warned of"
+    if right == "stages or links" and expected[1] <= PERCENT / 100:
+        return "15 % or less are of the schedule, so no other schedule helps: a stage or a link is slow"
     if right == "stages or links":
         return "the schedule does not explain what was measured, so no other schedule helps: a stage or a link is slow"
     if named == "microbatches" and to > part:
         return f"a replica has no more than {part} sequences: divide the batch by dp first"
     if named == "microbatches" and (to < 1 or part % to):
         return f"its part of the batch, {part} sequences, is not cut into {to} equal microbatches"
-    if named == "chunks" and right == "microbatches":
+    if named != "microbatches" and right == "microbatches" and named != "stages or links":
         return "more microbatches are enough, and come first"
     if named == "chunks" and (to < 1 or model.layers % (p * to)):
         return f"{p} stages of {to} parts do not deal out {model.layers} layers equally"
     if named in ("microbatches", "chunks"):
         k, u = (to, v) if named == "microbatches" else (m, to)
-        left = (p - 1) / (u * k + p - 1)
+        left, now = (p - 1) / (u * k + p - 1), m if named == "microbatches" else v
+        if named == right and int(expected[3]) in (to * now, to + now):
+            return f"`to` is how many {right} there are then, not how many more or how many times as many"
         return f"the formula is then {left:.1%}, " + (
             "and a smaller number will do" if left <= 0.15 else "still too much"
         )
     if named == "stages or links":
         return "the formula explains what was measured: the schedule is at fault, not a stage or a link"
-    return "there is a remedy before this one that makes the formula small enough"
+    return "more chunks make the formula small enough, and come first"
 
 
 def judge_undefended(
@@ -158,7 +169,8 @@ def diagnosis(
 
     def formula(m: int, v: int) -> float:
         v = 1 if how == "no chunks" else v
-        return (p - 1) / (v * m) if how == "of ideal" else (p - (how != "p")) / (v * m + p - 1)
+        idle = p - 1 if how != "p" else p
+        return idle / {"of ideal": v * m, "v of all": v * (m + p - 1)}.get(how, v * m + p - 1)
 
     def short(m: int, v: int) -> bool:
         return 100 * (p - 1) <= PERCENT * (v * m + p - 1)
@@ -179,29 +191,53 @@ SLIPS = {
     "of ideal": "it is the share of the ideal time, (p - 1)/(v m); of the whole step it is (p - 1)/(v m + p - 1)",
     "idle of ideal": "the idle time is compared with the time without it, not with the whole step",
     "no chunks": "the chunks are forgotten: they make the bubble v times shorter",
+    "v of all": "v multiplies p - 1, too; chunks shorten what is computed at once: v m + p - 1",
     "p": "p is taken for p - 1: the last stage does not wait for itself",
     "dp": "the batch is not divided by dp: each replica has its own part",
     "sequences": "sequences are taken for microbatches",
 }
 
 
-def missing(plan: Plan, how: str = "") -> dict[str, bool]:
-    """Return for each failure whether a plan does not defend against it; `how` is one of `LOOKS`."""
-    safe = plan.every > 0 and (plan.shared or how == "own disks")
-    failures = plan.hours * (1 if how == "one GPU" else plan.gpus) / plan.gpu_mtbf
+def hours_of(plan: Plan, how: str = "") -> float:
+    """Return the hours that a run is expected to take; `how` is one of `LOOKS`."""
+    safe = survives(plan, how)
+    failures = plan.hours * {"one GPU": 1, "nodes": plan.gpus / 8}.get(how, plan.gpus) / plan.gpu_mtbf
+    failures *= plan.rented / plan.hours if how == "while rented" else 1
+    failures = {"down": failures // 1, "up": -(-failures // 1), "one at least": max(1.0, failures)}.get(how, failures)
     lost = plan.every * {"whole interval": 1.0}.get(how, 0.5) if safe else plan.hours / 2
     lost = plan.hours if how == "whole run" and not safe else lost
     lost = {"restart alone": 0.0, "half an interval": plan.every / 2}.get(how, lost)
-    oldest = (plan.kept - (how != "oldest")) * plan.every
     taken = plan.hours + failures * (lost + (0 if how == "no restart" else plan.restart))
-    taken = plan.hours if how == "no failures" else taken
+    taken += plan.noticed if how == "notices" else 0
+    return plan.hours if how == "no failures" else taken
+
+
+def survives(plan: Plan, how: str = "") -> bool:
+    """Tell whether a checkpoint survives a dead node."""
+    return (plan.every > 0 or how == "unwritten") and (plan.shared or how == "own disks")
+
+
+def missing(plan: Plan, how: str = "") -> dict[str, bool]:
+    """Return for each failure whether a plan does not defend against it; `how` is one of `LOOKS`."""
+    written, safe = plan.every > 0 or how == "unwritten", survives(plan, how)
+    oldest = (plan.kept - {"oldest": 0.0, "middle": 0.5}.get(how, 1.0)) * plan.every
+    unseen = plan.noticed == 0 and how not in ("nobody", "nobody but checkpoints")
+    again = oldest < plan.noticed
+    again = {"one": plan.every < plan.noticed, "two": plan.kept < 2, "older": oldest <= plan.noticed}.get(how, again)
+    again = again and plan.every > 0 if how == "unwritten" else again
+    again = again or {"nobody but checkpoints": plan.every == 0, "shared loss": not safe}.get(how, False)
+    torn = plan.kept < {"newest": 1, "three": 3}.get(how, 2) and not (how == "shared is whole" and plan.shared)
     return {
-        "dead node": not safe,
-        "torn checkpoint": plan.kept < {"newest": 1}.get(how, 2) or plan.every == 0,
-        "hang": not plan.limit and not (how == "checkpoints end a hang" and safe),
-        "slow rank": not plan.by_rank and not (how == "limit finds slowness" and plan.limit),
-        "bad loss": (plan.noticed == 0 and how != "nobody") or oldest < plan.noticed,
-        "late end": taken > plan.rented,
+        "dead node": not safe or (how == "two for a node" and plan.kept < 2),
+        "torn checkpoint": torn or not written or (how == "torn on own disks" and not safe),
+        "hang": (not plan.limit or (how == "limit needs checkpoints" and not written))
+        and not (how == "checkpoints end a hang" and safe)
+        and not (how == "ranks end a hang" and plan.by_rank),
+        "slow rank": not plan.by_rank
+        and not (how == "limit finds slowness" and plan.limit)
+        and not (how == "loss shows slowness" and plan.noticed > 0),
+        "bad loss": unseen or again,
+        "late end": hours_of(plan, how) > plan.rented or (how == "hangs are late" and not plan.limit),
     }
 
 
@@ -214,9 +250,30 @@ LOOKS = {
     "whole run": "the whole run is lost where no checkpoint survives; on average it is half of it",
     "no restart": "the restart takes no time",
     "no failures": "nothing fails",
+    "down": "expected failures are rounded down; they are an average",
+    "up": "expected failures are rounded up; they are an average",
+    "one at least": "at least one failure is expected; a short run on few GPUs expects less than one",
+    "nodes": "nodes of eight fail as seldom as one GPU: any GPU can be the one",
+    "while rented": "failures are counted in the hours that are rented; they are expected in the run's hours",
+    "notices": "the hours until somebody looks at the loss count, too",
+    "hangs are late": 'a run without a limit is late for that alone; that is "hang"',
+    "unwritten": "a plan that writes no checkpoints is forgotten: every is 0 there, whatever it says of keeping them",
+    "two for a node": "a dead node is taken to need two checkpoints; one is enough, if it is elsewhere",
+    "three": "three checkpoints are wanted; the one before the torn one is enough",
+    "shared is whole": "shared storage is taken to keep a checkpoint whole whose writer dies",
+    "torn on own disks": "checkpoints on the nodes' own disks are taken for none; the job dies here, and no node",
     "newest": "the newest checkpoint is taken to be whole: it may be the one that was being written",
     "oldest": "k kept checkpoints reach back k intervals; right after one is written it is k - 1",
-    "nobody": "nobody looks at the loss, and it is taken to be noticed at once",
+    "middle": "k kept checkpoints reach back k - 1/2 intervals, on average; the least that they reach back is k - 1",
+    "one": "one interval is taken for the age of the oldest checkpoint; it is k - 1 of them",
+    "two": "two checkpoints are taken to be old enough, whenever somebody notices",
+    "older": "the oldest checkpoint has to be older; as old is enough",
+    "shared loss": "checkpoints on the nodes' own disks are taken for none; no node dies here",
+    "nobody but checkpoints": "nobody looks at the loss, and it is taken to be noticed at once",
+    "nobody": "nobody looks at the loss, and whatever is kept is taken to be old enough",
     "checkpoints end a hang": "checkpoints are taken to end a hang: somebody has to end the job",
+    "limit needs checkpoints": "a limit is taken to need checkpoints; it ends the job in any case",
+    "ranks end a hang": "who compares ranks is taken to end a hang; the job waits all the same",
+    "loss shows slowness": "who looks at the loss is taken to see a slow rank; a slow rank computes the same loss",
     "limit finds slowness": "a limit is taken to find a slow rank: it is slow, and in time",
 }
