@@ -218,6 +218,9 @@ SLIPS = {  # by mistake, what its rejection says
     "fastest_before_memory": "First what does not fit is refused, then time counts",
     "never_blames_a_stage": "so no other schedule helps: a stage or a link is slow",
     "fails_like_one_gpu": "if the cluster is taken to fail as seldom as one GPU",
+    "one_card_for_a_node": "share one card",
+    "at_least_one_failure": "at least one failure is expected",
+    "how_many_more": "not how many more",
 }
 
 
