@@ -65,10 +65,8 @@ class Communicator:
         wire.debug = ledger.debug
         self.rank, self.size, self.members, self.name = wire.rank, wire.size, wire.members, wire.name
         self.kept: dict[type, Any] = {}
-        self.registered = Registered()
-        self.tag_offset = 0
+        self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
         self.clock, self.wait_until, self.wake, self.fail = wire.clock, wire.wait_until, wire.wake, wire.fail
-        self._children = itertools.count(1)
 
     @property
     def trace(self) -> Trace | None:

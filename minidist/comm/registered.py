@@ -33,8 +33,7 @@ class Registered:
         """
         if not self.windows or not isinstance(array, np.ndarray) or array.base is None:
             return None  # what has no base owns its memory, and is no view of a window
-        where = address(array)
-        lengths = [len(array)] if lengths is None else lengths
+        where, lengths = address(array), lengths or [len(array)]
         end = where + max(lengths) * array.itemsize
         for start, bytes, memories in list(self.windows.values()):  # any may be gone at any moment
             if start <= where and end <= start + bytes:

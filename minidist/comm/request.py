@@ -81,8 +81,7 @@ class Span:
         self.comm, self.name, self.kind, self.bytes, self.engine_bytes = comm, name, kind, bytes, engine_bytes
 
     def __enter__(self) -> None:
-        mark = self.comm.ledger.mark
-        self.marked = None if mark is None else mark(self.name)
+        self.marked = mark(self.name) if (mark := self.comm.ledger.mark) else None
         if self.marked is not None:
             self.marked.__enter__()
         self.started = self.comm.clock()
