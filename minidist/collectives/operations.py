@@ -203,13 +203,18 @@ def _run(
 
     Where nothing has to move on a single rank, nothing is called.
     """
-    shards, behind = lengths or cut(len(array), comm.size), (comm.rank - root) % comm.size
-    least = LEAST[what](sum(shards), shards[comm.rank], comm.size, behind) * array.itemsize  # for an engine to send
-    name, function = find(what, algorithm, sum(shards) * array.itemsize, comm)
+    whole = sum(lengths) if lengths else len(array)
+    name, function = find(what, algorithm, whole * array.itemsize, comm)
+    least = _least(what, comm, lengths or cut(whole, comm.size), root) * array.itemsize if name == "native" else None
     if comm.size == 1 and what not in ("gather", "scatter", "all_to_all"):
         return
-    with comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least if name == "native" else None):
+    with comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least):
         function(*call)
+
+
+def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> int:
+    """Return how many elements an engine that runs a collective has to send from this rank."""
+    return LEAST[what](sum(shards), shards[comm.rank], comm.size, (comm.rank - root) % comm.size)
 
 
 def _check_root(root: int, comm: Communicator) -> None:

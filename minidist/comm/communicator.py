@@ -16,7 +16,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -129,8 +129,9 @@ class Communicator:
         if outgoing is incoming:
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.ledger.traffic.sent(1, leaving.nbytes)
-        block = partial(self.wire.exchange, leaving, to, arriving, source, tag + self.tag_offset)
-        started = wait(self, "exchange, receiving from", source, tag, arriving.nbytes, block)
+        on_wire = tag + self.tag_offset
+        awaited = Awaited("exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes)
+        started = wait(self, awaited, self.wire.exchange, leaving, to, arriving, source, on_wire)
         if self.ledger.trace is not None:
             for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
                 record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)

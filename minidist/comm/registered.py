@@ -37,7 +37,8 @@ class Registered:
         end = where + max(lengths) * array.itemsize
         for start, bytes, memories in list(self.windows.values()):  # any may be gone at any moment
             if start <= where and end <= start + bytes:
-                pieces = zip(memories, list(lengths) * (len(memories) // len(lengths)), strict=True)
-                offset, width = where - start, array.itemsize
-                return [memory[offset:][: length * width].view(array.dtype) for memory, length in pieces]
+                lengths = list(lengths) * (len(memories) // len(lengths))
+                ends = [where - start + length * array.itemsize for length in lengths]
+                pieces = zip(memories, ends, strict=True)
+                return [memory[where - start : end].view(array.dtype) for memory, end in pieces]
         return None
