@@ -197,28 +197,24 @@ def all_to_all(
 
 
 def _run(
-    operation: str,
-    comm: Communicator,
-    algorithm: str,
-    array: Array,
-    call: Any,
-    lengths: Sequence[int] = (),
-    root: int = 0,
+    what: str, comm: Communicator, algorithm: str, array: Array, call: Any, lengths: Sequence[int] = (), root: int = 0
 ) -> None:
     """Call an algorithm with the arguments `call`, in a span of `array`. `lengths` are those of the ranks' shards.
 
     Where nothing has to move on a single rank, nothing is called.
     """
-    shards = lengths or cut(len(array), comm.size)
-    name, function = find(operation, algorithm, sum(shards) * array.itemsize, comm)
-    if comm.size == 1 and operation not in ("gather", "scatter", "all_to_all"):
+    whole = sum(lengths) if lengths else len(array)
+    name, function = find(what, algorithm, whole * array.itemsize, comm)
+    least = _least(what, comm, lengths or cut(whole, comm.size), root) * array.itemsize if name == "native" else None
+    if comm.size == 1 and what not in ("gather", "scatter", "all_to_all"):
         return
-    least = None
-    if name == "native":  # what the engine has to send
-        behind = (comm.rank - root) % comm.size
-        least = LEAST[operation](sum(shards), shards[comm.rank], comm.size, behind) * array.itemsize
-    with comm.span(f"{operation} {name}", COLLECTIVE, array.nbytes, least):
+    with comm.span(f"{what} {name}", COLLECTIVE, array.nbytes, least):
         function(*call)
+
+
+def _least(what: str, comm: Communicator, shards: Sequence[int], root: int) -> int:
+    """Return how many elements an engine that runs a collective has to send from this rank."""
+    return LEAST[what](sum(shards), shards[comm.rank], comm.size, (comm.rank - root) % comm.size)
 
 
 def _check_root(root: int, comm: Communicator) -> None:

@@ -33,11 +33,11 @@ def possible(comm: Communicator) -> bool:
 
 def all_reduce(array: Array, comm: Communicator, combine: Combine) -> None:
     """Leave the reduction of all ranks' arrays in every rank's `array`."""
-    copies = _counterparts(array, [len(array)] * comm.size, comm)
-    agree(comm, "all_reduce in shared memory", "ordinary" if copies is None else "registered")
-    if copies is not None:
+    peers = comm.peers(_memory(array))
+    agree(comm, "all_reduce in shared memory", "ordinary" if peers is None else "registered")
+    if peers is not None:
         comm.fence()
-        _reduce_own_chunk(copies, comm, combine)
+        _reduce_own_chunk([view_as(peer, array.dtype) for peer in peers], comm, combine)
         comm.fence()
     elif array.nbytes <= SMALL or comm.size == 2:
         for block in blocks(array, BLOCK):
@@ -105,7 +105,8 @@ def _reduce_own_chunk(copies: list[Array], comm: Communicator, combine: Combine)
     No other rank reads or writes this chunk meanwhile. Each segment of the sum is written while it is in the cache.
     """
     rank, counts = comm.rank, cut(len(copies[0]), comm.size)
-    chunks = [Chunks(whole, counts)[rank] for whole in copies]
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    chunks = [whole[own] for whole in copies]
     others = [peer for peer in range(comm.size) if peer != rank]
     for pieces in segments(chunks, BLOCK):
         for peer in others:
@@ -127,8 +128,8 @@ def _add_others(mine: Array, everyones: list[Chunks], out: Array, comm: Communic
 
 def _add_up(copies: list[Array], out: Array, comm: Communicator, combine: Combine) -> None:
     """Reduce all copies, in the order of ranks: the same bits on every rank."""
-    # `out` still holds this rank's own copy: adding in place is cheaper.
-    first, second = (out if rank == comm.rank else copies[rank] for rank in (0, 1))
+    first = out if comm.rank == 0 else copies[0]  # `out` still holds this rank's own copy: adding in place is cheaper
+    second = out if comm.rank == 1 else copies[1]
     combine(first, second, out)
     for memory in copies[2:]:
         combine(out, memory, out)
@@ -167,7 +168,9 @@ def _publish_pieces(pieces: list[Array], comm: Communicator) -> list[Chunks]:
 
 
 def _memory(array: Array) -> Any:
-    """Return the memory of a CPU array as numpy bytes."""
+    """Return the memory of a CPU array as a numpy array; a numpy array as it is, which is fastest."""
+    if isinstance(array, np.ndarray):
+        return array
     if device_name(array) != "cpu":
         raise ValueError(f"algorithm='shared' reads CPU memory, but the buffer is on {device_name(array)}: use 'ring'")
     return as_bytes(array)
@@ -175,8 +178,9 @@ def _memory(array: Array) -> Any:
 
 def _counterparts(array: Array, lengths: list[int], comm: Communicator) -> list[Array] | None:
     """Return every rank's counterpart of `array`, of `lengths` elements, or None if `array` is not registered."""
-    peers = comm.peers(_memory(array), [length * array.itemsize for length in lengths])
-    return None if peers is None else [view_as(peer, array.dtype) for peer in peers]
+    memory = _memory(array)
+    peers = comm.peers(memory, [length * array.itemsize // memory.itemsize for length in lengths])
+    return None if peers is None else [view_as(peer.view(np.uint8), array.dtype) for peer in peers]
 
 
 def _half(like: Array, count: int, comm: Communicator) -> list[Array]:

@@ -32,6 +32,9 @@ class Buffer(Protocol):
     def dtype(self) -> Any: ...
 
     @property
+    def device(self) -> Any: ...
+
+    @property
     def itemsize(self) -> int: ...
 
     @property
@@ -107,7 +110,7 @@ def dtype_name(array: Buffer) -> str:
 
 def device_name(array: Buffer) -> str:
     """Return `cpu`, `cuda` or `meta`."""
-    return array.device.type if is_tensor(array) else "cpu"
+    return "cpu" if isinstance(array, np.ndarray) else str(array.device.type)
 
 
 def empty(array: Array, count: int) -> Array:
@@ -117,7 +120,7 @@ def empty(array: Array, count: int) -> Array:
 
 def as_bytes(array: Array) -> Any:
     """Return a flat CPU array as numpy bytes, sharing memory."""
-    return array.view(sys.modules["torch"].uint8).numpy() if is_tensor(array) else array.view(np.uint8)
+    return array.view(np.uint8) if isinstance(array, np.ndarray) else array.view(sys.modules["torch"].uint8).numpy()
 
 
 class Chunks(list[Any]):

@@ -16,7 +16,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from minidist.comm.buffers import Array, Buffer, dtype_of, flatten, shaped
 from minidist.comm.ledger import Awaited, Ledger
 from minidist.comm.registered import Registered
 from minidist.comm.report import TAGS
-from minidist.comm.request import Pending, Span, name_flow, record_end, wait
+from minidist.comm.request import Pending, Span, name_flow, record_end
 from minidist.comm.stream import Stream
 from minidist.comm.wire import Wire
 from minidist.trace import Trace
@@ -65,10 +65,8 @@ class Communicator:
         wire.debug = ledger.debug
         self.rank, self.size, self.members, self.name = wire.rank, wire.size, wire.members, wire.name
         self.kept: dict[type, Any] = {}
-        self.registered = Registered()
-        self.tag_offset = 0
+        self.registered, self.tag_offset, self._children = Registered(), 0, itertools.count(1)
         self.clock, self.wait_until, self.wake, self.fail = wire.clock, wire.wait_until, wire.wake, wire.fail
-        self._children = itertools.count(1)
 
     @property
     def trace(self) -> Trace | None:
@@ -131,11 +129,18 @@ class Communicator:
         if outgoing is incoming:
             raise ValueError("exchange needs two buffers: what leaves must not be overwritten by what arrives")
         self.ledger.traffic.sent(1, leaving.nbytes)
-        block = partial(self.wire.exchange, leaving, to, arriving, source, tag + self.tag_offset)
-        started = wait(self, "exchange, receiving from", source, tag, arriving.nbytes, block)
+        status, on_wire = self.ledger.status, tag + self.tag_offset
+        started = status.since = self.clock()  # as in `wait`, written out: a ring of small messages does little else
+        status.waiting = Awaited("exchange, receiving from", (self.members[source],), on_wire, arriving.nbytes)
+        try:
+            self.wire.exchange(leaving, to, arriving, source, on_wire)
+        finally:
+            status.waiting = None
         if self.ledger.trace is not None:
             for kind, peer, array in ((SEND, to, leaving), (RECEIVE, source, arriving)):
                 record_end(self, kind, peer, name_flow(self, kind, peer, tag), array.nbytes, started)
+        if not self.tag_offset:
+            self.ledger.traffic.waited(self.clock() - started)
 
     def barrier(self) -> None:
         """Return once every rank has called it.

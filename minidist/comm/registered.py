@@ -33,12 +33,12 @@ class Registered:
         """
         if not self.windows or not isinstance(array, np.ndarray) or array.base is None:
             return None  # what has no base owns its memory, and is no view of a window
-        where = address(array)
-        lengths = [len(array)] if lengths is None else lengths
+        where, lengths = address(array), lengths or [len(array)]
         end = where + max(lengths) * array.itemsize
         for start, bytes, memories in list(self.windows.values()):  # any may be gone at any moment
             if start <= where and end <= start + bytes:
-                pieces = zip(memories, list(lengths) * (len(memories) // len(lengths)), strict=True)
-                offset, width = where - start, array.itemsize
-                return [memory[offset:][: length * width].view(array.dtype) for memory, length in pieces]
+                lengths = list(lengths) * (len(memories) // len(lengths))
+                ends = [where - start + length * array.itemsize for length in lengths]
+                pieces = zip(memories, ends, strict=True)
+                return [memory[where - start : end].view(array.dtype) for memory, end in pieces]
         return None

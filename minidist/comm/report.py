@@ -23,8 +23,7 @@ def user_line(frame: FrameType | None) -> str:
         if Path(caller.f_code.co_filename).parent.name == "collectives" and not name.startswith("_"):
             inside = f" in {name}"
         caller = caller.f_back
-    if not entered:
-        caller = frame  # it computes
+    caller = caller if entered else frame  # it computes
     if caller is None or caller.f_code.co_filename == threading.__file__:
         return inside  # a stream's thread: nobody called the package there
     return f"{inside} at {Path(caller.f_code.co_filename).name}:{caller.f_lineno} in {caller.f_code.co_name}"

@@ -1,6 +1,7 @@
 """A message under way, a piece of work under way: what is entered in the ledger when they end."""
 
 from collections.abc import Callable
+from typing import Any
 
 from minidist.comm.buffers import Array
 from minidist.comm.ledger import Awaited, Ranks
@@ -20,8 +21,9 @@ class Pending:
     def wait(self) -> None:
         """Block until the buffer may be read (receive) or changed (send)."""
         if self.request is not None:
-            verb, bytes = "send to" if self.kind is SEND else "receive from", self.array.nbytes
-            self._finish(waited_from=wait(self.comm, verb, self.peer, self.tag, bytes, self.request.wait))
+            verb, tag = "send to" if self.kind is SEND else "receive from", self.tag + self.comm.tag_offset
+            awaited = Awaited(verb, (self.comm.members[self.peer],), tag, self.array.nbytes)
+            self._finish(waited_from=wait(self.comm, awaited, self.request.wait))
 
     def test(self) -> bool:
         """Tell, without waiting, whether the message is through."""
@@ -35,13 +37,13 @@ class Pending:
             record_end(self.comm, self.kind, self.peer, self.flow, self.array.nbytes, self.posted, waited_from)
 
 
-def wait(comm: Ranks, what: str, peer: int, tag: int, bytes: int, block: Callable[[], None]) -> float:
-    """Call `block`, and note meanwhile what this rank waits for; return when it began to."""
+def wait(comm: Ranks, awaited: Awaited, block: Callable[..., None], *message: Any) -> float:
+    """Call `block(*message)`, and note meanwhile what this rank waits for; return when it began to."""
     status = comm.ledger.status
     started = status.since = comm.clock()
-    status.waiting = Awaited(what, (comm.members[peer],), tag + comm.tag_offset, bytes)
+    status.waiting = awaited
     try:
-        block()
+        block(*message)
     finally:
         status.waiting = None
     if not comm.tag_offset:
@@ -81,8 +83,7 @@ class Span:
         self.comm, self.name, self.kind, self.bytes, self.engine_bytes = comm, name, kind, bytes, engine_bytes
 
     def __enter__(self) -> None:
-        mark = self.comm.ledger.mark
-        self.marked = None if mark is None else mark(self.name)
+        self.marked = mark(self.name) if (mark := self.comm.ledger.mark) else None
         if self.marked is not None:
             self.marked.__enter__()
         self.started = self.comm.clock()

@@ -82,8 +82,7 @@ class Dropout(nn.Module):
         """Drop elements of `x` [B, T, D]. `where` gives its rows and positions; all D channels must be present."""
         if not self.training or self.rate == 0:
             return x
-        dropped = dropout_mask(x.shape, self.rate, self.site, where, x.device)
-        return x.masked_fill(dropped, 0) * (1 / (1 - self.rate))
+        return x.masked_fill(dropout_mask(x.shape, self.rate, self.site, where, x.device), 0) * (1 / (1 - self.rate))
 
 
 def dropout_mask(shape: torch.Size, rate: float, site: int, where: Where, device: torch.device) -> Tensor:

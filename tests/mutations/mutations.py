@@ -349,8 +349,8 @@ COLLECTIVES = [
     Mutation(
         "shared memory is left before the others have read it",
         "minidist/collectives/shared.py",
-        old="_reduce_own_chunk(copies, comm, combine)\n        comm.fence()\n",
-        new="_reduce_own_chunk(copies, comm, combine)\n",
+        old="array.dtype) for peer in peers], comm, combine)\n        comm.fence()\n",
+        new="array.dtype) for peer in peers], comm, combine)\n",
         tests=("tests/collectives/test_collective_bytes.py::test_all_reduce_of_registered_buffers",),
     ),
     Mutation(

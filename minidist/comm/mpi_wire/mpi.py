@@ -13,7 +13,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,7 +92,7 @@ class MpiWire(Wire):
             super().exchange(leaving, to, arriving, source, tag)
             return
         out, into = [_memory(leaving), MPI.BYTE], [_memory(arriving), MPI.BYTE]
-        _complete(partial(self.mpi.Sendrecv, out, to, tag, into, source, tag), self._status, arriving)
+        _complete(self.mpi.Sendrecv, self._status, arriving, True, out, to, tag, into, source, tag)
 
     def roll_call(self, answer: Any) -> list[Any]:
         return list(self.mpi.allgather(answer))
@@ -145,10 +144,10 @@ def _memory(array: Array) -> Any:
     return as_bytes(array)
 
 
-def _complete(verb: Callable[[MPI.Status], object], status: MPI.Status, array: Array, receives: bool = True) -> bool:
+def _complete(verb: Callable[..., Any], status: MPI.Status, array: Array, receives: bool, *message: Any) -> bool:
     """Call MPI, and return whether a message is through; raise MismatchError if it does not fill its array."""
     try:
-        done = verb(status) is not False
+        done = verb(*message, status) is not False
     except MPI.Exception as error:
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
             raise

@@ -59,17 +59,16 @@ def own_store(group: dist.ProcessGroup, rank: int) -> tuple[Store, Store]:
 
 def initialize(timeout: timedelta) -> dist.ProcessGroup:
     """Start torch.distributed as the launcher's variables say, unless it has been; return the group of all ranks."""
-    if dist.is_initialized():
-        return everyone()
-    rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
-    os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
-    gpu = own_gpu()
-    device = None if gpu is None else torch.device("cuda", gpu)
-    if device is not None:
-        torch.cuda.set_device(device)
-    backend = "nccl" if device is not None else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, device_id=device)
-    atexit.register(_close)
+    if not dist.is_initialized():
+        rank, size = number_in("RANK", "SLURM_PROCID"), number_in("WORLD_SIZE", "SLURM_NTASKS")
+        os.environ.setdefault("MASTER_PORT", "29500")  # srun sets none
+        gpu = own_gpu()
+        device = None if gpu is None else torch.device("cuda", gpu)
+        if device is not None:
+            torch.cuda.set_device(device)
+        backend = "nccl" if device is not None else "gloo"
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, device_id=device)
+        atexit.register(_close)
     return everyone()
 
 

@@ -133,7 +133,6 @@ class StreamRequest:
 
     def test(self) -> bool:
         """Tell whether the messages are through, without waiting."""
-        done = all(work.is_completed() for work in self.works)
-        if done:
+        if done := all(work.is_completed() for work in self.works):
             self.wait()
         return done
