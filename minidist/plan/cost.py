@@ -18,8 +18,8 @@ STATE = 14  # bytes a parameter in a checkpoint: 16-bit weights, masters, two mo
 RESTART = 900.0  # seconds until a job computes again: noticed, replaced, loaded
 
 
-def cost(found: Found, tokens: float, price: float, grid: float, mtbf_hours: float = 0.0) -> dict[str, float]:
-    """Return the cost of training on `tokens`, at `price` $ a GPU hour and `grid` g CO2 a kWh, by name.
+def cost(found: Found, tokens: float, price: float | None, grid: float, mtbf_hours: float = 0.0) -> dict[str, float]:
+    """Return the cost of training on `tokens`, at `price` $ a GPU hour (None: each site's) and `grid` g CO2 a kWh.
 
     `mtbf_hours`: between two failures of the whole job; 0: from the number of GPUs. `days` are with checkpoints,
     failures and restarts, `undisturbed` without; `writing` and `lost` are shares of the time, `every` and `write` the
@@ -34,11 +34,9 @@ def cost(found: Found, tokens: float, price: float, grid: float, mtbf_hours: flo
     share = shares(every, write, mtbf, RESTART)
     seconds = steps * found.seconds / share.training
     hours = gpus * seconds / HOUR
-    kwh = hours * run.machine.device.watts / 1000 * BESIDE
+    sites = run.machine.sites
+    money = hours / gpus * sum(site.gpus * (site.price if price is None else price) for site in sites)
+    kwh = hours / gpus * sum(site.gpus * site.device.watts for site in sites) / 1000 * BESIDE
     days = {"days": seconds / DAY, "undisturbed": steps * found.seconds / DAY}
     losses = {"mtbf_hours": mtbf / HOUR, "every": every, "write": write, "writing": share.writing, "lost": share.lost}
-    return (
-        days
-        | losses
-        | {"steps": steps, "gpu_hours": hours, "money": hours * price, "kwh": kwh, "co2": kwh * grid / 1e6}
-    )
+    return days | losses | {"steps": steps, "gpu_hours": hours, "money": money, "kwh": kwh, "co2": kwh * grid / 1e6}

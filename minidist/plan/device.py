@@ -89,9 +89,14 @@ class Machine:
     thin: float = 0.0
 
     @property
+    def sites(self) -> tuple["Machine", ...]:
+        """This site, and the slower one if there is one."""
+        return (self, self.slower) if self.slower else (self,)
+
+    @property
     def total(self) -> int:
         """All GPUs, of both sites."""
-        return self.gpus + (self.slower.gpus if self.slower else 0)
+        return sum(site.gpus for site in self.sites)
 
 
 def machine(text: str) -> Machine:

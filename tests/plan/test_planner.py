@@ -197,6 +197,9 @@ def test_two_sites_share_the_layers_out_by_speed() -> None:
     answer = search(replace(RUN, machine=machine("h100:32+a100:32@12.5e9")), {"pp": 4})
     cut = answer.found[0].run.cut
     assert sum(cut) == 80 and cut[0] == cut[1] > 2 * cut[3] and abs(cut[2] - cut[3]) <= 1
+    bill = cost(answer.found[0], 1e12, None, 400)  # half of the hours at each site's price and power
+    assert bill["money"] == pytest.approx(bill["gpu_hours"] * (2.49 + 1.8) / 2)
+    assert bill["kwh"] == pytest.approx(bill["gpu_hours"] * (0.7 + 0.4) / 2 * 1.59)
 
 
 # ---------------------------------------------------------------- the command

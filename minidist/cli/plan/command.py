@@ -42,8 +42,8 @@ def main(argv: Sequence[str]) -> int:
             return here.main()
         start = setup(asked)
         answer = search(start, fields_of([*asked.fixed, *asked.why.split()]))
-        price = start.machine.price if asked.price is None else asked.price
-        costs = [cost(each, amount(asked.tokens), price, asked.grid, asked.mtbf) for each in answer.found[: asked.top]]
+        how = (amount(asked.tokens), asked.price, asked.grid, asked.mtbf)
+        costs = [cost(each, *how) for each in answer.found[: asked.top]]
         if asked.picture:
             from minidist.draw.plan import draw_plan
 
@@ -166,9 +166,8 @@ def by_kind(title: str, values: Sequence[Mapping[str, float]], unit: float) -> s
 
 def mfu(found: Found) -> float:
     """Return the model's operations beside what all devices could do: of the 8-bit peak, if products have 8 bits."""
-    run, machine = found.run, found.run.machine
-    sites = [machine, *([machine.slower] if machine.slower else [])]
-    peak = sum(site.gpus * (site.device.peak8 if run.bits8 else site.device.peak) for site in sites)
+    run = found.run
+    peak = sum(site.gpus * (site.device.peak8 if run.bits8 else site.device.peak) for site in run.machine.sites)
     return run.model.flops(run.sequence) * run.batch * run.sequence / (found.seconds * peak)
 
 

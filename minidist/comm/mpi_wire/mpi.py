@@ -122,13 +122,13 @@ class MpiWire(Wire):
             if not ORDERED_STORES or len(self.nodes()[0]) < self.size:
                 return False  # whoever receives a message also sees what its sender stored before
             self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
-        self._fences += 1
-        self._flags[self.rank][0] = self._fences  # this rank is here
+        self._fences = came = self._fences + 1
+        self._flags[self.rank][0] = came  # this rank is here
         for rank, flag in enumerate(self._flags):
-            if flag[0] < self._fences:
+            if flag[0] < came:
                 spins = 0
                 status.since, status.waiting = self.clock(), Awaited("meet at a fence with", (self.members[rank],), 0)
-                while flag[0] < self._fences:
+                while flag[0] < came:
                     spins += 1
                     if self.patient:
                         time.sleep(NAP)
