@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import minidist
-from minidist.cli.plan.here import LAYOUTS, SIZES, known_device, machine_here, run_of
+from minidist.cli.plan.here import LAYOUTS, SIZES, known_device, machine_here, predicted_seconds, run_of
 from minidist.cli.train import train
 from minidist.comm import Communicator
 from minidist.mesh import Mesh
@@ -46,6 +46,18 @@ def test_a_run_sends_what_is_predicted_for_it(ranks: int, words: str) -> None:
 )
 def test_a_gpu_is_known_by_its_name(said: str, name: str) -> None:
     assert known_device(said) == name
+
+
+@pytest.mark.parametrize(
+    "words", ("--recompute sqrt", "--pp 2 --schedule naive", "--offload memory", "--strategy naive")
+)
+def test_nothing_is_predicted_for_what_the_planner_does_not_know(words: str) -> None:
+    config = parse([*words.split(), "--peak-tflops", "1"])
+
+    def program(comm: Communicator) -> float | None:
+        return predicted_seconds(check_run(config, Mesh(comm, layout_of(config, 2)), 256))
+
+    assert minidist.run(program, 2) == [None, None]
 
 
 def test_utilisation_stands_beside_the_planners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

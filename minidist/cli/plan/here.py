@@ -34,7 +34,7 @@ from minidist.plan.device import Constants, Device, Machine, PlanError, table
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.sent import sent
-from minidist.plan.step import step
+from minidist.plan.step import SCHEDULES, step
 from minidist.trainer.checked import CheckedRun, check_run, device_of, layout_of
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Trainer
@@ -140,8 +140,10 @@ def timed(comm: Communicator, work: Callable[[], object]) -> float:
 def predicted_seconds(run: CheckedRun) -> float | None:
     """Predict a step of `train`: on a GPU of the table, or on these cores if `--peak-tflops` asks for utilisation.
 
-    None where nothing is known of the device. Collective.
+    None where nothing is known of the device, or the planner has no model of what the run does. Collective.
     """
+    if not modelled(run):
+        return None
     comm, device = run.mesh.world, device_of(run.mesh.world)
     name = known_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else ""
     if name:
@@ -153,6 +155,14 @@ def predicted_seconds(run: CheckedRun) -> float | None:
     else:
         return None
     return sum(step(planned, exact=True).values())
+
+
+def modelled(run: CheckedRun) -> bool:
+    """Tell whether the planner knows all that a run does."""
+    recipe, plan = run.fit.recipe, run.fit.plan
+    elsewhere = recipe.lora or recipe.fp8 or recipe.zeropp or run.config.offload_to
+    schedule = plan is None or plan.name in SCHEDULES
+    return not elsewhere and schedule and recipe.strategy == "ddp" and recipe.recompute in ("none", "full", "selective")
 
 
 def seconds_on(run: CheckedRun, machine: Machine) -> float:
@@ -186,7 +196,7 @@ def run_of(run: CheckedRun, machine: Machine) -> Setup:
         sp=recipe.sequence,
         zero=recipe.zero,
         shard=recipe.shard_ranks or 0,
-        recompute=recipe.recompute if recipe.recompute in ("full", "selective") else "none",
+        recompute=recipe.recompute,
         software=replace(Software.named(generation), width=width, gradients=width),
         known=Constants.table().but(optimizer_bytes=MOVED, host=0.0, synchronize=0.0),
     )
