@@ -18,7 +18,7 @@ from minidist.plan.device import Constants, Machine
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks of one axis: how many, and how far apart their numbers are (tp 1, then cp, ep, dp, pp)."""
+    """Ranks of one axis: how many, and how far apart their numbers are, which the order of the axes says."""
 
     ranks: int
     stride: int = 1
