@@ -88,7 +88,7 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None) -> Answer:
         raise PlanError(f"no layout fits {start.machine.total} GPUs of {start.machine.name}: {why}{nearest}")
     found.sort(key=lambda each: each.seconds)
     finalists = [replace(each, step=step(each.run, exact=True)) for each in found[:FINALISTS]]
-    return Answer((*sorted(finalists, key=lambda each: each.seconds), *found[FINALISTS:]), refused)
+    return Answer((*sorted(finalists, key=lambda each: each.seconds), *found[FINALISTS:]), +refused)
 
 
 def check_fixed(fixed: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
             if start.batch % (dp * microbatch):
                 refused["share a step's sequences out unevenly"] += 1
             elif ep > 1 and not model.experts:
-                continue
+                refused["share out experts, of which the model has none"] += "ep" in fixed
             elif model.experts % (ep * tp) or dp * cp % ep:
                 refused["share experts out unevenly"] += 1
             else:

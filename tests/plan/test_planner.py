@@ -250,6 +250,8 @@ def test_train_knows_the_command_that_is_printed(capsys: pytest.CaptureFixture[s
         (["--why", "tp=3"], "no layout fits 16 GPUs of h100: .*do not divide the GPUs"),
         (["--fixed", "tp=two"], "tp=two cannot be: it is a whole number, at least 1"),
         (["--fixed", "recompute=some"], "recompute=some cannot be: it is one of none, selective, full"),
+        (["--fixed", "ep=4", "--fixed", "tp=2", "--fixed", "pp=1"], "share out experts, of which the model has none"),
+        (["--cluster", "a100:8", "--precision", "fp8"], "--precision fp8: a100-80 multiplies no faster in 8 bits"),
         (["--top", "0"], "--top 0 cannot be: it is at least 1"),
         (["--price", "-1"], "--price -1.0 cannot be: it is at least 0"),
         (["--picture", "plan.bmp"], "--picture plan.bmp has no known format: let it end in .png"),

@@ -111,6 +111,8 @@ def setup(asked: argparse.Namespace) -> Setup:
     if asked.picture and Path(asked.picture).suffix not in (".png", ".svg", ".pdf"):
         raise PlanError(f"--picture {asked.picture} has no known format: let it end in .png, .svg or .pdf")
     where, bits8 = machine(asked.cluster), Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0
+    if bits8 and where.device.peak8 == where.device.peak:
+        raise PlanError(f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out")
     newest = "megatron-core-ampere" if where.device.generation in ("volta", "ampere") else "megatron-core"
     start = Setup(model(asked.model), where, asked.sequence, round(tokens / asked.sequence), bits8=bits8)
     return replace(start, software=Software.named(asked.software or newest), fused_loss=True)
