@@ -245,6 +245,10 @@ def test_a_transposed_array_and_another_rank_s_are_told() -> None:
     ):
         expect_ranks("x", [ranks[0], np.array([3.0])], ranks, 0, instead={"ranks add up less": lambda: [[2], [3.0]]})
     expect_ranks("x", ranks, ranks, 0, before=ranks)
+    zeros = [np.zeros(2), np.array([1.0, 2.0])]  # rank 0's are zeros, which an order of sums may make 1e-17
+    expect_ranks("x", [zeros[0] + 8e-17, zeros[1]], zeros)
+    with pytest.raises(Wrong, match="expected 0"):
+        expect_ranks("x", [zeros[0] + 1e-13, zeros[1]], zeros)
 
 
 def test_a_deadlock_is_told_by_who_waits_where() -> None:

@@ -19,6 +19,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = Mapping[str, Array]
 Instead: TypeAlias = Mapping[str, Any]  # by a clause behind "this is what comes out if": an array, or what returns one
 
+NOTHING = 1e-6  # of the largest value on any rank: where a rank should have zeros, rounding is measured against this
 ROUNDED = 1e-6  # of the largest value: what float32 leaves of a float64, after a few operations
 LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
 
@@ -44,6 +45,7 @@ def expect_close(
     instead: Instead | None = None,
     others: Sequence[Array] = (),
     before: Array | None = None,
+    least: float = 0.0,
 ) -> None:
     """Raise `Wrong` unless both have the same shape and differ by at most `tolerance` times the largest expected value.
 
@@ -58,8 +60,10 @@ def expect_close(
         What each rank should have, by rank: an answer may have another's.
     before : array
         What was given, if the answer was to change it: it may still be there.
+    least : float
+        What the largest expected value counts as, if it is smaller: an expected 0 may come out as a rounding error.
     """
-    if is_close(found, expected, tolerance):
+    if is_close(found, expected, tolerance, least):
         return
     hint = known(instead or {}, lambda value: is_close(found, np.asarray(value), tolerance))
     hint = hint or likeness(rank, found, expected, tolerance, others, before)
@@ -81,20 +85,24 @@ def expect_ranks(
     `before`, and each value of `instead` or what its function returns, are of all ranks here, by rank.
     """
     instead, before = hints.get("instead", {}), hints.get("before", [None] * len(found))
+    least = NOTHING * max((float(np.abs(each).max()) for each in expected if each.size), default=0.0)
     for rank, mine in enumerate(found):
         mistakes = {story: partial(_of_rank, values, rank) for story, values in instead.items()}
-        expect_close(rank, name, mine, expected[rank], tolerance, mistakes, expected, before[rank])
+        expect_close(rank, name, mine, expected[rank], tolerance, mistakes, expected, before[rank], least)
 
 
 def _of_rank(values: Any, rank: int) -> Any:
     return (values() if callable(values) else values)[rank]
 
 
-def is_close(found: Array, expected: Array, tolerance: float) -> bool:
-    """Tell whether both have the same shape and differ by at most `tolerance` times the largest expected value."""
+def is_close(found: Array, expected: Array, tolerance: float, least: float = 0.0) -> bool:
+    """Tell whether both have the same shape and differ by at most `tolerance` times the largest expected value.
+
+    The largest expected value counts as `least`, if it is smaller.
+    """
     if not tolerance or not found.size or found.shape != expected.shape:
         return np.array_equal(found, expected)
-    return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(), 1e-300))
+    return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(), least, 1e-300))
 
 
 def known(instead: Instead, same: Callable[[Any], bool]) -> str:
