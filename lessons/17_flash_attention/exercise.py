@@ -80,7 +80,8 @@ def attend_stream(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> tup
         The output softmax(Q Kᵀ / √d) V [B, H, Tq, d] over the keys of all blocks, and for each query the natural
         logarithm of its denominator, lse = log Σ exp(score) over all keys: [B, H, Tq].
 
-    Scores may be several thousand: exp of one overflows, and lse has to be right all the same.
+    Scores may be as large as 3,000 or as small as -3,000: exp(3,000) overflows and exp(-3,000) is 0, but output and lse
+    have to be right all the same.
 
     Memory: when a block comes, you may still hold the one before, and no other. Nothing that you hold grows with the
     number of blocks. Keep for each query the largest score so far, a sum of weights, and a sum of weighted values.
@@ -129,8 +130,8 @@ def flash_backward(
 
         dV = Pᵀ dO        dS = P · (dO Vᵀ - Δ) / √d        dQ = dS K        dK = dSᵀ Q
 
-    Memory and products as in task 3, with eight tensors of the size of the query or key, whichever is larger. Computing
-    S again makes five products of a tile.
+    Memory and products as in task 3, with eight tensors of the size of the query or key, whichever is larger. A tile
+    takes five matrix products: S again, and one each for dV, dO Vᵀ, dQ and dK.
     """
     raise NotImplementedError("task 4 is not started")
 
@@ -160,7 +161,8 @@ def attention_over_ranks(query: Tensor, key: Tensor, value: Tensor, comm: Commun
         rank has at least one.
 
     Compute the output and lse over this rank's keys, then merge those of all ranks: the output over all keys is a mean
-    of the ranks' outputs. A rank's weight is its share of the whole denominator. Scores may be several thousand.
+    of the ranks' outputs. A rank's weight is its share of the whole denominator. Scores are as large and as small as in
+    task 2.
 
     Messages: `all_reduce(tensor, comm, op="max")`, and `all_reduce(tensor, comm)`, which sums. Both write the result
     into `tensor`, which is to be contiguous. All buffers of a rank together have at most B H Tq (d + 2) numbers,

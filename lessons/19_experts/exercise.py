@@ -56,10 +56,11 @@ def route(x: Tensor, router: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tens
         smaller number comes first (`torch.topk` promises nothing here; `sort` has a `stable`).
     weights : Tensor
         [M, k]: of each chosen expert its score, without the bias. If k > 1, divide the k scores of a token by their
-        sum, so that they add up to 1. If k = 1, take the score as it is.
+        sum, so that they add up to 1. If k = 1, take the score as it is. They are float32, or float64 if `x` is.
 
-    A token's scores are the softmax, over *all* experts, of its products with the rows of `router`. Compute products
-    and scores in float32, or in the dtype of `x` if it is wider; the weights have that dtype.
+    A token's scores are the softmax, over *all* experts, of its products with the rows of `router`. `x` may be bfloat16
+    with a float32 router, or both are float64. Convert both to float32, to float64 if `x` is float64, before you
+    multiply them: in 16 bits two scores may change places.
 
     The router learns through the weights alone, since a choice has no gradient.
     """
@@ -79,9 +80,9 @@ def dispatch(x: Tensor, choice: Tensor, weights: Tensor, experts: Experts, held:
     Parameters
     ----------
     x : Tensor
-        This rank's tokens [M, D]. Ranks have different numbers of them, perhaps none.
+        This rank's tokens [M, D], float64. Ranks have different numbers of them, perhaps none.
     choice, weights : Tensor
-        [M, k]: which of the E experts a token goes to, and how much each counts.
+        [M, k]: which of the E experts a token goes to (int64), and how much each counts (float64).
     experts : callable
         The experts of this rank. Call them once for all rows that came, or once for each sender.
     held : int

@@ -101,7 +101,8 @@ def bill(model: Model, machine: Machine, batch: int, seconds: float, tokens: flo
     """Task 1: return days, money and MFU of a run over `tokens` tokens, whose steps take `seconds` each.
 
     The run has as many steps of `batch` sequences as it needs; the last one counts in full. Days and money are those of
-    exactly these steps, not rounded. `machine.price` is that of a node.
+    exactly these steps, not rounded. `machine.price` is that of a whole node. A part of a node costs that part of
+    its price: 4 GPUs of a node of 8 cost half of it.
 
     MFU (model FLOPs utilization): the operations of the model in a step, 6 N + 12 L s h a token, over what all GPUs
     could do at their peak in that time. What is computed again does not count, whether `recompute` is true or not.
@@ -224,7 +225,7 @@ class Plan:
     rented: float  # hours for which the cluster is rented
     gpu_mtbf: float  # hours between two failures of one GPU and what belongs to it, on average
     every: float  # hours between two checkpoints; 0: none are written
-    kept: int  # how many of the last checkpoints are kept
+    kept: int  # how many checkpoints there is room for, the one that is being written among them
     shared: bool  # they are on storage that outlives a node; False: on the nodes' own disks
     restart: float  # hours from a failure until the job computes again
     limit: bool  # a collective that waits for too long ends the job, which is then started again
@@ -240,6 +241,7 @@ def undefended(plan: Plan) -> set[str]:
 
     "dead node"        A node dies with its disks. The run needs a checkpoint elsewhere.
     "torn checkpoint"  The job dies while it writes a checkpoint, and this one is useless. The run needs an earlier one.
+                       If `kept` are there, the oldest is deleted *before* the next is written, to make room for it.
                        No node dies here, so any disk will do.
     "hang"             A rank stops without dying, and all others wait for it. Somebody has to end the job, whether or
                        not there are checkpoints.

@@ -21,39 +21,49 @@ from minidist.parallel.context.order import positions
 
 
 def record_attention(
-    attend: Callable[[Tensor, Tensor, Tensor, Watching], object], ranks: int, order: str = "contiguous"
+    attend: Callable[[Tensor, Tensor, Tensor, Watching], object],
+    ranks: int,
+    order: str = "contiguous",
+    tokens: int = 2,
+    block: str = "block",
+    output: str = "mine.output",
 ) -> Recording:
-    """Call `attend(query, key, value, comm)` on simulated ranks, two tokens each, and return what happened.
+    """Call `attend(query, key, value, comm)` on simulated ranks, and return what happened.
 
         record_attention(PlainRingAttention.apply, ranks=4)
 
-    Shown are two local variables of what it calls: `block`, the keys and values at hand [2, 1, 1, 2, T], and
-    `mine.output`, what this rank's queries have gathered so far [1, 1, 2, T].
+    Two local variables of what it calls are shown: `output`, what this rank's queries have gathered
+    so far [1, 1, tokens, T], and `block`, the keys and values at hand [2, 1, 1, tokens, T].
 
     Parameters
     ----------
+    tokens : int
+        How many each rank has.
+    block, output : str
+        The name of the variable, or of a variable and its attribute. Without a name it is not shown.
     order : {"contiguous", "zigzag", "striped"}
-        In which the 2 P tokens lie.
+        In which all tokens lie.
 
     Raises
     ------
     ValueError
         If there is nothing to show: no output is there, or it stays zero.
     """
-    time = 2 * ranks
-    tokens = tuple(tuple(positions(order, ranks, rank, time).tolist()) for rank in range(ranks))
-    owners = tuple(next(rank for rank in range(ranks) if token in tokens[rank]) for token in range(time))
+    time = tokens * ranks
+    places = tuple(tuple(positions(order, ranks, rank, time).tolist()) for rank in range(ranks))
+    owners = tuple(next(rank for rank in range(ranks) if token in places[rank]) for token in range(time))
 
     def program(comm: Watching) -> None:
-        unit = torch.eye(time, dtype=torch.float64)[list(tokens[comm.rank])][None, None]  # [1, 1, 2, T]
+        unit = torch.eye(time, dtype=torch.float64)[list(places[comm.rank])][None, None]  # [1, 1, tokens, T]
         query = torch.zeros_like(unit)
-        comm.watch("keys and values", torch.stack((unit, unit)).numpy(), variable="block")
-        comm.watch(MET, query.numpy(), cells=2, variable="mine.output")
+        if block:
+            comm.watch("keys and values", torch.stack((unit, unit)).numpy(), variable=block)
+        comm.watch(MET, query.numpy(), cells=tokens, variable=output)
         attend(query, unit, unit, comm)
 
-    n = 2 * 2 * time * 8  # bytes of two tokens' keys and values
+    n = 2 * tokens * time * 8  # bytes of a rank's keys and values
     sent = {"bytes sent": f"(P − 1) n = {ranks - 1} · {n} = {(ranks - 1) * n}"}
-    recording = record(program, ranks, formulas=sent, meetings=Meetings(tokens, owners))
+    recording = record(program, ranks, formulas=sent, meetings=Meetings(places, owners))
     if not recording.deadlock and not any(step.kind == Does.MEETS for step in recording.steps):
-        raise ValueError("no query met a key: keep what the queries have gathered in a local variable, `mine.output`")
+        raise ValueError(f"no query met a key: keep what the queries have gathered in a local variable, `{output}`")
     return recording

@@ -2,6 +2,7 @@
 
 import sys
 import sysconfig
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -84,6 +85,8 @@ class Observer:
                 kind, text = Does.MEETS, self.meetings.words(self.rank, now[MET], self.shown[MET])
             self.note(kind, f"{kind}: {text}", line=self.here, cells=cells)
         self.here = line_of(frame.f_back if event == "return" else frame)
+        if not self.start.line[1]:  # nothing of the program was running yet when the rank started
+            self.start = replace(self.start, line=self.here)
         return self.follow
 
     def watch(self, name: str, array: Array, cells: int, variable: str) -> None:
@@ -143,8 +146,11 @@ class Observer:
 
 
 def line_of(frame: FrameType | None) -> Line:
-    """Return the innermost line of an algorithm or of the program: the floors that carry messages are passed over."""
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(NOT_FOLLOWED):
+    """Return the innermost line of an algorithm or of the program, or no line.
+
+    Libraries, and the floors that carry messages, are passed over.
+    """
+    while frame is not None and not followed(frame):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 

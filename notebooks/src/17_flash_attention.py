@@ -2,8 +2,8 @@
 # # 17 · Flash attention
 #
 # Attention compares every query with every key. Its weights are a matrix of T x T, which flash attention computes tile
-# by tile and never holds. The picture shows the tiles of causal attention over 1,024 tokens: a query sees no later key,
-# so the tiles above the diagonal (white) are never computed, and those at the diagonal (orange) need a mask.
+# by tile and never holds. Here is the package's own loop over eight tokens, in tiles of two queries and two keys. The
+# square fills where the output of a query has something of a key. Step through it with the arrow keys.
 
 # %%
 import sys
@@ -13,11 +13,24 @@ import numpy as np
 import torch
 
 import minidist
-from minidist.draw.notebook import picture
+from minidist.draw.attention import record_attention
+from minidist.draw.notebook import picture, show
 from minidist.memory.account import Account
 from minidist.parallel.context import flash_attention
 from minidist.parallel.context.flash import TILE, page_forward, tiles
 
+
+def by_tiles(query, key, value, comm):
+    return page_forward(query, key, value, causal=True, tile=2)
+
+
+show(record_attention(by_tiles, ranks=1, tokens=8, block="", output="output"), frames=4)
+
+# %% [markdown]
+# A row of tiles is finished before the next begins. Tiles above the diagonal never come up: no query sees a later key.
+# These are the tiles of 1,024 tokens; those at the diagonal (orange) need a mask, those above it (white) cost nothing.
+
+# %%
 T = 1024
 
 
@@ -108,14 +121,10 @@ picture(draw_bytes, "KiB kept for backward against T, both axes logarithmic: pla
 
 # %%
 def online(scores):
-    """Return the logarithm of the sum of exp(score), how often the sum shrank, and what was known after each score."""
-    largest, total, shrunk, known = -np.inf, 0.0, 0, []
-    for score in scores:
-        if score > largest:
-            total, largest, shrunk = total * np.exp(largest - score), score, shrunk + (total > 0)
-        total += np.exp(score - largest)
-        known.append(largest + np.log(total))
-    return known[-1], shrunk, known
+    """Return the logarithm of the sum of exp(score), from tiles of one key, and how often the sum shrank."""
+    query, keys = torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.from_numpy(scores.copy())[None, None, :, None]
+    _, lse = page_forward(query, keys, keys, causal=False, tile=1)
+    return lse.item(), np.count_nonzero(np.diff(np.maximum.accumulate(scores)))
 
 
 scores = np.random.default_rng(0).normal(size=64) * 300
@@ -123,7 +132,7 @@ orders = {"ascending": np.sort(scores), "descending": np.sort(scores)[::-1], "ra
 with np.errstate(over="ignore"):
     print(f"the sum of exp(score), written as it stands: {np.exp(scores * 3).sum()}")
 for name, ordered in orders.items():
-    result, shrunk, _ = online(ordered)
+    result, shrunk = online(ordered)
     print(f"{name:10} {result:.6f}, shrunk {shrunk} times")
 
 # %% [markdown]

@@ -19,8 +19,9 @@ from minidist.draw.notebook import picture, show
 from minidist.model import GPT, GPTConfig, Where, cross_entropy_sum
 from minidist.model.gpt import causal_attention
 from minidist.parallel.context import parallelize_context, shard_tokens
+from minidist.parallel.context.blocks import before_any, meet
 from minidist.parallel.context.flash import attend, attend_backward
-from minidist.parallel.context.order import meeting, pairs, positions
+from minidist.parallel.context.order import Meeting, meeting, pairs, positions
 from minidist.parallel.context.plain import PlainRingAttention, pass_on
 from minidist.parallel.context.ring import Ring
 from minidist.parallel.context.ulysses import Ulysses
@@ -52,11 +53,13 @@ for large in (1, 1000):
     halves = [attend(large * query, key[:, :, at], value[:, :, at], False) for at in (slice(4), slice(4, 8))]
     (first, lse), (second, its) = halves
     before, now = lse.exp()[..., None], its.exp()[..., None]
-    weight = torch.sigmoid(its - lse)[..., None]
+    mine = before_any(large * query)
+    for at in (slice(4), slice(4, 8)):
+        meet(mine, torch.stack((key, value))[..., at, :], Meeting())  # all queries, all keys of the half
     for name, found in (
         ("plain average", (first + second) / 2),
         ("with exp(lse)", (before * first + now * second) / (before + now)),
-        ("with a sigmoid of the difference", first.lerp(second, weight)),
+        ("by the difference of the two lse", mine.output),
     ):
         print(f"scores of {large:4}, {name:33} off by {(found - whole).abs().max():.6f}")
 
@@ -64,8 +67,8 @@ for large in (1, 1000):
 # <details><summary>The answer</summary>
 #
 # The average is far off: a block in which the query finds nothing of interest counts as much as the other. With
-# exp(lse) it is exact, until exp overflows: infinity by infinity is not a number. The weight of the second output is
-# exp(lse') / (exp(lse) + exp(lse')) = sigmoid(lse' - lse), which needs only a difference.
+# exp(lse) it is exact, until exp overflows: infinity by infinity is not a number. The package merges by the difference
+# of the two lse, which stays small where both are large.
 #
 # </details>
 #

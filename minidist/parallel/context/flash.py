@@ -36,13 +36,13 @@ HAS_TRITON = find_spec("triton") is not None
 TILE = 128  # queries, and keys, of a tile of the page
 
 
-def page_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return output and lse as `flash_attention` does."""
+def page_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, tile: int = TILE) -> tuple[Tensor, Tensor]:
+    """Return output and lse as `flash_attention` does, by tiles of so many queries and keys."""
     q, k, v = by_shared_heads(query, key), key.unsqueeze(2), value.unsqueeze(2)
     output = torch.zeros_like(q)  # [B, H_kv, H/H_kv, Tq, d]
     total = torch.zeros_like(q[..., :1])
     largest = torch.full_like(total, -torch.inf)
-    for rows, columns in tiles(query.shape[2], key.shape[2], causal):
+    for rows, columns in tiles(query.shape[2], key.shape[2], causal, tile):
         scores = scores_of(q, k, rows, columns, causal)
         now = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
         weights, shrink = (scores - now).exp(), (largest[..., rows, :] - now).exp()  # shrink is 0 the first time
@@ -69,11 +69,11 @@ def page_backward(
     return dq.flatten(1, 2), dk, dv
 
 
-def tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
+def tiles(queries: int, keys: int, causal: bool, tile: int = TILE) -> Iterator[tuple[slice, slice]]:
     """Yield rows and columns of each tile, without those wholly above the diagonal."""
-    for top in range(0, queries, TILE):
-        for left in range(0, min(keys, top + TILE) if causal else keys, TILE):
-            yield slice(top, top + TILE), slice(left, left + TILE)
+    for top in range(0, queries, tile):
+        for left in range(0, min(keys, top + tile) if causal else keys, tile):
+            yield slice(top, top + tile), slice(left, left + tile)
 
 
 def scores_of(q: Tensor, k: Tensor, rows: slice, columns: slice, causal: bool) -> Tensor:
