@@ -4,7 +4,7 @@ import sys
 import sysconfig
 from dataclasses import replace
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from minidist.comm.buffers import Array, Chunks, address, flatten, is_tensor
 from minidist.draw.player import COUNTERS, MET, Buffers, Cell, Contents, Does, Line, Meetings, Step, words
 
 NOT_FOLLOWED = ("minidist.comm.", "minidist.draw.", "minidist.trace.")
+NO_LINE: Line = ("", 0)
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
 
 
@@ -30,7 +31,8 @@ class Observer:
         self.meetings = meetings
         self.contents = meetings.contents if meetings.tokens else partial(contents, ranks=ranks, bits=self.bits)
         self.comm: Communicator | None = None
-        self.start = Step(rank, Does.STARTS, f"rank {rank} starts", ("", 0), {}, (0,) * len(COUNTERS))
+        self.root: CodeType | None = None  # what calls the program: below it no line is the program's
+        self.start = Step(rank, Does.STARTS, f"rank {rank} starts", NO_LINE, {}, (0,) * len(COUNTERS))
         self.waiting: Step | None = None
         self.busy = 0.0  # seconds of computing
         self.steps: list[Step] = []
@@ -40,7 +42,7 @@ class Observer:
         self.shown: Buffers = {}
         self.temporaries: dict[int, str] = {}
         self.expected: list[Array] = []
-        self.here: Line = ("", 0)
+        self.here = NO_LINE
 
     def note(self, kind: Does, text: str, **more: Any) -> None:
         """Append a step."""
@@ -52,7 +54,7 @@ class Observer:
         """Return the step that would be noted now."""
         assert self.comm is not None
         traffic, held = self.comm.traffic, sum(cell.nbytes for cells in self.cells.values() for cell in cells)
-        line = line or line_of(sys._getframe(1))
+        line = line or line_of(sys._getframe(1), self.root)
         seconds = self.comm.clock() if self.timed else 0.0
         idle = round(100 * (1 - self.busy / seconds)) if seconds else 0
         counters = (traffic.messages_sent, traffic.bytes_sent, held, idle)
@@ -84,8 +86,8 @@ class Observer:
             if cells[0][0] == MET:
                 kind, text = Does.MEETS, self.meetings.words(self.rank, now[MET], self.shown[MET])
             self.note(kind, f"{kind}: {text}", line=self.here, cells=cells)
-        self.here = line_of(frame.f_back if event == "return" else frame)
-        if not self.start.line[1]:  # nothing of the program was running yet when the rank started
+        self.here = line_of(frame.f_back if event == "return" else frame, self.root)
+        if not self.start.line[1]:
             self.start = replace(self.start, line=self.here)
         return self.follow
 
@@ -145,14 +147,14 @@ class Observer:
 # ---------------------------------------------------------------- source lines
 
 
-def line_of(frame: FrameType | None) -> Line:
-    """Return the innermost line of an algorithm or of the program, or no line.
+def line_of(frame: FrameType | None, root: CodeType | None) -> Line:
+    """Return the innermost line of an algorithm or of the program, which `root` calls, or no line.
 
     Libraries, and the floors that carry messages, are passed over.
     """
-    while frame is not None and not followed(frame):
+    while frame is not None and frame.f_code is not root and not followed(frame):
         frame = frame.f_back
-    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return NO_LINE if frame is None or frame.f_code is root else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def followed(frame: FrameType) -> bool:

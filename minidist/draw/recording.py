@@ -63,6 +63,7 @@ def record(
     def observed(comm: Communicator) -> None:
         observer, before = observers[comm.rank], sys.gettrace()
         watching = observer.comm = Watching(_WatchedWire(comm.wire, observer), comm.ledger.of_group(), observer)
+        observer.root = sys._getframe().f_code
         sys.settrace(observer.follow)
         try:
             program(watching)

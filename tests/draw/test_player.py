@@ -25,7 +25,7 @@ from minidist.draw.attention import record_attention
 from minidist.draw.filmstrip import filmstrip, in_words, key_frames
 from minidist.draw.player import COLOURS, INKS, MET, Recording, player
 from minidist.draw.recording import Watching, record
-from minidist.parallel.context.flash import flash_attention
+from minidist.parallel.context.flash import flash_attention, page_forward
 from minidist.parallel.context.order import meeting
 from minidist.parallel.context.plain import PlainRingAttention
 from minidist.parallel.context.ring import Ring
@@ -308,6 +308,21 @@ def test_a_block_that_was_skipped_is_not_met(tmp_path: Path) -> None:
         record_attention(lambda query, key, value, comm: flash_attention(query, key, value, True), 2)
 
 
+def test_the_tiles_of_one_rank_are_shown_as_the_page_meets_them() -> None:
+    """Nothing of the program runs yet when its rank starts: the first line is its own, not one of what runs it."""
+
+    def by_tiles(query: Any, key: Any, value: Any, _: Watching) -> object:
+        return page_forward(query, key, value, causal=True, tile=2)
+
+    recording = record_attention(by_tiles, ranks=1, tokens=6, block="", output="output")
+    tiles = [(0, 0), (2, 0), (2, 2), (4, 0), (4, 2), (4, 4)]  # none above the diagonal
+    met = [set(re.findall(r"query (\d)", step.text)) for step in recording.steps]
+    assert met == [{str(row), str(row + 1)} for row, _ in tiles]
+    assert [step.text.rpartition(" ")[2] for step in recording.steps] == [str(left + 1) for _, left in tiles]
+    assert Path(recording.start[0].line[0]) == Path(__file__) and recording.start[0].line[1] > 0
+    assert list(recording.start[0].buffers) == [MET]
+
+
 def test_what_is_held_is_one_block_and_the_next() -> None:
     recording = record_attention(attend_in("zigzag"), 4, "zigzag")
     assert {tuple(step.buffers) for step in recording.steps} == {
@@ -508,6 +523,8 @@ def test_the_line_that_runs_is_in_sight(page: Page, recording: Recording, tmp_pa
     assert (
         page.run("[...document.querySelectorAll('.lines div')].some(e => e.scrollWidth > e.clientWidth + 1)") is False
     )
+    cut = "[...document.querySelectorAll('.pane')].filter(e => e.scrollHeight > e.clientHeight).length"
+    assert page.run(cut) == 0, "a pane shows as many lines as have room"
 
 
 @BROWSER
