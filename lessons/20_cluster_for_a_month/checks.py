@@ -82,7 +82,8 @@ def a_step(rng: np.random.Generator, layout: Layout, many: int, slow: float = 0.
         hides = seconds_of(model, machine, layout, batch)
         hides = (2 / 3 * hides["computing"] + hides["recomputing"]) / many
         bytes = 2 * (layout.dp - 1) / layout.dp * 2 * model.parameters / (layout.tp * layout.pp)
-        machine = machine._replace(card=8 * bytes / (slow * hides * rng.uniform(1.3, 1.9)) / 1e9)
+        cards = max(1, machine.node // layout.tp)  # of a ring along dp, in a node
+        machine = machine._replace(card=8 * bytes / (slow * hides * rng.uniform(1.3, 1.9)) / 1e9 / cards)
     return Case((packed(model, machine, layout=layout, batch=batch),), layout.words())
 
 
@@ -275,7 +276,12 @@ EXACT = 0.0
 ALONE, TEAM = Layout(4, 1, 1, 1, 2), Layout(8, 4, 4)
 AGAIN = Layout(2, 8, 4, 1, 3, True, 1, True)
 WIDE, DEEP = Layout(2, 16, 2, 1, 3), Layout(4, 2, 8, 3, 5, False, 1, True)
-STATES = (Layout(16, 4, 2), Layout(16, 4, 2, zero=1), Layout(8, 1, 4, zero=1))
+STATES = (
+    Layout(16, 4, 2),
+    Layout(16, 4, 2, zero=1),
+    Layout(8, 1, 4, zero=1),
+    Layout(16, 4, 2, 1, 16),
+)  # one microbatch
 KEPT = (Layout(4, 4, 1), Layout(4, 4, 1, sp=True), Layout(4, 1, 1, 1, 2))
 FLIGHT = (Layout(2, 4, 4), Layout(2, 2, 4, 3, 2), Layout(2, 4, 16, 1, 4), Layout(1, 4, 2, 2), Layout(2, 2, 4, 2, 6))
 WORK = (Layout(4, 4, 2, recompute=True), Layout(2, 8, 4, 1, 2, True, 0, True), Layout(2, 2, 4, 3, 1, False, 1, True))

@@ -91,8 +91,9 @@ def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str
         what is left, at least 0. (ZeRO-1 sends as many bytes.)
 
     All all-reduces are rings: of n bytes on P ranks, 2 (P - 1)/P n bytes pass each link. A group that lies within one
-    node has links of `inside`; any other group is as fast as one `card`. Sizes are powers of two, so a group that needs
-    no more neighbouring ranks than a node has lies within a node. Messages along pp are small: leave them out.
+    node has links of `inside`. Any other ring passes through each of its nodes once. If k of its ranks are in a node,
+    their k cards carry it together, but never faster than `inside`. Sizes are powers of two, so a group that needs no
+    more neighbouring ranks than a node has lies within a node. Messages along pp are small: leave them out.
     """
     raise NotImplementedError("task 1 is not started")
 
@@ -130,7 +131,9 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     """Task 2: return the bytes of a GPU of the first stage, {"parameters": ..., "gradients": ..., "optimizer": ...,
     "activations": ...}.
 
-    parameters, gradients : 2 bytes each, for each of the N/(tp pp) parameters of the GPU.
+    parameters : 2 bytes for each of the N/(tp pp) parameters of the GPU.
+    gradients : as many, of 2 bytes if a replica has one microbatch. The gradients of several are added up in 32 bits,
+        which takes 4 bytes. (What is sent has 2 bytes all the same.)
     optimizer : Adam in mixed precision: a master copy of the weight, momentum and variance, all in 32 bits. With ZeRO-1
         each of the dp ranks holds its part.
     activations : (layers of a stage) * (microbatches under way) * (bytes that a layer keeps)

@@ -68,9 +68,12 @@ def per_token(model: Model) -> float:
     return 6 * model.parameters + 12 * model.layers * model.sequence * model.hidden
 
 
-def link(machine: Machine, neighbours: int) -> float:
-    """Return bytes a second of a group that needs so many neighbouring ranks."""
-    return machine.inside * 1e9 if neighbours <= machine.node else machine.card * 1e9 / 8
+def link(machine: Machine, neighbours: int, stride: int) -> float:
+    """Return bytes a second of a group of every `stride`-th of so many neighbouring ranks."""
+    if neighbours <= machine.node:
+        return machine.inside * 1e9
+    cards = machine.node // stride if stride < machine.node else 1
+    return min(cards * machine.card / 8, machine.inside) * 1e9
 
 
 def around(bytes: float, ranks: int, bandwidth: float) -> float:
@@ -107,9 +110,10 @@ def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str
     recomputing = computing / 3 if layout.recompute else 0.0
     activation = 2 * b * model.sequence * model.hidden
     calls = m * model.layers / pp * (6 if layout.recompute else 4)
-    tensor = calls * around(activation, tp, link(machine, tp))
+    tensor = calls * around(activation, tp, link(machine, tp, 1))
     bubble = (computing + recomputing + tensor) * (pp - 1) / (layout.chunks * m)
-    gradients = around(2 * model.parameters / (tp * pp), layout.dp, link(machine, tp * layout.dp))
+    network = link(machine, tp * layout.dp, tp)
+    gradients = around(2 * model.parameters / (tp * pp), layout.dp, network)
     behind = (computing * 2 / 3 + recomputing) / m
     parts = {"computing": computing, "recomputing": recomputing, "tensor": tensor, "bubble": bubble}
     return parts | {"data": gradients - behind if gradients > behind else 0.0}
@@ -150,7 +154,8 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     activations = layers * under_way * whole
     if layout.recompute:
         activations = layers * under_way * entry + whole - entry
-    return {"parameters": 2 * mine, "gradients": 2 * mine, "optimizer": adam, "activations": activations}
+    gradients = mine * (2 if m == 1 else 4)
+    return {"parameters": 2 * mine, "gradients": gradients, "optimizer": adam, "activations": activations}
 
 
 def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:

@@ -191,8 +191,11 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
     again = one * {"again all": 1, "again backward": 2 / 3, "again half": 1 / 2}.get(how, 1 / 3) * recompute
 
     def ring(bytes: float, ranks: int, span: int) -> float:
-        unit = 2**30 if how == "binary" else 1e9
-        card = machine.card * unit / {"bits": 1, "shared card": 8 * machine.node}.get(how, 8)
+        unit, apart = 2**30 if how == "binary" else 1e9, span // ranks
+        mine = max(1, machine.node // apart)  # of the ring's ranks, in a node
+        cards = {"own card": 1, "shared card": mine / machine.node, "all cards": machine.node}.get(how, mine)
+        card = cards * machine.card * unit / {"bits": 1}.get(how, 8)
+        card = card if how == "faster than inside" else min(card, machine.inside * unit)
         near = {"all inside": True, "all across": False, "ranks alone": ranks <= machine.node}.get(
             how, span <= machine.node
         )
@@ -255,6 +258,9 @@ SLIPS = {
     "P": "each rank sends all n bytes in every step of the ring, not 1/P of them",
     "binary": "a GB/s is taken for 2^30 bytes a second; it has 10^9",
     "shared card": "all GPUs of a node share one card; each has its own",
+    "own card": "a ring across nodes has one card; it has those of all its ranks in a node",
+    "all cards": "a ring across nodes has all cards of a node; it has those of its own ranks there",
+    "faster than inside": "the cards carry a ring faster than the links inside a node, which it passes through, too",
     "one": "an activation is that of one sequence; a microbatch may have more",
     "sp halves": "sequence parallelism sends half; its reduce-scatter and its all-gather send what an all-reduce does",
     "sp divides": "sequence parallelism divides what is sent by tp; it divides what is kept",

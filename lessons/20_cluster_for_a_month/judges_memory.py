@@ -204,10 +204,13 @@ def bytes_of(model: Model, layout: Layout, batch: int, how: str = "") -> dict[st
     shards = {"not sharded": 1, "always sharded": dp, "over all": dp * tp * pp}.get(how, dp)
     shards = shards if zero or how == "always sharded" else 1
     everything = dp if zero and how == "ZeRO-3" else 1
+    summed = {"sums of 16 bits": 2, "sums of one": 4, "sums by the stages": 4 if pp > 1 else 2}.get(
+        how, 4 if m > 1 else 2
+    )
     gradients = dp if zero and how in ("ZeRO-2", "ZeRO-3") else 1
     return {
         "parameters": {"4 bytes": 4, "bits": 16}.get(how, 2) * n / everything,
-        "gradients": {"4 bytes": 4, "weights alone": 0, "bits": 16}.get(how, 2) * n / gradients,
+        "gradients": {"weights alone": 0, "bits": 8 * summed, "both": 2 + summed}.get(how, summed) * n / gradients,
         "optimizer": (4 + 8 / shards if how == "master whole" else optimizer / shards) * n,
         "activations": layers * flight * kept + (at_work if recompute else 0),
     }
@@ -225,7 +228,11 @@ SLIPS = {
     "weights alone": "2 bytes a parameter are taken for the memory: gradients and optimizer state need 14 more",
     "two moments": "the master copy of the weights is forgotten: Adam has 4 + 4 + 4 bytes in mixed precision",
     "16 bits": "the optimizer state is taken to be in 16 bits; it is in 32",
-    "4 bytes": "parameters and gradients have 4 bytes; here they have 2",
+    "4 bytes": "parameters have 4 bytes; here they have 2",
+    "sums of 16 bits": "the gradients of several microbatches are added up in 16 bits; in 32 they have 4 bytes",
+    "sums of one": "gradients have 4 bytes also where there is one microbatch, and nothing is added up",
+    "sums by the stages": "gradients have 4 bytes where there are several stages; it is several microbatches",
+    "both": "the gradients of one microbatch are there beside the sum of all; they are added to it as they come",
     "bits": "bits are taken for bytes",
     "not sharded": "ZeRO-1 does not shard the optimizer state: each of the dp ranks holds 1/dp of it",
     "always sharded": "the optimizer state is sharded without ZeRO, too",

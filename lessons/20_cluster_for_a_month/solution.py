@@ -64,14 +64,17 @@ def asked(model: Model, layout: Layout, batch: int) -> tuple[Any, ...]:
     return sizes, each, layout.microbatch, layout.tp, layout.pp, layout.dp
 
 
-def bandwidth(machine: Machine, ranks: int) -> float:
-    """Return the bytes/s of a ring among so many neighbouring ranks."""
-    return machine.inside * 1e9 if ranks <= machine.node else machine.card * 1e9 / 8
+def bandwidth(machine: Machine, span: int, apart: int) -> float:
+    """Return the bytes/s of a ring of ranks that lie so far `apart`, among `span` neighbouring ones."""
+    inside, card = machine.inside * 1e9, machine.card * 1e9 / 8
+    in_a_node = max(1, machine.node // apart)
+    return inside if span <= machine.node else min(inside, in_a_node * card)
 
 
 def step(model: Model, machine: Machine, layout: Layout, batch: int) -> dict[str, float]:
     """Say where the seconds go."""
-    along = {"inside": bandwidth(machine, layout.tp), "across": bandwidth(machine, layout.tp * layout.dp)}
+    span = layout.tp * layout.dp
+    along = {"inside": bandwidth(machine, layout.tp, 1), "across": bandwidth(machine, span, layout.tp)}
     rate = machine.peak * machine.reached
     return plain.step(*asked(model, layout, batch), rate=rate, v=layout.chunks, recompute=layout.recompute, **along)
 
@@ -94,7 +97,9 @@ def replicas(machine: Machine, tp: int, pp: int) -> int:
 def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
     """Say what a GPU holds."""
     how = {"v": layout.chunks, "zero": layout.zero, "sp": layout.sp, "recompute": layout.recompute}
-    return plain.held(*asked(model, layout, batch), **how)
+    found = plain.held(*asked(model, layout, batch), **how)
+    several = batch > layout.dp * layout.microbatch
+    return found | {"gradients": (2 if several else 1) * found["gradients"]}
 
 
 def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:
