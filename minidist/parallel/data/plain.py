@@ -23,15 +23,19 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import MIB, partition, take_gradients, views_into
 from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.placement import copies_of
 
 
 def reduce_gradients(
     buckets: list[list[nn.Parameter]], comm: Communicator, op: str = "sum", algorithm: str = "auto"
 ) -> None:
-    """Replace every gradient by the sum of all ranks' gradients, with one all-reduce for each bucket. Collective."""
+    """Replace every gradient by the sum of all ranks' gradients, with one all-reduce for each bucket. Collective.
+
+    Experts that ranks have shared out have fewer copies than all else: only these are summed.
+    """
     for bucket in buckets:
         flat = take_gradients(bucket)
-        all_reduce(flat, comm, op, algorithm)
+        all_reduce(flat, copies_of(bucket[0], comm), op, algorithm)
         for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
             parameter.grad = total
 

@@ -24,6 +24,7 @@ from minidist.mesh import Mesh
 from minidist.model.moe import RoutedExperts, routed_in
 from minidist.parallel.expert.dispatch import Dispatch, Levels
 from minidist.parallel.expert.plain import plain_dispatch
+from minidist.parallel.optimizer.guard import GuardOfBlocks
 from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard
 
 WAYS = ("direct", "hierarchical", "plain")
@@ -50,6 +51,7 @@ def parallelize_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: 
     comm = mesh.over("ep", "tp")
     if comm.size == 1:
         return
+    GuardOfBlocks(model)
     groups = ExpertGroups(mesh.ep, mesh.data if mesh.layout.ep == 1 else mesh.over("edp"))
     size = len(comm.node)
     levels = Levels(comm.split(comm.rank // size), comm.split(comm.rank % size)) if way == "hierarchical" else None

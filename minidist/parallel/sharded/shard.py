@@ -5,7 +5,7 @@ on three ranks     ─ shard 0 ──────│── shard 1 ────�
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,9 @@ class Shard:
         self.values = values
         self.slices = {p: make_slice(values[self.held[p]], self.placements[p], p) for p in self.parameters}
 
+    def check_place(self) -> None:
+        """Raise RuntimeError if parameters that should be whole here lie elsewhere: new values would not reach them."""
+
     def add_gradient(self, shard: Tensor) -> None:
         """Add this rank's elements of a reduced gradient to the gradient."""
         shard = shard.to(self.values)
@@ -76,6 +79,21 @@ class Shard:
                 piece.grad = None
                 if self.gradient is not None:
                     self.gradient[self.held[parameter]].zero_()
+
+
+def place_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return where a tensor lies, and as what: two with the same place are one piece of memory."""
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.device
+
+
+def moved(name: str, view: Tensor, parameter: Tensor) -> str:
+    """Return what to say of a parameter that is no longer the `view` which its strategy fills."""
+    was, now = (f"{tensor.dtype} on {tensor.device}" for tensor in (view, parameter))
+    how = "lies in other memory" if was == now else f"was converted from {was} to {now}"
+    return (
+        f"{name} {how} since it was shared out, so new values would not reach it: call .to(), .half(), ... on the "
+        "model before that, and let only one strategy or ShardedOptimizer share out the same parameters"
+    )
 
 
 class Sharded(DataParallel):
@@ -170,13 +188,15 @@ class Sharded(DataParallel):
     def _attach(self, optimizer: torch.optim.Optimizer, trained: list[dict[str, Any]]) -> None:
         """Hook an optimizer over slices of the `trained` parameters, so that its steps are checked and heard."""
         mine = {parameter for group in trained for parameter in group["params"]}
-        optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
+        optimizer.register_step_pre_hook(lambda *_: self._check_step(mine))
         optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
         optimizer.zero_grad = partial(self.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant
         self.posted.built.add(optimizer)
 
-    def _check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Raise ValueError if a step would ignore a gradient."""
+    def _check_step(self, parameters: Collection[nn.Parameter]) -> None:
+        """Raise if a step would ignore a gradient (ValueError), or not reach the parameters (RuntimeError)."""
+        for shard in {self.shard_of[parameter] for parameter in parameters}:
+            shard.check_place()
         for parameter in parameters:
             if self.passed_over(parameter):
                 raise ValueError(

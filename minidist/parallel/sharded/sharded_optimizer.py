@@ -21,6 +21,7 @@ from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import build_over_slices
 from minidist.parallel.optimizer.groups import chosen, read_groups
 from minidist.parallel.optimizer.guard import GUARDS
+from minidist.parallel.placement import copies_of
 from minidist.parallel.sharded.units import of_one_kind
 from minidist.parallel.sharded.zero import BucketShard
 
@@ -43,7 +44,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Arguments of `kind`.
 
     Before `step` each parameter must have the same gradient on every rank, or none on any rank. Afterwards all ranks
-    have the same new parameters. Building it, `step` and `state_dict` are collective. The state is that of an unsharded
+    have the same new parameters. (Of experts that ranks have shared out, all of this holds among their copies.) Building it, `step` and `state_dict` are collective. The state is that of an unsharded
     optimizer, and can be loaded on any number of ranks.
 
     Raises
@@ -51,8 +52,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
     MismatchError
         On every rank, if the ranks' parameters differ in shape or dtype.
     ValueError
-        If `kind` is not known to work on slices, or another strategy has sharded the parameters.
+        If `kind` is not known to work on slices, if another strategy has sharded the parameters, or if tensor
+        parallelism has given ranks of `comm` different blocks of one.
+    RuntimeError
+        In `step`, if something has moved or converted the parameters since: `.to()`, or another strategy.
     """
+
+    elementwise = True  # or else it refuses its `kind`
 
     def __init__(
         self,
@@ -70,7 +76,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         GUARDS.check(self, set(map(id, names)))
         self.comm, self.parameters = comm, nn.ParameterList(names)
         make_equal(self.parameters, comm)
-        self.shards = [BucketShard(alike, names, comm) for alike in of_one_kind(self.parameters)]
+        kinds = of_one_kind(self.parameters)
+        self.shards = [BucketShard(alike, names, copies_of(alike[0], comm)) for alike in kinds]
         self.slices = {parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()}
         local = build_over_slices(kind, [chosen(group, self.slices) for group in groups], elementwise, options)
         super().__init__(local.param_groups, local.defaults)
@@ -85,11 +92,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = closure() if closure else None
         for shard in self.shards:
+            shard.check_place()
+        for shard in self.shards:
             for parameter, piece in shard.slices.items():
                 piece.grad = None if parameter.grad is None else shard.placements[parameter].take(parameter.grad)
         self.local.step(**options)
         for shard in self.shards:
-            shard.publish(self.comm)
+            shard.publish(shard.comm)
         for piece in self.slices.values():
             piece.grad = None  # a view, which would keep all of it
         return loss

@@ -32,7 +32,7 @@ from minidist.parallel.data.backward import Hook
 from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
 from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.placement import copies_of
-from minidist.parallel.sharded.shard import Shard, Sharded
+from minidist.parallel.sharded.shard import Shard, Sharded, moved, place_of
 
 
 class BucketShard(Shard):
@@ -41,10 +41,17 @@ class BucketShard(Shard):
     def __init__(self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator) -> None:
         super().__init__(parameters, names, comm)
         self.whole = flat_buffer(parameters, comm)
-        for parameter, view in zip(parameters, views_into(self.whole, parameters), strict=True):
+        self.views = views_into(self.whole, parameters)
+        for parameter, view in zip(parameters, self.views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
         self.make_slices(self.whole[self.start : self.stop])
+
+    def check_place(self) -> None:
+        """Raise RuntimeError if a parameter no longer lies in the flat buffer, where `publish` puts its new values."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if place_of(parameter) != place_of(view):
+                raise RuntimeError(moved(self.placements[parameter].name, view, parameter))
 
     def publish(self, comm: Communicator) -> None:
         """Gather every rank's updated values: one all-gather. Runs on the stream."""

@@ -23,6 +23,7 @@ from minidist.memory.adapters.lora import linear_in
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.data.replicas import make_equal
+from minidist.parallel.optimizer.guard import GuardOfBlocks
 from minidist.parallel.placement import TensorPlacement, shard, tensor_placement_of
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
 from minidist.parallel.tensor.styles import (
@@ -66,8 +67,9 @@ def parallelize_tensor(model: nn.Module, comm: Communicator, plan: Plan | None =
     Parameters
     ----------
     model : nn.Module
-        Serial, and built on every rank; all ranks get rank 0's values. Its forward keeps its signature. Optimizers,
-        built before or after, update this rank's slices.
+        Serial, and built on every rank; all ranks get rank 0's values. Its forward keeps its signature. Optimizers
+        that treat each element separately, built before or after, update this rank's slices. Others, such as Muon or
+        Adafactor, are refused when they step: on slices they would compute something else.
     comm : Communicator
         The ranks of the tensor axis.
     plan : optional
@@ -96,6 +98,7 @@ def split_equal(model: nn.Module, comm: Communicator, styles: Plan, sequence: bo
     if comm.size == 1:
         return
     make_equal(model, comm)
+    GuardOfBlocks(model)
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     for name, style in styles.items():
         entered = any(around.enters for around in _around(name, styles))
