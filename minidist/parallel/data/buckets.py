@@ -31,9 +31,21 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], link: Communicator) -> None:
         self.parameters, self.link = parameters, link
+        self.kind = parameters[0].dtype, parameters[0].device  # of all its parameters
         self.arrived: set[nn.Parameter] = set()  # in this backward
         self.taken: set[nn.Parameter] = set()  # whose gradients were taken since they were zeroed
         self.handle: Any = None
+
+    def moved(self, parameter: nn.Parameter) -> bool:
+        """Tell whether a parameter was moved or converted since: torch has dropped our hooks on it then."""
+        return (parameter.dtype, parameter.device) != self.kind
+
+    def check_place(self, parameter: nn.Parameter) -> None:
+        """Raise RuntimeError if a parameter was moved or converted."""
+        if self.moved(parameter):
+            was, now = (f"{dtype}, {device}" for dtype, device in (self.kind, (parameter.dtype, parameter.device)))
+            fault = f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} to {now}"
+            raise RuntimeError(f"{fault}: call .to(), .half(), ... on the model before wrapping it")
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Take over the parameter's gradient. Here it stays where autograd has put it."""
@@ -63,20 +75,21 @@ class FlatBucket(Bucket):
         self.flat = flat_buffer(parameters, comm)
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
 
+    def moved(self, parameter: nn.Parameter) -> bool:
+        """Tell whether a parameter was moved or converted since: torch has taken its gradient out of the bucket then."""
+        outside = self.views[parameter].untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr()
+        return outside or super().moved(parameter)
+
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move the parameter's gradient into the bucket, wherever autograd has put it. A missing one counts as zero.
 
         Raises
         ------
         RuntimeError
-            If the model was moved or converted meanwhile: torch then takes the gradients out of the bucket.
+            If the model was moved or converted meanwhile.
         """
+        self.check_place(parameter)
         view = self.views[parameter]
-        moved = (view.dtype, view.device) != (parameter.dtype, parameter.device)
-        if moved or view.untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr():
-            was, now = (f"{tensor.dtype}, {tensor.device}" for tensor in (self.flat, parameter))
-            fault = f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} to {now}"
-            raise RuntimeError(f"{fault}: call .to(), .half(), ... on the model before wrapping it")
         if parameter.grad is None:
             view.zero_()
         elif parameter.grad is not view:

@@ -109,6 +109,12 @@ class Bucketed(DataParallel):
         """Return this rank's tensors by category, for `Account`: the buckets are gradients."""
         return {"gradients": [bucket.flat for bucket in self.buckets if bucket.flat is not None]}
 
+    def _check_parameters(self) -> None:
+        """Raise if the model has a trained parameter whose gradient nobody would reduce, or was moved or converted."""
+        super()._check_parameters()
+        for parameter, bucket in self.bucket_of.items():
+            bucket.check_place(parameter)
+
     def _gradient_comes(self, *_: object) -> None:
         """Autograd is about to add to some `parameter.grad`."""
         if self.synchronising and self.end.expect():

@@ -246,6 +246,29 @@ def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
     minidist.run(program, 2)
 
 
+@EACH
+@pytest.mark.parametrize("when", ("before forward", "before the step"))
+def test_a_model_inside_that_was_converted_is_refused(stage: Any, when: str) -> None:
+    """Its parameters would keep the values, or the dtype, that they had."""
+
+    def program(comm: Communicator) -> None:
+        wrapped = stage(net(), comm, "sum")
+        optimizer = wrapped.optimizer(SGD, lr=0.1)
+        wrapped.module.double()  # changes nothing
+        wrapped(rows(0)).sum().backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match=r"converted from torch\.float64( on cpu|, cpu) to torch\.float32"):
+            if when == "before forward":
+                wrapped.module.float()
+                wrapped(rows(0).float()).sum().backward()
+            else:
+                wrapped(rows(0)).sum().backward()
+                wrapped.module.float()
+            optimizer.step()
+
+    minidist.run(program, 2)
+
+
 # ---------------------------------------------------------------- one that exists
 
 
