@@ -41,7 +41,7 @@ Said = dict[str, Any]
 def replica(kind: Callable[..., Any], comm: Communicator) -> None:
     """Train for two steps, a small bucket or unit at a time."""
     torch.manual_seed(0)
-    model = kind(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2)), comm)
+    model = kind(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2)), comm, op="sum")
     build = model.optimizer if kind is FSDP else lambda kind, **options: kind(model.parameters(), **options)
     optimizer = build(torch.optim.AdamW, lr=0.1)
     for _ in range(2):
@@ -52,7 +52,7 @@ def replica(kind: Callable[..., Any], comm: Communicator) -> None:
 
 def ddp(model: nn.Module, comm: Communicator) -> DDP:
     """Return a model of several buckets."""
-    return DDP(model, comm, bucket_bytes=256, first_bucket_bytes=64)
+    return DDP(model, comm, op="sum", bucket_bytes=256, first_bucket_bytes=64)
 
 
 def save(comm: Communicator) -> None:

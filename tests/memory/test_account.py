@@ -227,7 +227,7 @@ def test_what_a_holder_says_comes_first() -> None:
 def test_a_bucket_counts_once_and_as_gradients_while_empty_too() -> None:
     def program(comm: Communicator) -> tuple[list[dict[str, int]], int]:
         model = GPT(CONFIG)
-        wrapped = DDP(model, comm, bucket_bytes=8192, first_bucket_bytes=1024)
+        wrapped = DDP(model, comm, op="sum", bucket_bytes=8192, first_bucket_bytes=1024)
         account = Account(comm)
         account.watch(wrapped)
         seen = []

@@ -1321,8 +1321,8 @@ REST = [
     Mutation(
         "FSDP is measured in float32, beside peers in 16 bits",
         "minidist/bench/gpu/competitors.py",
-        old="partial(FSDP, precision=MixedPrecision(BITS))",
-        new="FSDP",
+        old='partial(FSDP, op="sum", precision=MixedPrecision(BITS))',
+        new='partial(FSDP, op="sum")',
         tests=("tests/bench/test_bench.py::test_each_competitor_is_what_it_says",),
     ),
     Mutation(

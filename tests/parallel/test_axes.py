@@ -64,7 +64,7 @@ def test_ranks_with_other_blocks_are_no_replicas(strategy: str) -> None:
         before = [parameter.clone() for parameter in model.parameters()], comm.traffic.bytes_sent
         faults = []
         for axis in (comm, mesh.tp, diagonal):
-            with pytest.raises(ValueError, match="has cut .* along an axis of 2 ranks") as caught:
+            with pytest.raises(ValueError, match=r"has cut .* along an axis of 2 ranks") as caught:
                 STRATEGIES[strategy](model, axis)
             faults.append(str(caught.value))
         assert all(map(torch.equal, model.parameters(), before[0])) and comm.traffic.bytes_sent == before[1]

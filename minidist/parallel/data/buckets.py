@@ -37,7 +37,7 @@ class Bucket:
         self.handle: Any = None
 
     def moved(self, parameter: nn.Parameter) -> bool:
-        """Tell whether a parameter was moved or converted since: torch has dropped our hooks on it then."""
+        """Tell whether a parameter was moved or converted since: torch drops our hooks on it."""
         return (parameter.dtype, parameter.device) != self.kind
 
     def check_place(self, parameter: nn.Parameter) -> None:
@@ -76,7 +76,7 @@ class FlatBucket(Bucket):
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
 
     def moved(self, parameter: nn.Parameter) -> bool:
-        """Tell whether a parameter was moved or converted since: torch has taken its gradient out of the bucket then."""
+        """Tell whether a parameter was moved or converted since: torch takes its gradient out of the bucket."""
         outside = self.views[parameter].untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr()
         return outside or super().moved(parameter)
 

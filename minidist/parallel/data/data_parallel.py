@@ -50,7 +50,7 @@ class Bucketed(DataParallel):
         self,
         model: nn.Module,
         comm: Communicator,
-        op: str = "sum",
+        op: str | None = None,
         unused: bool = False,
         bucket_bytes: int = 25 * MIB,
         first_bucket_bytes: int = MIB,

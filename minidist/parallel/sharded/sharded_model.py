@@ -36,7 +36,7 @@ class ShardedModel(Whole):
         self,
         model: nn.Module,
         comm: Communicator,
-        op: str = "sum",
+        op: str | None = None,
         unused: bool = False,
         policy: Policy | None = None,
         reshard_after_forward: bool = True,

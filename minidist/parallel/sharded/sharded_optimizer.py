@@ -44,8 +44,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Arguments of `kind`.
 
     Before `step` each parameter must have the same gradient on every rank, or none on any rank. Afterwards all ranks
-    have the same new parameters. (Of experts that ranks have shared out, all of this holds among their copies.) Building it, `step` and `state_dict` are collective. The state is that of an unsharded
-    optimizer, and can be loaded on any number of ranks.
+    have the same new parameters. (With experts that ranks have shared out, this holds among the copies of each.)
+    Building it, `step` and `state_dict` are collective. The state is that of an unsharded optimizer, and can be loaded
+    on any number of ranks.
 
     Raises
     ------

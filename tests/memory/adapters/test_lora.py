@@ -245,7 +245,7 @@ def test_data_parallel_ranks_train_the_serial_adapters(add: Any) -> None:
     def rank_trains(comm: Communicator) -> dict[str, Tensor]:
         model = build(DROPPING, seed=comm.rank)
         add(model, generator=torch.Generator().manual_seed(comm.rank))
-        train(DDP(model, comm), share(4, comm.size, comm.rank))
+        train(DDP(model, comm, op="sum"), share(4, comm.size, comm.rank))
         return adapters_of(model)
 
     serial = build(DROPPING)

@@ -67,7 +67,7 @@ def check(make: Callable[[], nn.Module], loss: Loss = squares, ranks: int = 2, *
             optimizer.step()
 
     def program(comm: Communicator) -> dict[str, Tensor]:
-        model = FSDP(seeded(make(), comm.rank), comm, **options)
+        model = FSDP(seeded(make(), comm.rank), comm, op="sum", **options)
         train(model, model.optimizer(torch.optim.AdamW, lr=0.05), range(comm.rank, comm.rank + 1))
         return model.full_state_dict()
 
@@ -260,7 +260,7 @@ def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
         model, seen = seeded(sequence().float(), 0), set()
         for layer in model.children():
             layer.register_forward_hook(lambda m, x, y: seen.update([x[0].dtype, *(p.dtype for p in m.parameters())]))
-        wrapped = FSDP(model, comm, precision=precision)
+        wrapped = FSDP(model, comm, op="sum", precision=precision)
         optimizer = wrapped.optimizer(torch.optim.SGD, lr=0.05)
         for step in range(3):
             optimizer.zero_grad()

@@ -75,9 +75,9 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 def test_parity_beside_ddp(kind: Any, options: dict[str, Any], ranks: int, first: bool) -> None:
     def program(comm: Communicator) -> tuple[dict[str, Tensor], Any]:
         model = Net(comm.rank, kind is Muon)
-        wrapped = DDP(model, comm, unused=True) if first else None
+        wrapped = DDP(model, comm, op="sum", unused=True) if first else None
         optimizer = ShardedOptimizer(model.named_parameters(), kind, comm, **options)
-        wrapped = wrapped or DDP(model, comm, unused=True)
+        wrapped = wrapped or DDP(model, comm, op="sum", unused=True)
         for step in range(STEPS):
             optimizer.zero_grad()
             loss(wrapped, step, comm.rank).backward()
@@ -131,7 +131,7 @@ def test_gradients_set_by_hand_closures_and_schedules() -> None:
 def test_bytes_sent_and_held(ranks: int) -> None:
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = Net(0)
-        wrapped = DDP(model, comm, unused=True)
+        wrapped = DDP(model, comm, op="sum", unused=True)
         optimizer = ShardedOptimizer(model.parameters(), AdamW, comm)
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -177,7 +177,7 @@ def test_mistakes_get_a_sentence() -> None:
         with pytest.raises(TypeError, match="when it is built"):
             optimizer.add_param_group({"params": [model.a.weight]})
         for stage in (ZeRO1, FSDP):
-            wrapped: Any = stage(Net(0), comm)
+            wrapped: Any = stage(Net(0), comm, op="sum")
             with pytest.raises(ValueError, match=f"built over parameters that {stage.__name__} shards"):
                 ShardedOptimizer(wrapped.module.parameters(), SGD, comm)
 
