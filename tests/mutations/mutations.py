@@ -504,6 +504,8 @@ SAMPLER = "tests/parallel/data/test_sampler.py"
 DDP_TRAPS = "tests/parallel/data/test_ddp_traps.py"
 ZERO = "tests/parallel/sharded/test_zero.py"
 SHARDED_OPTIMIZER = "tests/parallel/sharded/test_sharded_optimizer.py"
+ALONE = "tests/parallel/sharded/test_sharded_alone.py"
+AXES = "tests/parallel/test_axes.py"
 ADJOINT = "tests/parallel/test_adjoint.py"
 SCHEDULES = "tests/parallel/pipeline/test_schedules.py"
 PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
@@ -558,6 +560,20 @@ DATA = [
         tests=(
             "tests/parallel/data/test_ddp_wrapper.py::test_ranks_start_with_the_parameters_and_buffers_of_rank_0[DDP]",
         ),
+    ),
+    Mutation(
+        "ranks are compared by the shapes of their blocks, not by which these are",
+        "minidist/parallel/data/replicas.py",
+        old="            if cut is not None and other != first:\n",
+        new="            if cut is not None and other is not None and first is None:\n",
+        tests=(f"{AXES}::test_ranks_with_other_blocks_are_no_replicas[DDP]",),
+    ),
+    Mutation(
+        "an op that nobody has said is the sum",
+        "minidist/parallel/data/strategy.py",
+        old='    if op in ("sum", "mean"):\n        return op\n',
+        new='    if op in ("sum", "mean", None):\n        return op or "sum"\n',
+        tests=("tests/parallel/data/test_ddp_wrapper.py::test_how_gradients_are_joined_is_to_be_said[1-DDP]",),
     ),
 ]
 
@@ -658,9 +674,30 @@ OPTIMIZER = [
     Mutation(
         "nobody asks what kind of optimizer another one is around",
         "minidist/parallel/optimizer/elementwise.py",
-        old="    if isinstance(optimizer, MasterWeights):\n        _check(optimizer.inner, said)\n",
-        new="",
+        old="inside = [optimizer.inner] if isinstance(optimizer, MasterWeights) else []",
+        new="inside: list[type] = []",
         tests=(f"{SHARDED_OPTIMIZER}::test_what_is_not_known_to_work_element_by_element_is_refused[ZeRO1]",),
+    ),
+    Mutation(
+        "nobody watches the steps of optimizers over blocks",
+        "minidist/parallel/tensor/plan.py",
+        old="    GuardOfBlocks(model)\n",
+        new="",
+        tests=(f"{AXES}::test_an_optimizer_that_needs_whole_parameters_is_refused_at_its_step[tensor]",),
+    ),
+    Mutation(
+        "parameters in other memory of the same dtype count as in place",
+        "minidist/parallel/sharded/shard.py",
+        old="return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.device",
+        new="return tensor.dtype, tensor.device",
+        tests=(f"{ALONE}::test_steps_that_would_be_in_vain_are_refused[another ShardedOptimizer]",),
+    ),
+    Mutation(
+        "experts are shared out over all ranks, not over their copies",
+        "minidist/parallel/sharded/sharded_optimizer.py",
+        old="BucketShard(alike, names, copies_of(alike[0], comm))",
+        new="BucketShard(alike, names, comm)",
+        tests=(f"{AXES}::test_experts_that_ranks_have_shared_out_are_reduced_among_their_copies[2-ShardedOptimizer]",),
     ),
     Mutation(
         "Muon's matrices go to their owners in the order of the model",

@@ -37,13 +37,13 @@ class Bucket:
         self.handle: Any = None
 
     def moved(self, parameter: nn.Parameter) -> bool:
-        """Tell whether a parameter was moved or converted since: torch drops our hooks on it."""
+        """Tell whether a parameter was moved or converted: torch drops our hooks on it then."""
         return (parameter.dtype, parameter.device) != self.kind
 
     def check_place(self, parameter: nn.Parameter) -> None:
         """Raise RuntimeError if a parameter was moved or converted."""
         if self.moved(parameter):
-            was, now = (f"{dtype}, {device}" for dtype, device in (self.kind, (parameter.dtype, parameter.device)))
+            was, now = "{}, {}".format(*self.kind), f"{parameter.dtype}, {parameter.device}"
             fault = f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} to {now}"
             raise RuntimeError(f"{fault}: call .to(), .half(), ... on the model before wrapping it")
 
@@ -76,7 +76,7 @@ class FlatBucket(Bucket):
         self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
 
     def moved(self, parameter: nn.Parameter) -> bool:
-        """Tell whether a parameter was moved or converted since: torch takes its gradient out of the bucket."""
+        """Tell whether a parameter was moved or converted: torch takes its gradient out then."""
         outside = self.views[parameter].untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr()
         return outside or super().moved(parameter)
 

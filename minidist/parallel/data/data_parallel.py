@@ -110,7 +110,7 @@ class Bucketed(DataParallel):
         return {"gradients": [bucket.flat for bucket in self.buckets if bucket.flat is not None]}
 
     def _check_parameters(self) -> None:
-        """Raise if the model has a trained parameter whose gradient nobody would reduce, or was moved or converted."""
+        """Raise if nobody would reduce the gradient of a trained parameter, or one was converted."""
         super()._check_parameters()
         for parameter, bucket in self.bucket_of.items():
             bucket.check_place(parameter)

@@ -12,9 +12,10 @@
 With n bytes of gradients, each rank sends 2 (P - 1)/P n bytes. With a server, each rank sends n bytes, and the server
 sends (P - 1) n.
 
-With `op="sum"` gradients are summed: if each rank divides its loss by the global number of tokens, the sum is exactly
-the serial gradient. `op="mean"` is torch's convention: it suits loops that divide by the local number of tokens. The
-classes have no default, because with the wrong one all gradients are P times too large or too small, without a word.
+With `op="sum"` gradients are summed: if each rank divides its loss by the global number of tokens,
+the sum is exactly the serial gradient. `op="mean"` is torch's convention: it suits loops that divide
+by the local number of tokens. The classes have no default: the wrong one would make all gradients P
+times too large or too small, without a word.
 (Li et al. 2020, sections 2.2 and 3.2.)
 """
 
@@ -30,9 +31,10 @@ from minidist.parallel.placement import copies_of
 def reduce_gradients(
     buckets: list[list[nn.Parameter]], comm: Communicator, op: str = "sum", algorithm: str = "auto"
 ) -> None:
-    """Replace every gradient by the sum (or mean) of all ranks' gradients: one all-reduce for each bucket. Collective.
+    """Replace every gradient by the sum (or mean) of all ranks' gradients. Collective.
 
-    Experts that ranks have shared out have fewer copies than all else: only these are summed.
+    Cost: one all-reduce for each bucket. Experts that ranks have shared out have fewer copies than
+    all else, and only these are summed.
     """
     for bucket in buckets:
         flat = take_gradients(bucket)

@@ -1,8 +1,9 @@
 """Replicas: the same model on every rank of an axis, or else an error that says where two ranks differ.
 
-Every strategy that treats ranks as replicas comes here first. So here is asked once, for all of them, whether the ranks
-hold the same block of each parameter: `check_same` compares what the records of tensor parallelism say. It compares
-blocks, not the members of communicators, because `init(group)` numbers the ranks of each group anew.
+Every strategy that treats ranks as replicas comes here first. So one function, `check_same`, finds
+out for all of them whether the ranks hold the same block of each parameter: it compares what the
+records of tensor parallelism say. It compares blocks, not the members of communicators, because
+`init(group)` numbers the ranks of each group anew.
 """
 
 from collections.abc import Collection
@@ -18,7 +19,10 @@ from minidist.parallel.placement import expert_groups_of, tensor_placement_of
 
 
 class Block(NamedTuple):
-    """Which part of a parameter a rank holds: channels `start` to `stop` along `dim`, one cut of `ranks`."""
+    """Which part of a parameter a rank holds: channels `start` to `stop` along `dim`.
+
+    `ranks` ranks share the parameter.
+    """
 
     parameter: str
     dim: int
@@ -39,7 +43,8 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
     MismatchError
         On every rank, if the models of two ranks differ in a name, shape or dtype, or in what is frozen.
     ValueError
-        On every rank, if ranks hold different blocks of a parameter, or if ranks that are threads share one model.
+        On every rank, if ranks hold different blocks of a parameter, or if ranks that are threads
+        share one model.
     TypeError
         On every rank, for a complex parameter or buffer.
     """
@@ -57,10 +62,10 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
 def check_same(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
     """Raise on every rank unless all have built the same model; values may differ. Collective, raises as `make_equal`.
 
-    Tensor parallelism may have cut the model before, along another axis: then all ranks must hold the same blocks, save
-    of `ignored` parameters.
+    Tensor parallelism may have cut the model before, along another axis. Then all ranks must hold
+    the same block of each parameter that is not `ignored`.
 
-    Cost: one roll call of all names, shapes, dtypes and blocks; another one where ranks are threads.
+    Cost: one roll call of all names, shapes, dtypes and blocks; another where ranks are threads.
     """
     if comm.wire.one_process and len(set(comm.roll_call(id(model)))) < comm.size:
         raise ValueError("the ranks are threads, and share one model: build it in the function that each of them runs")
@@ -99,7 +104,7 @@ def block_of(parameter: Tensor) -> Block | None:
 def check_blocks(everyones: list[dict[str, Block | None]]) -> None:
     """Raise ValueError if ranks that are to be replicas hold different blocks of a parameter.
 
-    `everyones` are the blocks of each rank, by the parameters' names. The error is the same on every rank.
+    `everyones` are the blocks of each rank, by the parameters' names. All ranks raise the same.
     """
     for name, first in everyones[0].items():
         for rank, blocks in enumerate(everyones):
@@ -107,10 +112,10 @@ def check_blocks(everyones: list[dict[str, Block | None]]) -> None:
             cut = first or other
             if cut is not None and other != first:
                 raise ValueError(
-                    f"tensor parallelism has cut {cut.parameter} along an axis of {cut.ranks} ranks, and of the "
-                    f"{len(everyones)} ranks given here rank 0 has {_words(first)}, but rank {rank} {_words(other)}: "
-                    "one would overwrite the other, so pass the ranks that hold the same block: mesh.dp, or mesh.data "
-                    "where there is a context axis"
+                    f"tensor parallelism has cut {cut.parameter} along an axis of {cut.ranks} ranks, and of "
+                    f"the {len(everyones)} ranks given here rank 0 has {_words(first)}, but rank {rank} "
+                    f"{_words(other)}: one would overwrite the other, so pass the ranks that hold the same "
+                    "block: mesh.dp, or mesh.data where there is a context axis"
                 )
 
 

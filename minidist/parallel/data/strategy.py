@@ -26,9 +26,10 @@ class DataParallel(nn.Module, Replica):
     comm : Communicator
         The ranks of the data axis.
     op : {"sum", "mean"}
-        How the gradients of all ranks are joined: "mean" if each rank's loss is the mean over its own batch, as in
-        torch's DDP; "sum" if each rank divides its loss by the tokens of all ranks. There is no default: with the other
-        one all gradients are P times too large or too small, which Adam hides.
+        How the gradients of all ranks are joined: "mean" if each rank's loss is the mean over its
+        own batch, as in torch's DDP; "sum" if each rank divides its loss by the tokens of all
+        ranks. There is no default: the wrong one makes all gradients P times too large or too
+        small, which Adam hides.
     unused : bool
         Allow parameters that get no gradient. A parameter that no rank has used then keeps `grad = None`, as in a
         serial run; finding out costs an all-reduce of one byte for each parameter. Without it, such a parameter is an
@@ -39,8 +40,8 @@ class DataParallel(nn.Module, Replica):
     MismatchError
         On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
     ValueError
-        If `op` is missing or unknown, if another strategy has wrapped the model already, or if tensor parallelism has
-        given ranks of `comm` different blocks of a parameter.
+        If `op` is missing or unknown, if another strategy has wrapped the model already, or if
+        tensor parallelism has given ranks of `comm` different blocks of a parameter.
     """
 
     alone = False
@@ -163,7 +164,7 @@ def checked_op(op: str | None, strategy: str) -> str:
         return op
     fault = f"{strategy} has no default for op=" if op is None else f"op={op!r} is unknown to {strategy}"
     raise ValueError(
-        f"{fault}, and the wrong one would make all gradients too large or too small by the number of ranks: pass "
-        'op="mean" if each rank\'s loss is the mean over its own batch, as in torch\'s DDP, or op="sum" if each rank '
-        "divides its loss by the number of tokens of all ranks"
+        f"{fault}, and the wrong one would make all gradients too large or too small by the number "
+        "of ranks: pass op=\"mean\" if each rank's loss is the mean over its own batch, as in torch's "
+        'DDP, or op="sum" if each rank divides its loss by the number of tokens of all ranks'
     )

@@ -39,11 +39,14 @@ def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool
 
 
 def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
-    """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately; note what is said."""
+    """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately.
+
+    What is said is noted, for `is_elementwise`.
+    """
     for kind in _kinds(optimizer):
         _check(kind, said)
     if said:
-        optimizer.elementwise = True  # type: ignore[attr-defined]  # for `is_elementwise`
+        optimizer.elementwise = True  # type: ignore[attr-defined]
 
 
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
@@ -52,7 +55,7 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
 
 
 def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
-    """Raise ValueError if a `kind` of optimizer, which is not elementwise, would update a block of a parameter by hand.
+    """Raise ValueError if a `kind` of optimizer that is not elementwise would update a block by hand.
 
     Slices of blocks are passed over: the strategy that has made them has checked the optimizer.
     """
@@ -60,9 +63,9 @@ def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
         block = tensor_placement_of(parameter)
         if block is not None and block.dim is not None and placement_of(parameter) is None:
             raise ValueError(
-                f"{kind.__name__} is not known to treat each element for itself, and this rank has only a block of "
-                f"{block.name} {list(block.shape)}, so its step would differ from that of the whole: use {_names()}, "
-                f"or say {kind.__name__}.elementwise = True if it does treat each for itself"
+                f"{kind.__name__} is not known to treat each element for itself, and this rank has only "
+                f"a block of {block.name} {list(block.shape)}, so its step would differ from that of the "
+                f"whole: use {_names()}, or say {kind.__name__}.elementwise = True if it does treat each for itself"
             )
 
 

@@ -1,9 +1,10 @@
-"""Optimizers that would update a sharded model in vain, or wrongly, are refused when they step, as long as it exists.
+"""Optimizers that would update a sharded model in vain, or wrongly, are refused when they step.
 
-Only a step can tell: an optimizer over the parameters may have been built before they were sharded or cut. So there is
-one hook on all optimizers of the process, from when the first model is sharded until the last is unwrapped or gone. All
-models share one hook, because torch walks through its hooks in every step, and another thread may remove one meanwhile:
-with a single hook that does no harm.
+Only a step can tell: an optimizer over the parameters may have been built before they were sharded
+or cut. So there is one hook on all optimizers of the process, from when the first model is sharded
+or cut until the last is unwrapped or gone. All models share one hook, because torch walks through
+its hooks in every step, and another thread may remove one meanwhile: with a single hook that does no
+harm.
 """
 
 import threading
@@ -53,9 +54,10 @@ class Guard:
 
 
 class GuardOfBlocks:
-    """Refuses optimizers that need whole parameters where a rank holds blocks, which records on the parameters say.
+    """Refuses optimizers that need whole parameters where a rank holds blocks.
 
-    Tensor parallelism and shared-out experts leave blocks. It works as long as the `model` exists.
+    Tensor parallelism and shared-out experts leave blocks, as the parameters' records say. The guard
+    works as long as the `model` exists.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -63,7 +65,7 @@ class GuardOfBlocks:
         weakref.finalize(model, GUARDS.dismiss, self).atexit = False
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
-        """Raise ValueError if an optimizer that may not treat each element separately is about to update a block."""
+        """Raise ValueError if an optimizer that is not elementwise is about to update a block."""
         if not is_elementwise(optimizer):
             for group in optimizer.param_groups:
                 check_whole(type(optimizer), group["params"])

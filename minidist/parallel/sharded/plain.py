@@ -71,7 +71,7 @@ class PlainZeRO:
     zero.backward(output.grad)
     zero.step(optimizer)
 
-    Gradients are summed over ranks, so each rank divides its loss by the number of tokens of all ranks.
+    Gradients are summed over ranks, so each rank divides its loss by the tokens of all ranks.
     """
 
     def __init__(self, layers: Sequence[nn.Module], comm: Communicator, stage: int) -> None:

@@ -59,7 +59,7 @@ class Shard:
         self.slices = {p: make_slice(values[self.held[p]], self.placements[p], p) for p in self.parameters}
 
     def check_place(self) -> None:
-        """Raise RuntimeError if parameters that should be whole here lie elsewhere: new values would not reach them."""
+        """Raise RuntimeError if new values would not reach parameters, which lie elsewhere by now."""
 
     def add_gradient(self, shard: Tensor) -> None:
         """Add this rank's elements of a reduced gradient to the gradient."""
@@ -91,8 +91,9 @@ def moved(name: str, view: Tensor, parameter: Tensor) -> str:
     was, now = (f"{tensor.dtype} on {tensor.device}" for tensor in (view, parameter))
     how = "lies in other memory" if was == now else f"was converted from {was} to {now}"
     return (
-        f"{name} {how} since it was shared out, so new values would not reach it: call .to(), .half(), ... on the "
-        "model before that, and let only one strategy or ShardedOptimizer share out the same parameters"
+        f"{name} {how} since it was shared out, so new values would not reach it: call .to(), .half(), "
+        "... on the model before that, and let only one strategy or ShardedOptimizer share out the same "
+        "parameters"
     )
 
 
@@ -194,7 +195,7 @@ class Sharded(DataParallel):
         self.posted.built.add(optimizer)
 
     def _check_step(self, parameters: Collection[nn.Parameter]) -> None:
-        """Raise if a step would ignore a gradient (ValueError), or not reach the parameters (RuntimeError)."""
+        """Raise if a step would ignore a gradient (ValueError), or miss parameters (RuntimeError)."""
         for shard in {self.shard_of[parameter] for parameter in parameters}:
             shard.check_place()
         for parameter in parameters:

@@ -43,23 +43,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
     **options
         Arguments of `kind`.
 
-    Before `step` each parameter must have the same gradient on every rank, or none on any rank. Afterwards all ranks
-    have the same new parameters. (With experts that ranks have shared out, this holds among the copies of each.)
-    Building it, `step` and `state_dict` are collective. The state is that of an unsharded optimizer, and can be loaded
-    on any number of ranks.
+    Before `step` each parameter must have the same gradient on every rank, or none on any rank.
+    Afterwards all ranks have the same new parameters. (With experts that ranks have shared out, this
+    holds among the copies of each.) Building it, `step` and `state_dict` are collective. The state is
+    that of an unsharded optimizer, and can be loaded on any number of ranks.
 
     Raises
     ------
     MismatchError
         On every rank, if the ranks' parameters differ in shape or dtype.
     ValueError
-        If `kind` is not known to work on slices, if another strategy has sharded the parameters, or if tensor
-        parallelism has given ranks of `comm` different blocks of one.
+        If `kind` is not known to work on slices, if another strategy has sharded the parameters, or
+        if tensor parallelism has given ranks of `comm` different blocks of one.
     RuntimeError
-        In `step`, if something has moved or converted the parameters since: `.to()`, or another strategy.
+        In `step`, if something has moved or converted the parameters since: `.to()`, or a strategy.
     """
-
-    elementwise = True  # or else it refuses its `kind`
 
     def __init__(
         self,
@@ -69,6 +67,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         elementwise: bool = False,
         **options: Any,
     ) -> None:
+        self.elementwise = True  # what its step updates; whether `kind` fits slices is checked here
         groups = read_groups(parameters)
         names: dict[nn.Parameter, str] = {}
         for group in groups:

@@ -135,7 +135,7 @@ class Flat(Shard):
             parameter.data = view
 
     def check_place(self) -> None:
-        """Raise RuntimeError if somebody has moved or converted parameters: gathering would undo it without a word."""
+        """Raise RuntimeError if parameters were moved or converted: gathering would undo it."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             elsewhere = (parameter.dtype, parameter.device) != (view.dtype, view.device)
             if elsewhere or (self.replicated and place_of(parameter) != place_of(view)):

@@ -48,7 +48,7 @@ class BucketShard(Shard):
         self.make_slices(self.whole[self.start : self.stop])
 
     def check_place(self) -> None:
-        """Raise RuntimeError if a parameter no longer lies in the flat buffer, where `publish` puts its new values."""
+        """Raise RuntimeError if a parameter has left the flat buffer, into which `publish` gathers."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if place_of(parameter) != place_of(view):
                 raise RuntimeError(moved(self.placements[parameter].name, view, parameter))
