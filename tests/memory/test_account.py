@@ -252,7 +252,7 @@ def test_measured_states_of_every_stage_are_those_of_the_zero_paper(stage: int) 
 
     def program(comm: Communicator) -> dict[str, int]:
         model = GPT(replace(CONFIG, hidden=64), dtype=torch.bfloat16)
-        wrapped = (DDP, ZeRO1, ZeRO2, FSDP)[stage](model, comm)
+        wrapped = (DDP, ZeRO1, ZeRO2, FSDP)[stage](model, comm, op="sum")
         if isinstance(wrapped, Sharded):
             optimizer = wrapped.optimizer(MasterWeights, optimizer=torch.optim.AdamW)
         else:
