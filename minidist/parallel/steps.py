@@ -46,7 +46,7 @@ def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
     if plain := {"naive": NaiveDataParallel, "server": ParameterServer}.get(recipe.strategy):
         return plain(model, mesh.data, "sum")
     if recipe.zeropp:
-        return ZeROPlusPlus(model, mesh.data, recipe.node_ranks, op="sum", allocate=recipe.allocate)
+        return ZeROPlusPlus(model, mesh.data, "sum", node_ranks=recipe.node_ranks, allocate=recipe.allocate)
     if recipe.zero == 3:
         return FSDP(model, mesh.data, "sum", shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
     kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]

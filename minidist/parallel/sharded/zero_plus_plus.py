@@ -116,7 +116,7 @@ class ZeROPlusPlus(FSDP):
 
     Parameters
     ----------
-    model, comm, **options
+    model, comm, op, **options
         As for `FSDP`, without `shard_ranks`.
     node_ranks : int, optional
         How many neighbouring ranks form a node; by default those that share memory.
@@ -127,12 +127,19 @@ class ZeROPlusPlus(FSDP):
         If `node_ranks` does not divide the number of ranks, or ranks have shared out experts.
     """
 
-    def __init__(self, model: nn.Module, comm: Communicator, node_ranks: int | None = None, **options: Any) -> None:
-        node_ranks = len(comm.node) if node_ranks is None else node_ranks
-        if node_ranks < 1 or comm.size % node_ranks:
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str | None = None,
+        *,
+        node_ranks: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.node_ranks = len(comm.node) if node_ranks is None else node_ranks
+        if self.node_ranks < 1 or comm.size % self.node_ranks:
             raise ValueError(f"node_ranks={node_ranks} must divide the {comm.size} ranks into nodes of one size")
-        self.node_ranks = node_ranks
-        super().__init__(model, comm, **options)
+        super().__init__(model, comm, op, **options)
 
     def _divide(self, shard_ranks: int | None) -> None:
         """Make the communicators: those of FSDP, and those inside a node and across nodes."""
