@@ -573,7 +573,7 @@ DATA = [
         "minidist/parallel/data/strategy.py",
         old='    if op in ("sum", "mean"):\n        return op\n',
         new='    if op in ("sum", "mean", None):\n        return op or "sum"\n',
-        tests=("tests/parallel/data/test_ddp_wrapper.py::test_how_gradients_are_joined_is_to_be_said[1-DDP]",),
+        tests=("tests/parallel/data/test_ddp_wrapper.py::test_how_gradients_are_joined_is_to_be_said[DDP-1]",),
     ),
 ]
 

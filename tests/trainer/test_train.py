@@ -104,7 +104,7 @@ class WrongLater(NaiveDataParallel):
 
 
 def forgotten(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    return NeverReduced(model, mesh.dp) if mesh.dp.size > 1 else Alone(model)
+    return NeverReduced(model, mesh.dp, op="sum") if mesh.dp.size > 1 else Alone(model)
 
 
 def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
@@ -112,7 +112,7 @@ def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
 
 
 def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    return WrongLater(model, mesh.dp) if mesh.dp.size > 1 else Alone(model)
+    return WrongLater(model, mesh.dp, op="sum") if mesh.dp.size > 1 else Alone(model)
 
 
 @pytest.mark.parametrize("precision", ["", "--precision float32"])
