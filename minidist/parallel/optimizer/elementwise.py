@@ -65,7 +65,7 @@ def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
             raise ValueError(
                 f"{kind.__name__} is not known to treat each element for itself, and this rank has only "
                 f"a block of {block.name} {list(block.shape)}, so its step would differ from that of the "
-                f"whole: use {_names()}, or say {kind.__name__}.elementwise = True if it does treat each for itself"
+                f"whole: use {_names()}, or say {kind.__name__}.elementwise = True if it does so"
             )
 
 

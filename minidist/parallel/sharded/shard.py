@@ -196,7 +196,7 @@ class Sharded(DataParallel):
 
     def _check_step(self, parameters: Collection[nn.Parameter]) -> None:
         """Raise if a step would ignore a gradient (ValueError), or miss parameters (RuntimeError)."""
-        for shard in {self.shard_of[parameter] for parameter in parameters}:
+        for shard in dict.fromkeys(self.shard_of.values()):  # in one order: all ranks say the same
             shard.check_place()
         for parameter in parameters:
             if self.passed_over(parameter):
