@@ -148,7 +148,7 @@ class Parallel:
 
     def clip(self, limit: float) -> Tensor:
         """Clip by the global norm over the mesh, and return it; see `clip_by_global_norm`. Collective."""
-        return clip_by_global_norm(self.kept, limit, self.mesh.tp, self.mesh.pp)
+        return clip_by_global_norm(self.kept, limit, self.mesh.pp)
 
     def unwrap(self) -> None:
         """End training: gather what ZeRO 3 has cut along the data axis, attend alone, compile nothing. Collective."""

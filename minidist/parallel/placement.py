@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
+from minidist.parallel.gradient import Spread, become_part
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """First channel of each rank, and the one after its last."""
@@ -101,6 +102,8 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
         parameter.data = piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
         parameter.grad = None
         parameter.tensor_placement = placement  # type: ignore[attr-defined]
+        if parameter.requires_grad and placement.copies < placement.comm.size > 1:
+            parameter.register_post_accumulate_grad_hook(Mark())  # type: ignore[no-untyped-call]
     elif (before.dim, before.bounds) != (placement.dim, placement.bounds) or placement.comm is not before.comm:
         fault = f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim})"
         raise ValueError(f"{fault}: give modules that share it styles that cut it alike, and split a model only once")
@@ -154,6 +157,36 @@ class Tie:
 def tied_across(parameter: Tensor) -> Tie | None:
     """Return the record of a parameter, or of a slice of one, that other stages have, too; None if none has."""
     return getattr(getattr(parameter, "block_of", parameter), "tie", None)
+
+
+def sharing(parameter: Tensor) -> tuple[Communicator, ...]:
+    """Return the ranks that share a parameter, as parts or copies, axis by axis, by its records."""
+    block, piece = tensor_placement_of(parameter), placement_of(parameter)
+    return tuple(record.comm for record in (piece, block) if record is not None and record.comm.size > 1)
+
+
+def spread_of(parameter: Tensor) -> Spread | None:
+    """Return among which ranks a parameter is spread; None if this rank has all of it."""
+    block, axes = tensor_placement_of(parameter), sharing(parameter)
+    if block is None or block.copies < block.comm.size:
+        return Spread(axes, block is None or block.comm.rank % block.copies == 0) if axes else None
+    axes = tuple(comm for comm in axes if comm is not block.comm)  # each rank of the tensor axis has all of it
+    return Spread(axes, True) if axes else None
+
+
+def marked(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient of a parameter, which from now on knows among which ranks its whole is spread, if it is."""
+    spread = spread_of(parameter)
+    return gradient if spread is None else become_part(gradient, spread)
+
+
+class Mark:
+    """The hook of a parameter that tensor parallelism has cut: it marks each new gradient as a part."""
+
+    def __call__(self, parameter: Tensor) -> None:
+        """Mark what autograd has put there; it stays marked while autograd adds to it."""
+        if type(parameter._grad) is Tensor:
+            marked(parameter._grad, parameter)
 
 
 def counts(parameter: Tensor) -> bool:

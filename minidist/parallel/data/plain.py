@@ -23,6 +23,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import MIB, partition, take_gradients, views_into
 from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.placement import marked
 
 
 def reduce_gradients(
@@ -33,7 +34,7 @@ def reduce_gradients(
         flat = take_gradients(bucket)
         all_reduce(flat, comm, op, algorithm)
         for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
-            parameter.grad = total
+            parameter.grad = marked(total, parameter)
 
 
 class PlainDataParallel(DataParallel):

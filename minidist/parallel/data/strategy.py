@@ -104,9 +104,9 @@ class DataParallel(nn.Module, Replica):
         """
         for parameter in parameters:
             if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
+                parameter._grad = None
+            elif parameter._grad is not None:
+                parameter._grad.zero_()
 
     def synchronize(self) -> None:
         """Make the gradients equal on all ranks; call it once after the last backward of a step."""
@@ -152,4 +152,4 @@ class DataParallel(nn.Module, Replica):
         all_reduce(flags, self.comm, op="max")
         self.nowhere_used = {parameter for parameter, flag in zip(parameters, flags.tolist(), strict=True) if not flag}
         for parameter in self.nowhere_used:
-            parameter.grad = None
+            parameter._grad = None

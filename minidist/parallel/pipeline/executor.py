@@ -29,7 +29,7 @@ from minidist.comm import Communicator
 from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
-from minidist.parallel.placement import Tie, tied_across
+from minidist.parallel.placement import Tie, marked, tied_across
 from minidist.parallel.replica import Alone, Replica
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -159,9 +159,9 @@ def sum_tied(parameter: nn.Parameter) -> None:
     """Sum the gradients of the copies of a parameter, or of a slice of it: one all-reduce. Collective."""
     tie = tied_across(parameter)
     assert tie is not None
-    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    all_reduce(gradient, tie.comm)
-    parameter.grad = gradient
+    if parameter.grad is None:
+        parameter.grad = marked(torch.zeros_like(parameter), parameter)
+    all_reduce(parameter.grad, tie.comm)
 
 
 class Run:

@@ -96,7 +96,11 @@ class ShardedModel(Whole):
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""
         waiting = self.shard_of[parameter].places.get(parameter)  # since a backward in no_sync
-        return any(each is not None and bool(each.any()) for each in (waiting, parameter.grad))
+        return any(each is not None and bool(each.any()) for each in (waiting, parameter._grad))
+
+    def waiting_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a parameter that has come, and is still to be reduced."""
+        return parameter._grad
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Let the next gathering bring the new values. Each step of the optimizer ends with this."""

@@ -146,9 +146,9 @@ class Flat(Shard):
             self.own = torch.zeros_like(self.whole, dtype=self.reduction)
             self.places = dict(zip(self.parameters, views_into(self.own, self.parameters), strict=True))
         for parameter in parameters:
-            if parameter.grad is not None:
-                self.places[parameter].add_(parameter.grad)
-                parameter.grad = None
+            if parameter._grad is not None:
+                self.places[parameter].add_(parameter._grad)
+                parameter._grad = None
 
     def take_gradients(self) -> Tensor:
         """Return this rank's own gradients of all elements, and forget them."""

@@ -116,8 +116,12 @@ class ZeRO1(Sharded, Bucketed):
 
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""
-        given = self.bucket_of[parameter].unreduced(parameter)
+        given = self.waiting_gradient(parameter)
         return given is not None and bool(given.any())
+
+    def waiting_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a parameter that has come, and is still to be reduced."""
+        return self.bucket_of[parameter].unreduced(parameter)
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Gather the new parameters, bucket by bucket. Each step of the optimizer ends with this. Collective.
