@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_reduce
 from minidist.comm import Communicator
-from minidist.parallel.placement import counts, sharing
+from minidist.parallel.placement import counts, sharing, stages_of
 
 
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes: Communicator) -> Tensor:
@@ -17,8 +17,9 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
 
     With plain data parallelism every rank holds all gradients, and finds the same norm without a message. Where ranks
     hold slices (ZeRO), blocks (tensor parallelism) or other experts, the parameters' own records say so, and the
-    squares of all ranks are added; what several ranks hold, only the first counts. A stage of a pipeline has no such
-    record: pass its axis, along which ranks hold other parameters, in `axes`.
+    squares of all ranks are added, and so are those of the stages of a pipeline; what several ranks hold, only the
+    first counts. In a loop of your own, pass in `axes` what no record can know: along which other axes ranks hold other
+    parameters. An axis that the records name is not counted twice.
 
     The norm is computed in float32 at least, since in float16 it would overflow at 65,504. If it is infinite or not a
     number, the gradients stay as they are: no scale could mend them, and the caller should skip the step. With a
@@ -46,7 +47,9 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], limit: float, *axes:
     like = [*gradients, *parameters]
     nothing = like[0].new_zeros((), dtype=dtype) if like else torch.zeros((), dtype=dtype)
     norm = _joint([_norm(several, ranks, nothing) for ranks, several in by_axes.items()], nothing)
-    norm = reduce(_over_ranks, [comm for comm in axes if comm.size > 1 and not _recorded(comm, parameters)], norm)
+    stages = [comm for parameter in parameters if (comm := stages_of(parameter)) is not None]
+    across = {comm.members: comm for comm in (*axes, *stages) if comm.size > 1}
+    norm = reduce(_over_ranks, [comm for comm in across.values() if not _recorded(comm, parameters)], norm)
     if 0 < limit < float("inf") and gradients:
         scale = (limit / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
         torch._foreach_mul_(gradients, torch.where(norm.isfinite(), scale, 1.0))  # an `if` would wait for the GPU

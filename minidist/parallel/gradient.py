@@ -32,10 +32,14 @@ class Spread:
         Along each of them ranks hold other parts.
     counts : bool
         Whether this rank's part enters sums. If several ranks hold the same part, only the first one's does.
+    staged : bool
+        Whether other ranks hold other parameters, as the stages of a pipeline do. What asks for many gradients at a
+        time, to clip or to unscale them, would then get another answer on each stage, and is refused.
     """
 
     axes: tuple[Communicator, ...]
-    counts: bool
+    counts: bool = True
+    staged: bool = False
 
 
 class PartOfGradient(Tensor):
@@ -65,7 +69,7 @@ class PartOfGradient(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be pickled as a plain tensor: ranks cannot be saved."""
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def become_part(gradient: Tensor, spread: Spread) -> Tensor:
@@ -112,15 +116,21 @@ def _term(part: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
     counts = not isinstance(part, PartOfGradient) or part.spread.counts
     if not part.numel() or not counts:
         return part.new_full((), math.inf if order == -math.inf else 0, dtype=wide)
-    norm = torch.linalg.vector_norm(part, order, dtype=wide)
+    norm: Tensor = torch.linalg.vector_norm(part, order, dtype=wide)
     return norm**order if order and math.isfinite(order) else norm
 
 
-def _norm(part: Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-    """Answer `torch.linalg.vector_norm`."""
+def _vector_norm(part: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Answer `torch.linalg.vector_norm`, with which `clip_grad_norm_` asks for one gradient after the other."""
+    _refuse_stages([part], CLIP)
+    return _norm(part, *args, **options)
+
+
+def _norm(part: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+    """Return the norm of all of a gradient, if the options are those of a plain norm."""
     if dim is not None or keepdim or options.get("out") is not None:
         refuse("a norm along a dim, or into out=")
-    (norm,) = norms_of_wholes([part], float(order), options.get("dtype"))
+    (norm,) = norms_of_wholes([part], float(ord), options.get("dtype"))
     return norm
 
 
@@ -133,14 +143,16 @@ def _any_norm(input: Tensor, p: Any = "fro", *args: Any, **options: Any) -> Tens
 
 
 def _foreach_norm(parts: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+    _refuse_stages(parts, CLIP)
     return tuple(norms_of_wholes(parts, float(ord), dtype))
 
 
 # ---------------------------------------------------------------- other questions
 
 
-def _unscale(parts: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:
+def _unscale(parts: list[Tensor], found: Tensor, inverse: Tensor) -> None:
     """Multiply by the inverse scale; find out whether an element was infinite, or not a number, on any rank."""
+    _refuse_stages(parts, SCALE)
     torch._amp_foreach_non_finite_check_and_unscale_(parts, found, inverse)
     for comm in dict.fromkeys(axes_of(parts)):
         all_reduce(found, comm, op="max")
@@ -180,6 +192,16 @@ def _mean(part: Any, *args: Any, **options: Any) -> Any:
     return SUM(part) / SUM(become_part(number, part.spread))
 
 
+CLIP = "their norm is not that of all: use clip_by_global_norm(parameters, limit), or Parallel.clip(limit)"
+SCALE = "only some may overflow: use LossScaler(mesh.world) in place of GradScaler"
+
+
+def _refuse_stages(parts: Iterable[Tensor], why: str) -> None:
+    """Raise ValueError, on every rank, if ranks of a pipeline ask for all of their gradients."""
+    if any(isinstance(part, PartOfGradient) and part.spread.staged for part in parts):
+        raise ValueError(f"the stages of a pipeline have different gradients, and {why}")
+
+
 def refuse(what: str) -> NoReturn:
     """Raise ValueError for a question that no sum over ranks answers."""
     fault = f"this rank has only a part of the gradient, and {what} is not computed across ranks"
@@ -191,12 +213,12 @@ def _refuse(*_: Any, **options: Any) -> NoReturn:
 
 
 SUM = _asked_of(torch.sum, "sum", 0)
-JOINED = {"sum": ("sum", 0), "any": ("max", 0), "all": ("min", 1)}
+JOINED: dict[str, tuple[str, float]] = {"sum": ("sum", 0), "any": ("max", 0), "all": ("min", 1)}
 JOINED |= {"max": ("max", -math.inf), "amax": ("max", -math.inf)}
 JOINED |= {"min": ("min", math.inf), "amin": ("min", math.inf)}
 ANSWERS: dict[Any, Callable[..., Any]] = {
     torch._foreach_norm: _foreach_norm,
-    torch.linalg.vector_norm: _norm,
+    torch.linalg.vector_norm: _vector_norm,
     torch.linalg.norm: _any_norm,
     torch.norm: _any_norm,
     Tensor.norm: _any_norm,

@@ -42,7 +42,7 @@ from minidist.parallel.pipeline import with_communication
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import record_stages, tensor_placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.replica import Optimizer, Replica
 from minidist.parallel.steps import adapt, blocks_of, check_recipe_of_experts, recompute_blocks, replicate
@@ -271,6 +271,7 @@ def parallelize(
     if fit.plan is not None:
         stages = take_stages(model, balance(costs or [1.0] * layers, fit.plan.stages), fit.plan.stages_of(mesh.pp.rank))
         ties = tie_stages(model, tied, mesh.pp)
+        record_stages(model.parameters(), mesh.pp)
     for stage, module in stages.items():
         if fit.recipe.sequence and stage > 0:
             know_all_tokens(module, mesh.tp)

@@ -83,14 +83,13 @@ class Shard:
                     self.gradient[self.held[parameter]].zero_()
 
 
-class ShowsSlice:
+class ShardedParameter(nn.Parameter):
     """A parameter whose `grad` is the gradient of this rank's slice: what is clipped, scaled and logged.
 
     The parameter's own gradient, which autograd writes, is in `_grad`. It is here while it waits to be reduced.
     Copies, in memory or in a file, are parameters as they were before.
     """
 
-    __slots__ = ()
     strategy: weakref.ref[Sharded]
 
     @property
@@ -110,36 +109,33 @@ class ShowsSlice:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """Return a copy that no strategy has sharded."""
-        copied: nn.Parameter = deepcopy(self.unlinked(), memo)
+        copied = deepcopy(self.unlinked(), memo)
         memo[id(self)] = copied
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be pickled as a parameter that no strategy has sharded."""
-        return self.unlinked().__reduce_ex__(protocol)
+        return self.unlinked().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def unlinked(self) -> nn.Parameter:
         """Return a parameter of the kind that this one was, on the same memory."""
-        twin = torch.Tensor._make_subclass(type(self).__bases__[1], self.data, self.requires_grad)
+        kind = type(self).__bases__[-1]
+        twin: nn.Parameter = Tensor._make_subclass(kind, self.data, self.requires_grad)
         twin.__dict__.update({name: value for name, value in vars(self).items() if name != "strategy"})
         return twin
 
 
-class ShardedParameter(ShowsSlice, nn.Parameter):
-    """What `nn.Parameter` becomes."""
-
-
 class Links:
-    """Makes each parameter one that `ShowsSlice`, until `remove`. Keeps neither parameters nor strategy alive."""
+    """Makes each parameter a `ShardedParameter`, until `remove`. Keeps neither parameters nor strategy alive."""
 
     def __init__(self, strategy: Sharded, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = [(weakref.ref(parameter), type(parameter)) for parameter in parameters]
         for parameter in parameters:
             kind: Any = type(parameter)
             plain = kind is nn.Parameter
-            linked = ShardedParameter if plain else type(f"Sharded{kind.__name__}", (ShowsSlice, kind), {})
+            linked = ShardedParameter if plain else type(f"Sharded{kind.__name__}", (ShardedParameter, kind), {})
             parameter.__class__ = linked
-            parameter.strategy = weakref.ref(strategy)
+            parameter.strategy = weakref.ref(strategy)  # type: ignore[attr-defined]
 
     def remove(self) -> None:
         """Let the parameters be what they were."""
@@ -147,7 +143,7 @@ class Links:
             parameter = reference()
             if parameter is not None:
                 parameter.__class__ = kind
-                del parameter.strategy
+                del parameter.strategy  # type: ignore[attr-defined]
 
 
 class Sharded(DataParallel):

@@ -73,7 +73,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.shards = [BucketShard(alike, names, comm) for alike in of_one_kind(self.parameters)]
         self.slices = {parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()}
         local = build_over_slices(kind, [chosen(group, self.slices) for group in groups], elementwise, options)
-        super().__init__(local.param_groups, local.defaults)
+        super().__init__(groups, local.defaults)  # over whole parameters: whoever scales or clips looks for them here
         self.local, self.state = local, local.state
 
     @torch.no_grad()
@@ -84,6 +84,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = closure() if closure else None
+        copy_options(self.param_groups, self.local.param_groups)
         for shard in self.shards:
             for parameter, piece in shard.slices.items():
                 piece.grad = None if parameter.grad is None else shard.placements[parameter].take(parameter.grad)
@@ -100,15 +101,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of an unsharded optimizer. Collective."""
+        copy_options(self.param_groups, self.local.param_groups)
         return self.local.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of an unsharded optimizer, or of a sharded one on any number of ranks."""
         self.local.load_state_dict(state_dict)
-        self.param_groups, self.state = self.local.param_groups, self.local.state
+        copy_options(self.local.param_groups, self.param_groups)
+        self.state = self.local.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the parameters are shared out when the optimizer is built."""
         if "local" in vars(self):
             raise TypeError("a ShardedOptimizer shares its parameters out when it is built: give them all to it then")
         super().add_param_group(param_group)
+
+
+def copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+    """Give each group of `target` the options of its twin, such as a learning rate that a schedule has changed."""
+    for theirs, ours in zip(source, target, strict=True):
+        ours.update({name: value for name, value in theirs.items() if name not in ("params", "param_names")})
