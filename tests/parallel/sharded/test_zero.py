@@ -72,12 +72,13 @@ def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> N
         during: list[int] = []
 
         def look(_: Tensor) -> None:
-            during.append(sum(p.grad.nbytes for p in model.parameters_to_reduce if p.grad is not None))
+            during.append(sum(p._grad.nbytes for p in model.parameters_to_reduce if p._grad is not None))
 
         for parameter in model.parameters_to_reduce:
             parameter.register_post_accumulate_grad_hook(look)
         step(model, comm.rank)
-        return during, sum(p.grad.nbytes for p in model.parameters_to_reduce if p.grad is not None), largest
+        own = [p._grad for p in model.parameters_to_reduce]  # `grad` shows what the slices have
+        return during, sum(gradient.nbytes for gradient in own if gradient is not None), largest
 
     for during, after, largest in minidist.run(program, 2):
         total = sum(p.nbytes for p in build(CONFIG, 0).parameters() if p.requires_grad)
