@@ -239,9 +239,9 @@ def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
         backward_and_step(again=True)
         with pytest.raises(ValueError, match=r"let the last backward.. run outside of no_sync"):
             backward_and_step(again=True, finish=False)
-        if stage is ZeRO1:  # after the others' backward parameters have no gradients to be clipped
-            with pytest.raises(ValueError, match=r"and clip or set the gradients of model.slices, not of parameters"):
-                backward_and_step(clip=True, finish=False)
+        backward_and_step(clip=True, finish=False)  # parameters show the gradients of their slices
+        with pytest.raises(ValueError, match=r"and clip or set the gradients of model.slices, not of parameters"):
+            backward_and_step(again=True, clip=True, finish=False)
 
     minidist.run(program, 2)
 
