@@ -539,7 +539,7 @@ DATA = [
     Mutation(
         "a gradient that is not in its bucket yet is not copied there",
         "minidist/parallel/data/buckets.py",
-        old="        elif parameter.grad is not view:\n            view.copy_(parameter.grad)\n",
+        old="        elif parameter._grad is not view:\n            view.copy_(parameter._grad)\n",
         new="",
         tests=(f"{DDP_TRAPS}::test_gradients_replaced_by_hand_are_reduced[DDP]",),
     ),
@@ -686,9 +686,23 @@ OPTIMIZER = [
     Mutation(
         "clipping counts what several ranks hold once for each of them",
         "minidist/parallel/clip.py",
-        old="gradients = [p.grad for p in parameters if p.grad is not None and counts(p)]",
-        new="gradients = [p.grad for p in parameters if p.grad is not None]",
+        old="for parameter, gradient in parts if counts(parameter)]",
+        new="for _, gradient in parts]",
         tests=("tests/parallel/tensor/test_tensor_parallel.py::test_parity_with_clipping_counts_each_element_once",),
+    ),
+    Mutation(
+        "torch's clipping counts a key-value head once for each rank that holds it",
+        "minidist/parallel/placement.py",
+        old="counted = block.comm.rank % block.copies == 0",
+        new="counted = True",
+        tests=("tests/parallel/test_gradient.py::test_a_head_that_two_ranks_share_counts_once",),
+    ),
+    Mutation(
+        "each rank decides for itself whether torch's GradScaler leaves a step out",
+        "minidist/parallel/gradient.py",
+        old='all_reduce(found, comm, op="max")',
+        new="pass",
+        tests=("tests/parallel/test_gradient.py::test_torchs_scaler_skips_a_step_on_all_ranks[FSDP-False]",),
     ),
 ]
 
@@ -808,10 +822,10 @@ EXPERTS = [
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
-        "the norm leaves out the experts of other ranks",
-        "minidist/parallel/clip.py",
-        old="*((groups.ep,) if groups else ()))",
-        new="*(() if groups else ()))",
+        "the norm leaves out the experts, and the blocks, of other ranks",
+        "minidist/parallel/placement.py",
+        old="for record in (piece, block) if",
+        new="for record in (piece,) if",
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
@@ -1381,7 +1395,7 @@ UNITS = [
     Mutation(
         "gradients laid end to end are not forgotten",
         "minidist/parallel/data/buckets.py",
-        old="        parameter.grad = None\n    return torch.cat",
+        old="        parameter._grad = None\n    return torch.cat",
         new="        pass\n    return torch.cat",
         tests=(MIXED,),
     ),

@@ -33,6 +33,7 @@ from minidist.parallel import (
     clip_by_global_norm,
     parallelize,
     parallelize_tensor,
+    vocabulary_parallel_cross_entropy_sum,
 )
 from minidist.parallel.gradient import PartOfGradient
 from minidist.parallel.placement import tensor_placement_of
@@ -141,6 +142,26 @@ def test_our_clip_finds_the_axes_itself(way: str) -> None:
         return clip_by_global_norm(called.slices if isinstance(called, Sharded) else called.parameters(), LIMIT)
 
     compare(way, clip, lambda called: clip_grad_norm_(called.parameters(), LIMIT))
+
+
+def test_a_head_that_two_ranks_share_counts_once() -> None:
+    config = GPTConfig(vocabulary=13, layers=1, hidden=16, heads=4, key_value_heads=2, sequence=4)
+    tokens = torch.arange(8).view(2, 4)
+
+    def build() -> GPT:
+        return GPT(config, torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def program(comm: Communicator) -> list[float]:
+        model = build()
+        parallelize_tensor(model, comm)
+        vocabulary_parallel_cross_entropy_sum(model(tokens), tokens, comm, 13).backward()
+        return [float(clip(model.parameters(), 1e9)) for clip in (clip_grad_norm_, clip_by_global_norm)]
+
+    model = build()
+    cross_entropy_sum(model(tokens), tokens).backward()
+    norm = float(clip_grad_norm_(model.parameters(), 1e9))
+    for found in minidist.run(program, 4):
+        assert found == pytest.approx([norm, norm], rel=1e-12)
 
 
 def test_slices_can_be_clipped_too() -> None:
