@@ -4,10 +4,11 @@
     p.grad.mul_(2)  of this rank's elements, as of any tensor
     p.grad.norm()   of the *whole* gradient, the same on every rank: one all-reduce of one number
 
-So lines that were written for one device stay right: `torch.nn.utils.clip_grad_norm_` asks for norms, and
-`torch.amp.GradScaler` whether some element is infinite. DTensor does the same for all of torch; here it is done for the
-questions below, and everything else runs on this rank's elements. A question is collective: all ranks have to ask it.
-`gradient.as_subclass(torch.Tensor)` is the part alone.
+So lines that were written for one device stay right: `torch.nn.utils.clip_grad_norm_` asks for
+norms, and `torch.amp.GradScaler` whether some element is infinite. DTensor does the same for all of
+torch; here it is done for the questions in `ANSWERS`, and everything else runs on this rank's
+elements. A question is collective: all ranks have to ask it. So a line that logs a norm must not
+stand below `if rank == 0`. `gradient.as_subclass(torch.Tensor)` is the part alone.
 """
 
 import math

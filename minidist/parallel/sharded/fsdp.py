@@ -42,8 +42,9 @@ from minidist.parallel.sharded.units import Flat, Unit
 class FSDP(ShardedModel):
     """Sharded parameters, gradients and optimizer state.
 
-    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`. Outside of
-    their units parameters are NaN: read them in `gathered`, or from `full_state_dict`. All ranks must call the same
+    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`, or with
+    torch's `clip_grad_norm_(model.parameters(), ...)`: `parameter.grad` is the gradient of this rank's slice. Outside
+    of their units parameters are NaN: read them in `gathered`, or from `full_state_dict`. All ranks must call the same
     units in the same order; if they do not, a `MismatchError` says where they differ.
 
     Parameters

@@ -54,7 +54,8 @@ class BucketShard(Shard):
 class ZeRO1(Sharded, Bucketed):
     """Sharded optimizer state. The gradients stay whole in their buckets, as in DDP, and are reduce-scattered.
 
-    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`.
+    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`, or with
+    torch's `clip_grad_norm_(model.parameters(), ...)`: once reduced, `parameter.grad` is that of this rank's slice.
 
     Parameters
     ----------
