@@ -132,6 +132,7 @@ class QuantizedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.shape, self.bias = linear.weight.shape, linear.bias
+        self.out_features, self.in_features = self.shape
         packed = quantize(linear.weight)
         self.codes = nn.Parameter(packed.codes, requires_grad=False)
         self.scales = nn.Parameter(packed.scales, requires_grad=False)
