@@ -116,10 +116,20 @@ class LoRALinear(nn.Module):
         y: Tensor = self.base(x)
         return y + F.linear(self.join(F.linear(x, self.A)), self.B) * self.scale
 
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight [D_out, D_in], as models read it that ask for its dtype; from NF4 it is made each time."""
+        base = self.base
+        return dequantize(base.packed, self.A.dtype) if isinstance(base, QuantizedLinear) else base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's bias [D_out], if it has one."""
+        return self.base.bias
+
     def merged(self) -> nn.Linear:
         """Return the one linear layer that computes the same."""
-        base = self.base
-        weight = dequantize(base.packed, self.A.dtype) if isinstance(base, QuantizedLinear) else base.weight.detach()
+        base, weight = self.base, self.weight.detach()
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         linear.weight = nn.Parameter(weight + self.B.detach() @ self.A.detach() * self.scale, requires_grad=False)
         linear.bias = base.bias

@@ -184,11 +184,16 @@ class ShardedModel(Whole):
         flats = [self._flat(kind, precision) for kind in cut]
         return flats + [Flat(kind, self.names, self.single, precision, None, True, self._link(kind)) for kind in kept]
 
+    def _group(self, parameters: list[nn.Parameter]) -> Communicator:
+        """Return the ranks that cut these parameters: of experts that have fewer copies than all else, the copies."""
+        copies = copies_of(parameters[0], self.comm)
+        return self.shard_comm if copies is self.comm else copies
+
     def _link(self, parameters: list[nn.Parameter]) -> Communicator:
-        return self.links[copies_of(parameters[0], self.shard_comm)]
+        return self.links[self._group(parameters)]
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> Flat:
-        comm, link = copies_of(parameters[0], self.shard_comm), self._link(parameters)
+        comm, link = self._group(parameters), self._link(parameters)
         alone = comm is not self.shard_comm and comm.size == 1 and self.allocate is None  # experts with one copy
         return Flat(parameters, self.names, comm, precision, self.allocate, alone, link)
 

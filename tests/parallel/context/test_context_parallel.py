@@ -98,9 +98,11 @@ def test_parity(ranks: int, way: str, order: str) -> None:
             assert largest_difference(found, serial(time)) <= 1e-9
 
 
-def test_heads_beside_adapters_are_counted() -> None:
-    """Ulysses asks a layer how many heads it makes; with adapters, that is the layer beside them."""
-    assert worst(Case(Layout(cp=2), Recipe(lora=2, cp_comm="ulysses"), frozen=())) <= 1e-9
+@pytest.mark.parametrize("quantised", (False, True))
+def test_heads_beside_adapters_are_counted(quantised: bool) -> None:
+    """Ulysses asks a layer how many heads it makes; with adapters, that is the layer beside them, also in 4 bits."""
+    recipe = Recipe(lora=2, qlora=quantised, cp_comm="ulysses")
+    assert worst(Case(Layout(cp=2), recipe, frozen=())) <= 1e-9
 
 
 @pytest.mark.parametrize(

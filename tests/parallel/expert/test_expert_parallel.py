@@ -53,6 +53,7 @@ LAYOUTS = {
         Recipe(schedule="1f1b", microbatches=4, recompute="full"),
         BIASED,
     ),
+    "tp2 of dp4, ZeRO 3 in groups of 2": (Layout(dp=4, tp=2), Recipe(zero=3, shard_ranks=2), MOE),
     "pp2 x ep3, ZeRO 3": (Layout(dp=3, pp=2, ep=3), Recipe(schedule="gpipe", microbatches=2, zero=3), MOE),
     "pp2, weight gradients put off": (Layout(pp=2), Recipe(schedule="zb-h1", microbatches=4), MOE),
     "pp2 x ep2, put off and reduced": (
