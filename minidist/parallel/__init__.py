@@ -21,6 +21,7 @@ from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.methods import register_fsdp_forward_method
 from minidist.parallel.sharded.sharded_optimizer import ShardedOptimizer
 from minidist.parallel.sharded.units import MixedPrecision
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
@@ -62,6 +63,7 @@ __all__ = [
     "parallelize_tensor",
     "placement_of",
     "reduce_from",
+    "register_fsdp_forward_method",
     "scatter_to",
     "vocabulary_parallel_cross_entropy_sum",
 ]

@@ -43,8 +43,9 @@ class FSDP(ShardedModel):
     """Sharded parameters, gradients and optimizer state.
 
     Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`. Outside of
-    their units parameters are NaN: read them in `gathered`, or from `full_state_dict`. All ranks must call the same
-    units in the same order; if they do not, a `MismatchError` says where they differ.
+    their units parameters are NaN: read them in `gathered`, or from `full_state_dict`. Layers that are called there say
+    so; for methods that are not `forward` there is `register_fsdp_forward_method`. All ranks must call the same units
+    in the same order; if they do not, a `MismatchError` says where they differ.
 
     Parameters
     ----------
@@ -83,6 +84,8 @@ class FSDP(ShardedModel):
         self.next: dict[Unit, Unit] = {}  # what to gather next in forward
         self.previous: dict[Unit, Unit] = {}  # and in backward
         self.in_forward: Unit | None = None
+        self.root_runs = False  # the model's forward, or another method of it
+        self.within: set[Unit] = set()  # units of which a registered method runs
         self.in_backward: Unit | None = None
         self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
         self.reducing: Any = None
@@ -102,7 +105,21 @@ class FSDP(ShardedModel):
 
     # ---------------------------------------------------------------- forward
 
+    def as_forward(self, unit: Unit, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call another method of a unit as if it were its forward; see `register_fsdp_forward_method`."""
+        if unit in self.within or unit is self.in_forward or (unit is self.root and self.root_runs):
+            return method(*args, **kwargs)  # called from within the unit: its parameters are whole
+        args, kwargs = self._pre_forward(unit, unit.module, args, kwargs)
+        self.within.add(unit)
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            self.within.discard(unit)
+        return self._post_forward(unit, unit.module, args, output)
+
     def _pre_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        if unit in self.within:
+            return args, kwargs
         if unit.precision.parameters is not None:
             args, kwargs = cast((args, kwargs), unit.precision.parameters)
         if recomputing():  # a part of forward again, in backward
@@ -115,7 +132,7 @@ class FSDP(ShardedModel):
 
     def _enter(self, unit: Unit) -> None:
         if unit is self.root:
-            self.order, self.in_backward = [], None
+            self.order, self.in_backward, self.root_runs = [], None, True
         elif self.in_forward is not None:
             raise RuntimeError(f"{self.in_forward.name} calls {unit.name}: let a policy choose only one of them")
         self.in_forward = unit if unit is not self.root else None
@@ -124,6 +141,8 @@ class FSDP(ShardedModel):
         self._unshard(unit, self.next.get(unit))
 
     def _post_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
+        if unit in self.within:
+            return output
         self.in_forward = None
         output = unit.apart(output)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -131,6 +150,7 @@ class FSDP(ShardedModel):
             fault = f"{unit.name or 'the model'} returns a {type(output).__name__} in which no tensors can be seen"
             raise TypeError(f"{fault}: return tensors, or tuples, lists or dictionaries of them")
         if unit is self.root:
+            self.root_runs = False
             self._pass_ended("forward")
             self.next = dict(pairwise(self.order))
             self.previous = {after: before for before, after in pairwise([*self.order, self.root])}
