@@ -25,6 +25,8 @@ Hybrid sharding cuts parameters inside groups of ranks, such as a node, and keep
 stay inside a group, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -93,7 +95,7 @@ class FSDP(ShardedModel):
         self.ahead_of_time = any(flat.device.type == "cuda" for flat in self.flats)
         self.end = BackwardEnd(self._backward_ended, self.comm)
         for unit in self.units:
-            before, after = Hook(self._pre_forward, unit), Hook(self._post_forward, unit)
+            before, after = UnitHook(self._pre_forward, unit), Hook(self._post_forward, unit)
             # Before all other hooks: some, such as those of weight_norm, use the parameters.
             self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             self.hooks.append(unit.module.register_forward_hook(after))
@@ -245,6 +247,15 @@ class FSDP(ShardedModel):
         """Let the ranks compare their steps. On a GPU this waits for the other hosts, but for no GPU."""
         for same in (self.same, *(self.same_across if which == "backward" else ())):
             self.stream.launch(same.step, f"the end of {which}", True)
+
+
+class UnitHook(Hook):
+    """The hook before a unit's forward, by which the unit's module is known as such."""
+
+    def asked(self) -> tuple[FSDP | None, Unit | None]:
+        """Return the model and the unit whose hook this is, if they still exist."""
+        method: Any = self.method()
+        return (None if method is None else method.__self__), self.first[0]()
 
 
 def followed(inputs: Any, work: Callable[[], None]) -> Any:

@@ -16,8 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from minidist.parallel.data.backward import Hook
-from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.fsdp import FSDP, UnitHook
 from minidist.parallel.sharded.sharded_model import gone
 from minidist.parallel.sharded.units import Unit
 
@@ -30,7 +29,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     Parameters
     ----------
     module : nn.Module
-        A unit of a model that `FSDP` has wrapped, the model itself, or what `FSDP` has returned.
+        A unit of a model that `FSDP` has wrapped, or this model itself: the `module` of what `FSDP` has returned.
     method_name : str
         The method returns what the loss needs: tensors, or tuples, lists or dictionaries of them.
 
@@ -39,27 +38,16 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     ValueError
         If the module is no unit of an FSDP model, or has no such method.
     """
-    found = (module, module.root) if isinstance(module, FSDP) else unit_that_is(module)
+    hook = next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, UnitHook)), None)
+    model, unit = hook.asked() if hook else (None, None)
     kind = type(module).__name__
-    if found is None:
+    if model is None or unit is None:
         fault = f"this {kind} is no unit of an FSDP model, so nothing knows when {method_name} needs its parameters"
-        raise ValueError(f"{fault}: wrap the model first, and name a unit that its policy chooses, or the model")
-    model, unit = found
-    if not callable(getattr(unit.module, method_name, None)):
-        kind = type(unit.module).__name__
+        raise ValueError(f"{fault}: wrap the model first, and name a unit that its policy chooses, or its .module")
+    if not callable(getattr(module, method_name, None)):
         raise ValueError(f"a {kind} has no method {method_name!r} to gather its parameters for: name one that it has")
-    if not isinstance(unit.module.__dict__.get(method_name), AsForward):
+    if not isinstance(module.__dict__.get(method_name), AsForward):
         model.hooks.append(AsForward(model, unit, method_name))
-
-
-def unit_that_is(module: nn.Module) -> tuple[FSDP, Unit] | None:
-    """Return the FSDP model and the unit whose hooks a module carries, or None."""
-    for hook in module._forward_pre_hooks.values():
-        method = hook.method() if isinstance(hook, Hook) else None
-        model = getattr(method, "__self__", None)
-        if isinstance(model, FSDP):
-            return model, next(unit for unit in model.units if unit.module is module)
-    return None
 
 
 class AsForward:

@@ -354,7 +354,7 @@ def registered(comm: Communicator, model: nn.Module) -> FSDP:
     for layer in wrapped.module.layers:
         register_fsdp_forward_method(layer, "encode")
         register_fsdp_forward_method(layer, "twice")
-    register_fsdp_forward_method(wrapped, "again")
+    register_fsdp_forward_method(wrapped.module, "again")
     return wrapped
 
 
