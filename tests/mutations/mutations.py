@@ -1529,6 +1529,45 @@ CONTEXT += [
         new="reduce=mesh.dp.size > 1",
         tests=("tests/parallel/test_random_layouts.py::test_every_layout",),
     ),
+    Mutation(
+        "a probe of attention takes a scale for another",
+        "minidist/parallel/context/probe.py",
+        old="if close(found, plain, tried.tolerance):",
+        new="if close(found, plain, 1.0):",
+        tests=(f"{ACROSS}::test_another_attention_is_refused_before_anything_is_sent",),
+    ),
+    Mutation(
+        "a probe of attention asks a model that evaluates for dropout",
+        "minidist/parallel/context/probe.py",
+        old="                part.training = True\n",
+        new="                part.training = False\n",
+        tests=(f"{ACROSS}::test_dropout_is_found_in_a_model_that_evaluates",),
+    ),
+    Mutation(
+        "experts that all ranks copy are cut among all, beside groups",
+        "minidist/parallel/sharded/sharded_model.py",
+        old="return self.shard_comm if copies is self.comm else copies",
+        new="return copies",
+        tests=("tests/parallel/expert/test_expert_parallel.py::test_parity",),
+    ),
+    Mutation(
+        "a layer of FSDP computes with NaN outside of its unit",
+        "minidist/parallel/sharded/sharded_model.py",
+        old="self.watches = watched(model, self.units)",
+        new="self.watches: list[Any] = []",
+        tests=(
+            "tests/parallel/sharded/test_fsdp_traps.py::test_a_method_that_nobody_registered_says_so_in_place_of_nan",
+        ),
+    ),
+    Mutation(
+        "a unit is freed by a forward in the midst of its own method",
+        "minidist/parallel/sharded/fsdp.py",
+        old="        if unit in self.within:\n            return output\n",
+        new="",
+        tests=(
+            "tests/parallel/sharded/test_fsdp_traps.py::test_methods_of_units_train_and_evaluate_as_in_a_serial_run",
+        ),
+    ),
 ]
 
 MUTATIONS = [
