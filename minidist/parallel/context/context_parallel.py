@@ -131,8 +131,8 @@ def heads_of(module: nn.Module, tp: int) -> Heads | None:
 class KnownPositions:
     """A hook on a GPT: its tokens have to say where they are, or they would be rotated, and dropped, as if elsewhere.
 
-    On a GPU, positions of one length are compared in the first call only: to compare them is to wait for the GPU. A
-    number in place of positions is compared where the tokens are: in the first stage of a pipeline.
+    A number in place of positions is refused on all ranks, though it may be right on one of them. On a GPU, positions
+    of one length are compared in the first call only: to compare them is to wait for the GPU.
     """
 
     handle: RemovableHandle
@@ -148,27 +148,23 @@ class KnownPositions:
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise ValueError unless `where.positions` are those of this rank's tokens."""
         where: Where = kwargs.get("where", args[1] if len(args) > 1 else ORIGIN)
-        given, tokens = where.positions, args[0] if args else kwargs["tokens"]
-        if isinstance(given, Tensor):
-            time = len(given)
-            asked = given.is_meta or (given.is_cuda and time in self.seen)
-        else:
-            time = tokens.shape[1]
-            asked = tokens.is_floating_point()  # what another stage has computed
-        if asked:
+        given = where.positions
+        if not isinstance(given, Tensor):
+            fault = f"the GPT was called with positions from {given} on, and these {self.ranks} ranks have tokens apart"
+            raise ValueError(f"{fault}: pass Where(positions=...) that shard_tokens returns")
+        time = len(given)
+        if given.is_meta or (given.is_cuda and time in self.seen):
             return
         mine = positions(self.order, self.ranks, self.rank, self.ranks * time)
-        if not torch.equal(where.position_numbers(time, torch.device("cpu")), mine):
-            told = f"the GPT was called with positions {words(given)} of {time} tokens on rank {self.rank}"
+        if not torch.equal(given.cpu(), mine):
+            told = f"the GPT was called with positions {words(given)} on rank {self.rank}"
             wanted = f"but in {self.order} order these are {words(mine)}"
             raise ValueError(f"{told}, {wanted}: pass Where(positions=...) that shard_tokens returns")
         self.seen.add(time)
 
 
-def words(given: int | Tensor) -> str:
+def words(given: Tensor) -> str:
     """Return positions in a few words."""
-    if not isinstance(given, Tensor):
-        return f"from {given} on"
     shown = ", ".join(str(number) for number in given[:4].tolist())
     return f"{shown}, ..." if len(given) > 4 else shown
 

@@ -1,6 +1,6 @@
 """Methods that are not `forward`: a unit's parameters are to be whole in these, too.
 
-    model = FSDP(autoencoder, comm)
+    model = FSDP(autoencoder, comm, op="mean")
     register_fsdp_forward_method(model.module.encoder, "encode")     the line is torch's
     model.module.encoder.encode(x)                                   gathers, encodes, frees
 

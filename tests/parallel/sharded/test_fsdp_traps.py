@@ -350,7 +350,7 @@ class Coders(nn.Module):
 
 def registered(comm: Communicator, model: nn.Module) -> FSDP:
     """Return the model wrapped, with all its methods registered."""
-    wrapped = FSDP(model, comm)
+    wrapped = FSDP(model, comm, "sum")
     for layer in wrapped.module.layers:
         register_fsdp_forward_method(layer, "encode")
         register_fsdp_forward_method(layer, "twice")
@@ -388,7 +388,7 @@ def test_a_method_that_nobody_registered_says_so_in_place_of_nan() -> None:
     """In evaluation, where no gradient could tell."""
 
     def program(comm: Communicator) -> None:
-        wrapped = FSDP(seeded(Coders(), 0), comm)
+        wrapped = FSDP(seeded(Coders(), 0), comm, "sum")
         module, x = wrapped.module, rows(0)
         said = r"layers.0.first was called outside of the forward of its unit layers.0, .* are NaN: call register_fsdp_"
         with torch.no_grad():
