@@ -154,6 +154,13 @@ def test_zero_shares_out_one_category_more(how: dict[str, int], less: str) -> No
     assert held(replace(run, **how))[less] == held(run)[less] / 64  # type: ignore[arg-type]
 
 
+def test_a_mixture_on_256_gpus_holds_what_its_experts_copies_leave() -> None:
+    """8 copies of each expert, not 32, share its 12 bytes of state: by hand 83.5 GB, more than an A100 has."""
+    run = replace(RUN, model=model("mixtral-8x22b"), machine=machine("a100:256"), schedule="zb-h1", sp=True)
+    run = replace(run, tp=2, pp=4, dp=32, ep=4, zero=1, software=Software.named("megatron-core-ampere"))
+    assert sum(held(replace(run, fused_loss=True)).values()) / GB == pytest.approx(83.5, abs=0.1)
+
+
 # Billions of parameters, as their papers and cards have them.
 PUBLISHED = {"llama-7b": 6.738, "llama-13b": 13.016, "llama-8b": 8.03, "llama-70b": 70.55, "llama-405b": 405.9}
 PUBLISHED |= {"mixtral-8x7b": 46.7, "mixtral-8x22b": 140.6, "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.1}

@@ -12,12 +12,15 @@ import torch
 
 import minidist
 from minidist.comm import Communicator
+from minidist.memory.account import Account
+from minidist.memory.precision.masters import MasterWeights
 from minidist.comm.threads_wire.cluster import Cluster, Link
 from minidist.mesh import AXES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe, parallelize
 from minidist.parallel.meta import Computing
 from minidist.plan.device import Constants, Device, Machine
+from minidist.plan.held import held
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.sent import sent
@@ -118,3 +121,64 @@ def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
     predicted = sent(run)
     assert {axis: predicted[axis] for axis in counted} == counted
     assert sum(step(run, exact=True).values()) == pytest.approx(seconds, rel=0.02)
+
+
+# ---------------------------------------------------------------- a mixture of experts: what a rank holds
+
+MIXED_SIZES = replace(SIZES, layers=4, intermediate=128, experts=8, top_k=2, shared_experts=1)
+MIXED = Model(4, 256, 8, 1024, kv=4, ffn=128, experts=8, top_k=2, shared=1)
+MIXTURES: dict[str, dict[str, int]] = {
+    "ep 2": {"dp": 4, "ep": 2},
+    "ep 2, zero 1": {"dp": 4, "ep": 2, "zero": 1},
+    "ep 2, zero 2": {"dp": 4, "ep": 2, "zero": 2},
+    "ep 2, zero 3": {"dp": 4, "ep": 2, "zero": 3},
+    "experts with one copy": {"dp": 4, "ep": 4, "zero": 1},
+    "experts with one copy, zero 3": {"dp": 4, "ep": 4, "zero": 3},
+    "no experts shared out": {"dp": 4, "zero": 3},
+    "along tp, too": {"dp": 2, "tp": 2, "ep": 2, "zero": 1},
+    "along tp alone": {"dp": 2, "tp": 2, "zero": 3},
+    "dp x cp": {"dp": 2, "cp": 2, "ep": 2, "zero": 2},
+}
+
+
+def really_held(run: Setup) -> dict[str, int]:
+    """Take a step of the real program; return the bytes by category that the fullest rank holds after it."""
+    layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
+
+    def program(comm: Communicator) -> dict[str, int]:
+        mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
+        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        trained = list(parallel.model.parameters())
+        optimizer = parallel.optimizer(MasterWeights, trained, optimizer=torch.optim.AdamW)
+        tokens = torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device="meta")
+        parallel.step([tokens], [tokens])
+        optimizer.step()
+        account = Account()
+        account.watch(parallel.replica.called, optimizer)
+        return account.sample()
+
+    ranks = minidist.run(program, layout.size)
+    return max(ranks, key=lambda each: each["parameters"] + each["optimizer"])
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_states_are_divided_by_their_copies(name: str) -> None:
+    """To an element of each tensor, as shards are whole ones, and AdamW's 4 bytes for the number of its steps.
+
+    The planner leaves out norms, 2 hidden a layer and one more, and what ZeRO 1 of this package has beside the whole
+    gradients, its shards of their sum.
+    """
+    run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch)
+    planned, counted = held(run), really_held(run)
+    planned["gradients"] += planned["optimizer"] / 12 * 2 if run.zero == 1 else 0
+    norms, tensors = (2 * MIXED.layers + 1) * MIXED.hidden, len([*GPT(MIXED_SIZES, device="meta").parameters()])
+    data = run.dp * run.cp
+    each = {
+        "parameters": 2 / (data if run.zero == 3 else 1),
+        "gradients": 2 / (data if run.zero >= 2 else 1) + (2 / data if run.zero == 1 else 0),
+        "optimizer": 12 / (data if run.zero else 1),
+    }
+    for state, bytes in each.items():
+        beside = counted[state] - planned[state] - bytes * norms
+        assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, state
