@@ -10,14 +10,21 @@ All values are in SI units: FLOP/s, bytes, bytes/s, seconds, watts. Bandwidths c
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minidist.comm.job.number import read_number, shown
+from minidist.plan.ranges import DEVICE, MACHINE, THIN, checked
+from minidist.trainer.files import FileError, at, read_tree, retold
+
 
 class PlanError(ValueError):
     """What was asked cannot be planned; the message says why, and what can."""
+
+
+NEEDED = {"device": frozenset(DEVICE) - {"name"}, "machine": frozenset(MACHINE) - {"name", "inside"}}
 
 
 @cache
@@ -108,48 +115,47 @@ def machine(text: str) -> Machine:
     Raises
     ------
     PlanError
-        If there is no such machine, or the number of GPUs fills no whole nodes.
+        If there is no such machine, a value is outside its range, or the number of GPUs fills no whole nodes.
     """
     if text.endswith(".toml"):
-        return _site(Path(text).stem, {"name": Path(text).stem} | read_tree(text, tomllib.loads))
-    sites, _, thin = text.partition("@")
+        with retold(PlanError, FileError, before=f"{text} "):
+            return _site(Path(text).stem, read_tree(Path(text), tomllib.loads, "TOML"))
+    sites, at_link, thin = text.partition("@")
     found = []
     for site in sites.split("+"):
         name, _, count = site.partition(":")
-        if not count.isdigit() or int(count) < 1:
+        if not count:
             raise PlanError(f"{site!r} does not say how many GPUs: write {name}:64")
-        found.append(_site(name, {"name": name, "gpus": int(count)} | entry("clusters", name)))
-    if len(found) == 1:
+        with retold(PlanError, FileError, ValueError, before=f"{shown(site)} says a number of GPUs that "):
+            gpus = read_number(count, *MACHINE["gpus"])
+        found.append(_site(name, {"gpus": gpus} | entry("clusters", name)))
+    if len(found) == 1 and not at_link:
         return found[0]
-    if len(found) > 2 or not thin.replace("e", "").replace(".", "").isdigit():
+    if len(found) != 2:
         raise PlanError(f"{text!r}: two sites and the bytes/s between them are said as h100:32+a100:32@12.5e9")
+    with retold(
+        PlanError, ValueError, before=f"{text!r} says bytes/s between two sites, as h100:32+a100:32@12e9, and "
+    ):
+        between = read_number(thin, float, THIN)
     fast, slow = sorted(found, key=lambda site: -site.device.peak * site.device.reached)
-    return replace(fast, name=text, slower=slow, thin=float(thin))
+    return replace(fast, name=text, slower=slow, thin=between)
 
 
-def _site(name: str, said: dict[str, Any]) -> Machine:
-    device: Any = said.pop("device", None)
-    if isinstance(device, dict):
-        device.setdefault("name", name)
-    keys = {each.name for each in fields(Machine)} - {"device", "slower", "thin"}
-    try:
-        chosen = Device(**device) if isinstance(device, dict) else Device.named(str(device))
-        found = Machine(device=replace(chosen, link=said.pop("inside", chosen.link)), **said)
-    except TypeError as error:
-        raise PlanError(f"{name}: {error}; give {', '.join(sorted(keys))}, and a device") from None
+def _site(name: str, said: Mapping[str, Any]) -> Machine:
+    """Return a machine of a table or file; raise FileError, or PlanError for whole nodes that are not filled."""
+    values = checked({key: value for key, value in said.items() if key != "device"}, MACHINE, NEEDED["machine"])
+    own = said.get("device")
+    if isinstance(own, dict):
+        with retold(FileError, FileError, before="has a device that "):
+            device = Device(**{"name": name} | checked(own, DEVICE, NEEDED["device"]))
+    else:
+        device = Device.named(at(said, "device", kind=str))
+    device = replace(device, link=values.pop("inside", device.link))
+    found = Machine(**{"name": name} | values, device=device)
     if found.gpus > found.node and found.gpus % found.node:
         near = found.gpus // found.node * found.node
         raise PlanError(f"{found.gpus} GPUs fill no whole nodes of {found.node}: say {near} or {near + found.node}")
     return found
-
-
-def read_tree(path: str, parse: Any) -> dict[str, Any]:
-    """Return what a file of TOML or JSON holds."""
-    try:
-        tree: dict[str, Any] = parse(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path}: {error}") from None
-    return tree
 
 
 def entry(file: str, name: str) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
         if name not in known:
             raise PlanError(f"{name} cannot be fixed: choose among {', '.join(known)}")
         counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks")
-        if not (type(value) is int and value >= 1 if counts else value in known[name]):
+        alike = [each for each in known[name] if type(each) is type(value) and each == value]  # True is not 1
+        if not (type(value) is int and value >= 1 if counts else alike):
             can = "a whole number, at least 1" if counts else f"one of {', '.join(map(str, known[name]))}"
             raise PlanError(f"{name}={value} cannot be: it is {can}")
 

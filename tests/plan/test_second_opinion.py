@@ -12,9 +12,9 @@ import torch
 
 import minidist
 from minidist.comm import Communicator
+from minidist.comm.threads_wire.cluster import Cluster, Link
 from minidist.memory.account import Account
 from minidist.memory.precision.masters import MasterWeights
-from minidist.comm.threads_wire.cluster import Cluster, Link
 from minidist.mesh import AXES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe, parallelize

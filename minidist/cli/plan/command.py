@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from minidist.cli.plan import here
+from minidist.comm.job.number import read_number, shown
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
 from minidist.plan.cost import cost
 from minidist.plan.device import Constants, PlanError, machine
 from minidist.plan.held import GB
 from minidist.plan.model import model
+from minidist.plan.ranges import COMMAND
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import Answer, Found, search
 from minidist.plan.sent import sent
+from minidist.trainer.files import retold
 from published import check
 
 KNOWN: dict[str, Any] = {"true": True, "false": False, **{",".join(order): order for order in permutations(AXES)}}
@@ -84,30 +87,38 @@ def parser() -> argparse.ArgumentParser:
 
 def amount(text: str) -> float:
     """Return the number that 1.4T or 500M says."""
+    unit = UNITS.get(text[-1:].upper(), 0)
     try:
-        unit = UNITS.get(text[-1:].upper(), 0)
-        return float(text[:-1]) * unit if unit else float(text)
-    except ValueError:
-        raise PlanError(f"{text!r} is no number: write 1.4T, 500M or 1e12") from None
+        return read_number(text[:-1] if unit else text, float) * (unit or 1)
+    except ValueError as error:
+        raise PlanError(f"{shown(text)} {error}: write 1.4T, 500M or 1e12") from None
 
 
 def fields_of(words: Iterable[str]) -> dict[str, Any]:
     """Return the fields that words such as tp=8 and order=pp,dp,cp,tp say."""
-    pairs = (word.partition("=") for word in words)
-    return {name: int(value) if value.isdigit() else KNOWN.get(value, value) for name, _, value in pairs}
+    found = {}
+    for name, _, value in (word.partition("=") for word in words):
+        try:
+            found[name] = read_number(value, int)
+        except ValueError:  # a word, which the search knows or refuses
+            found[name] = KNOWN.get(value, value)
+    return found
 
 
 def setup(asked: argparse.Namespace) -> Setup:
     """Return the run that is asked for, with a batch of whole sequences."""
     if not asked.model:
         raise PlanError("say which --model: a name in models.toml, a config.json or a TOML")
+    for name, (kind, limit) in COMMAND.items():
+        if (value := getattr(asked, name)) is not None:
+            if name in ("tokens", "batch"):
+                with retold(PlanError, PlanError, before=f"--{name} "):
+                    value = amount(value)
+            with retold(PlanError, ValueError, before=f"--{name} {value} "):
+                read_number(value, kind, limit)
     tokens = amount(asked.batch) * (2**20 / 1e6 if asked.batch[-1:].upper() == "M" else 1)
-    if asked.sequence < 1 or tokens < asked.sequence:
+    if tokens < asked.sequence:
         raise PlanError(f"--batch {asked.batch} holds no sequence of {asked.sequence} tokens: give a larger batch")
-    least = {"top": 1, "tokens": 1, "price": 0, "grid": 0, "mtbf": 0}
-    for name, value in vars(asked).items():
-        if name in least and value is not None and not amount(str(value)) >= least[name]:
-            raise PlanError(f"--{name} {value} cannot be: it is at least {least[name]}")
     if asked.picture and Path(asked.picture).suffix not in (".png", ".svg", ".pdf"):
         raise PlanError(f"--picture {asked.picture} has no known format: let it end in .png, .svg or .pdf")
     where, bits8 = machine(asked.cluster), Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0
