@@ -28,7 +28,7 @@ DOLLARS = between(0, 10**6, " $")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "tpu", "other")
 
 MODEL: Ranges = {
-    "layers": (int, between(1, 10**5)),
+    "layers": (int, between(1, 10**4)),
     "hidden": (int, SIZE),
     "heads": (int, SIZE),
     "vocabulary": (int, SIZE),
