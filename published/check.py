@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 from minidist.plan.device import Constants, PlanError
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
-from minidist.plan.ranges import SIZE
 from minidist.plan.run import Setup
 from minidist.plan.step import passes, step
 from minidist.trainer.files import FileError, at, parse, read_text, retold
-from published.fields import MEASURED, READ, LeftOut, Row, check_row
+from published.fields import NUMBERS, READ, LeftOut, Row, check_row
 from published.rows import positive, seconds, setup
 
 SOURCES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))["source"]
@@ -82,7 +81,8 @@ def compare(row: Row, known: Constants, exact: bool = True) -> list[Compared]:
     if not found:
         run = setup(row, known)
         if row.get("kind") == "throughput" and not measured.get("oom"):
-            found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
+            with retold(LeftOut, ValueError):  # a schedule that does not go with these microbatches
+                found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
         unit = GIB / GB if "peak_memory_gib" in measured or run.software.measured == "tensors" else 1.0
         if gigabytes := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
             found.append(("memory", sum(held(run).values()) / GB, gigabytes * unit))
@@ -115,7 +115,8 @@ def formulas(row: Row) -> Iterator[tuple[str, float, float]]:
         whole = stored(config, "none", False)
         values = {name: 100 * stored(config, *policy) / whole for name, policy in POLICIES.items()}
     for name, value in values.items():
-        at(measured, name, kind=float, limit=MEASURED)
+        if not positive(measured, name):
+            raise LeftOut(f"it has no {name}")
         printed = measured[name]  # known to a unit of its last digit
         last = 10.0 ** -len(str(printed).partition(".")[2]) if isinstance(printed, float) else 1.0
         yield "formula", printed if abs(value - printed) < last else value, printed
@@ -133,7 +134,7 @@ def stored(config: Row, recompute: str, sp: bool) -> float:
 
 def size(config: Row, name: str) -> int:
     """Return a whole number of a configuration; raise FileError if it says none."""
-    return int(at(config, name, kind=int, limit=SIZE))
+    return int(at(config, name, kind=int, limit=NUMBERS["size"][1]))
 
 
 def check(rows: Sequence[Row], known: Constants, permuted: int | None = None, exact: bool = True) -> dict[str, Any]:

@@ -10,8 +10,8 @@ published rows has to say here whether predictions read it. Otherwise a mixture 
 from collections.abc import Iterable
 from typing import Any
 
-from minidist.comm.job.number import POSITIVE, Limit, shown
-from minidist.plan.ranges import MODEL, SIZE, Ranges, between
+from minidist.comm.job.number import shown
+from minidist.plan.device import Ranges, ranges
 from minidist.trainer.files import FileError, check_values, retold, typed
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ ROW: Ranges = {
 }
 ROW_BESIDE = ("note", "is_formula", "group", "file", "peer", "reserved_gib", "mb_tflops")
 
-MEASURED = Limit("from 1e-9 to 1e15", lambda value: 1e-9 <= value <= 1e15)
+MODEL, NUMBERS = ranges("model"), ranges("row")
 COUNTED = ("gpus", "tp", "pp", "dp", "cp", "ep", "node_size", "model_parallel", "shard")
 BATCHES = ("micro_batch", "global_batch", "local_batch", "num_microbatches")
 WORDS = (
@@ -58,11 +58,11 @@ READ: Ranges = {
     "experts": MODEL["experts"],
     "top_k": MODEL["top_k"],
     "shared": MODEL["shared"],
-    "params_b": (float, Limit("above 0 and at most 1e6 billions", lambda value: 0 < value <= 1e6)),
-    "seq": (int, SIZE),
-    **dict.fromkeys((*COUNTED, *BATCHES), (int, SIZE)),
-    "pp": (int, between(1, 512)),
-    **dict.fromkeys(("inter_node_GBps", "inter_node_Gbps_per_node"), (float, POSITIVE)),
+    "params_b": NUMBERS["billions"],
+    "seq": NUMBERS["size"],
+    **dict.fromkeys((*COUNTED, *BATCHES), NUMBERS["size"]),
+    "pp": NUMBERS["stages"],
+    **dict.fromkeys(("inter_node_GBps", "inter_node_Gbps_per_node"), NUMBERS["network"]),
     **dict.fromkeys(WORDS, (str, None)),
     **dict.fromkeys(("order", "offload", "overlap", "distributed_optimizer"), (str, None)),
     **dict.fromkeys(("sequence_parallel", "async_tp", "compile", "overlap_grad_reduce"), (bool, None)),

@@ -20,7 +20,7 @@ from minidist.plan.device import Constants, Device, Machine, PlanError
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.trainer.files import FileError, at, retold
-from published.fields import MEASURED, LeftOut, Row, check_row, read_config
+from published.fields import NUMBERS, LeftOut, Row, check_row, read_config
 
 POLICIES = {  # the first that fits
     "none": "none",
@@ -280,4 +280,5 @@ def seconds(row: Row, run: Setup) -> float:
 def positive(values: Row, name: str) -> float:
     """Return a number that was measured, or 0.0 if there is none; raise LeftOut for any other value."""
     with retold(LeftOut, FileError, before="it "):
-        return float(at(values, name, kind=float, limit=MEASURED, default=0.0))
+        kind, limit = NUMBERS["measured"]
+        return float(at(values, name, kind=kind, limit=limit, default=0.0))

@@ -13,24 +13,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from minidist.comm.job.number import read_number, shown
-from minidist.plan.ranges import DEVICE, MACHINE, THIN, checked
-from minidist.trainer.files import FileError, at, read_tree, retold
+from minidist.comm.job.number import Limit, one_of, read_number, shown
+from minidist.trainer.files import FileError, at, flatten, read_tree, retold, typed
+
+Ranges: TypeAlias = Mapping[str, tuple[Any, Limit | None]]
+"""By name: the type of a value, and what a value of it may be."""
 
 
 class PlanError(ValueError):
     """What was asked cannot be planned; the message says why, and what can."""
 
 
-NEEDED = {"device": frozenset(DEVICE) - {"name"}, "machine": frozenset(MACHINE) - {"name", "inside"}}
-
-
 @cache
 def table(name: str) -> dict[str, dict[str, Any]]:
     """Return the table in `name`.toml beside this file."""
     return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def ranges(section: str) -> Ranges:
+    """Return what each value of a section of `ranges.toml` may be."""
+    kinds = {"int": int, "float": float, "bool": bool, "str": str}
+    return {name: (kinds[said["kind"]], _limit(said)) for name, said in table("ranges")[section].items()}
+
+
+def _limit(said: Mapping[str, Any]) -> Limit | None:
+    if "choices" in said:
+        return one_of(*said["choices"])
+    if "range" not in said:
+        return None
+    low, high = said["range"]
+    zero = "0, or " if said.get("or_zero") else ""
+    least, most = (f"{each:,}" if isinstance(each, int) else f"{each:g}" for each in (low, high))
+    words = f"{zero}from {least} to {most} {said.get('unit', '')}".rstrip()
+    return Limit(words, lambda value: low <= value <= high or (bool(zero) and value == 0))
+
+
+def checked(values: Mapping[str, Any], section: str, unneeded: tuple[str, ...]) -> dict[str, Any]:
+    """Return values by their names, each of its type and inside its range in `ranges.toml`.
+
+    Raises
+    ------
+    FileError
+        For an unknown name, a wrong value, or a missing one, unless it is among the `unneeded`.
+    """
+    known = ranges(section)
+    flat = flatten(dict(values), {name: kind for name, (kind, _) in known.items()})
+    if missing := sorted(set(known) - set(flat) - set(unneeded)):
+        raise FileError(f"does not say {', '.join(missing)}: a {section} has {', '.join(known)}")
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        with retold(FileError, ValueError, before=f"has {name} = {shown(value)}, which "):
+            typed(value, *known[name])
+    return flat
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +164,7 @@ def machine(text: str) -> Machine:
         if not count:
             raise PlanError(f"{site!r} does not say how many GPUs: write {name}:64")
         with retold(PlanError, FileError, ValueError, before=f"{shown(site)} says a number of GPUs that "):
-            gpus = read_number(count, *MACHINE["gpus"])
+            gpus = read_number(count, *ranges("machine")["gpus"])
         found.append(_site(name, {"gpus": gpus} | entry("clusters", name)))
     if len(found) == 1 and not at_link:
         return found[0]
@@ -136,18 +173,19 @@ def machine(text: str) -> Machine:
     with retold(
         PlanError, ValueError, before=f"{text!r} says bytes/s between two sites, as h100:32+a100:32@12e9, and "
     ):
-        between = read_number(thin, float, THIN)
+        between = read_number(thin, *ranges("command")["thin"])
     fast, slow = sorted(found, key=lambda site: -site.device.peak * site.device.reached)
     return replace(fast, name=text, slower=slow, thin=between)
 
 
 def _site(name: str, said: Mapping[str, Any]) -> Machine:
     """Return a machine of a table or file; raise FileError, or PlanError for whole nodes that are not filled."""
-    values = checked({key: value for key, value in said.items() if key != "device"}, MACHINE, NEEDED["machine"])
+    sizes = {key: value for key, value in said.items() if key != "device"}
+    values = checked(sizes, "machine", unneeded=("name", "inside"))
     own = said.get("device")
     if isinstance(own, dict):
         with retold(FileError, FileError, before="has a device that "):
-            device = Device(**{"name": name} | checked(own, DEVICE, NEEDED["device"]))
+            device = Device(**{"name": name} | checked(own, "device", unneeded=("name",)))
     else:
         device = Device.named(at(said, "device", kind=str))
     device = replace(device, link=values.pop("inside", device.link))

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minidist.comm.job.number import FRACTION, shown
-from minidist.plan.device import PlanError, entry, table
-from minidist.plan.ranges import MODEL
+from minidist.plan.device import PlanError, entry, ranges, table
 from minidist.trainer.files import FileError, at, read_tree, retold, typed
 
 
@@ -60,7 +59,7 @@ class Model:
     window: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in MODEL.items():
+        for name, allowed in ranges("model").items():
             value = getattr(self, name)
             with retold(PlanError, ValueError, before=f"a model has {name} = {shown(value)}, which "):
                 typed(value, *allowed)
@@ -169,7 +168,7 @@ def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `Model` that a file says, whatever it calls them; raise FileError as `model` does."""
     names = table("names")
     sizes: dict[str, Any] = {}
-    for ours, (kind, limit) in MODEL.items():
+    for ours, (kind, limit) in ranges("model").items():
         said = [name for name in (ours, *names.get(ours, {"names": []})["names"]) if tree.get(name) is not None]
         if said and ours == "dropout":  # files say how much
             sizes[ours] = at(tree, said[0], kind=float, limit=FRACTION) > 0

@@ -164,8 +164,10 @@ def reduction(run: Setup, layers: float, forward: float, backward: float) -> flo
     elif run.zero:
         each = m / run.reductions if run.zero == 2 and run.pp == 1 else 1
         shown = gather(table * gradient, run.sharded)
-        talking, hides = each * sum(gather(some * gradient, same) for some, same in held) - shown, each * backward
-        shown += max(0.0, sum(gather(some * width, same) for some, same in held) - forward * run.software.gathers_ahead)
+        talking = each * sum(gather(some * gradient, same) for some, same in held) - shown
+        hides = each * backward
+        gathered = sum(gather(some * width, same) for some, same in held)
+        shown += max(0.0, gathered - forward * run.software.gathers_ahead)
     else:
         shown = reduce(table * gradient, run.sharded)
         talking = sum(reduce(some * gradient, same) for some, same in held) - shown

@@ -949,7 +949,7 @@ MEMORY = [
     Mutation(
         "a plan lets ZeRO 1 gather parameters for nothing",
         "minidist/plan/step.py",
-        old="shown += max(0.0, gather(held * width) - forward * run.software.gathers_ahead)",
+        old="shown += max(0.0, gathered - forward * run.software.gathers_ahead)",
         new="shown += 0.0",
         tests=(f"{OPINION}[zero 1]",),
     ),
@@ -980,6 +980,27 @@ MEMORY = [
         old="between = 8 * tokens * model.hidden / (tp if run.sp else 1)",
         new="between = 8 * tokens * model.hidden / tp",
         tests=("tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",),
+    ),
+    Mutation(
+        "a plan divides the state of experts by all ranks of the data axis",
+        "minidist/plan/held.py",
+        old="each = state_bytes(run, same.ranks)",
+        new="each = state_bytes(run, run.sharded.ranks)",
+        tests=("tests/plan/test_second_opinion.py::test_experts_states_are_divided_by_their_copies[ep 2, zero 1]",),
+    ),
+    Mutation(
+        "a plan is made from numbers of any size",
+        "minidist/plan/device.py",
+        old="            typed(value, *known[name])\n",
+        new="            typed(value, known[name][0])\n",
+        tests=("tests/plan/test_input.py::test_what_is_impossible_is_refused_by_its_name",),
+    ),
+    Mutation(
+        "a published row may say what nobody reads",
+        "published/fields.py",
+        old="if name not in READ and name not in EITHER and name not in BESIDE:",
+        new='if name == "":',
+        tests=("tests/plan/test_rows.py::test_what_is_not_known_leaves_a_row_out",),
     ),
     Mutation(
         "a plan gives each ring of a node the whole network",

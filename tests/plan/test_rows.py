@@ -61,6 +61,7 @@ def test_a_mixture_is_predicted_as_one() -> None:
         ({"ep": 32}, "ep=32 does not divide dp x cp = 16"),
         ({"dp": 8}, "tp=1 x pp=1 x cp=1 x dp=8 is not 16 GPUs"),
         ({"top_k": 200}, "top_k=200 of 128 experts"),
+        ({"pp": 2, "dp": 8, "virtual_pp": 2, "micro_batch": 8}, "interleaved takes microbatches in groups of 2"),
     ),
 )
 def test_what_is_not_known_leaves_a_row_out(change: Row, message: str) -> None:

@@ -18,10 +18,9 @@ from minidist.comm.job.number import read_number, shown
 from minidist.draw.table import aligned
 from minidist.mesh import AXES
 from minidist.plan.cost import cost
-from minidist.plan.device import Constants, PlanError, machine
+from minidist.plan.device import Constants, PlanError, machine, ranges
 from minidist.plan.held import GB
 from minidist.plan.model import model
-from minidist.plan.ranges import COMMAND
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import Answer, Found, search
 from minidist.plan.sent import sent
@@ -109,8 +108,8 @@ def setup(asked: argparse.Namespace) -> Setup:
     """Return the run that is asked for, with a batch of whole sequences."""
     if not asked.model:
         raise PlanError("say which --model: a name in models.toml, a config.json or a TOML")
-    for name, (kind, limit) in COMMAND.items():
-        if (value := getattr(asked, name)) is not None:
+    for name, (kind, limit) in ranges("command").items():
+        if (value := getattr(asked, name, None)) is not None:
             if name in ("tokens", "batch"):
                 with retold(PlanError, PlanError, before=f"--{name} "):
                     value = amount(value)
