@@ -19,6 +19,7 @@ from minidist.mesh import AXES, Layout, Mesh
 from minidist.model import GPT, GPTConfig
 from minidist.parallel import Recipe, parallelize
 from minidist.parallel.meta import Computing
+from minidist.parallel.placement import copies_of
 from minidist.plan.device import Constants, Device, Machine
 from minidist.plan.held import held
 from minidist.plan.model import Model
@@ -182,3 +183,29 @@ def test_experts_states_are_divided_by_their_copies(name: str) -> None:
     for state, bytes in each.items():
         beside = counted[state] - planned[state] - bytes * norms
         assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, state
+
+
+@pytest.mark.parametrize("name", ("ep 2, zero 1", "ep 2, zero 3", "along tp, too"))
+def test_gradients_of_experts_go_to_their_copies(name: str) -> None:
+    """To the byte, in the second step: in the first, ZeRO 3 only learns in which order the layers come."""
+    run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch)
+    layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
+
+    def program(comm: Communicator) -> int:
+        mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
+        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        trained = [{"params": list(parallel.model.parameters())}]
+        optimizer = parallel.optimizer(torch.optim.SGD, trained, elementwise=True, lr=0.1)
+        tokens = torch.zeros(run.microbatch, 128, dtype=torch.long, device="meta")
+        groups = {mesh.data} | {copies_of(parameter, mesh.data) for parameter in model.parameters()}
+        counts = []
+        for _ in range(3):
+            comm.barrier()
+            counts.append(sum(group.traffic.bytes_sent for group in groups))
+            parallel.zero_grad()
+            parallel.step([tokens], [tokens])
+            optimizer.step()
+        return counts[2] - counts[1]
+
+    assert sum(minidist.run(program, layout.size)) == sent(run)["dp"]
