@@ -68,6 +68,18 @@ def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
 
     It comes before anything is built: even without memory of its own, a model of a billion layers takes hours.
     """
+    needed = host_memory(config, sizes, ranks_here)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    if needed > there:
+        raise ConfigError(
+            f"{sizes.parameter_count:,} parameters, with gradients and AdamW's state, need {needed / 1e9:,.0f} GB for "
+            f"the ranks of this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a "
+            "smaller --hidden"
+        )
+
+
+def host_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> float:
+    """Return the bytes that a machine with so many of the ranks needs on its host until each has its share."""
     count, bytes = sizes.parameter_count, config.dtype.itemsize
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
@@ -77,13 +89,7 @@ def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
     if rank := config.adapter_rank:
         trained = adapted_states(sizes, rank, config.run.qlora, each=ModelStates(0, 1, 0)).gradients
     # Each rank draws the whole model, and then keeps its share of it, with gradients and state of what is trained.
-    needed = (count * bytes + trained * (bytes + state) / shares) * ranks_here
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
-    if needed > there:
-        raise ConfigError(
-            f"{count:,} parameters, with gradients and AdamW's state, need {needed / 1e9:,.0f} GB for the ranks of "
-            f"this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a smaller --hidden"
-        )
+    return (count * bytes + trained * (bytes + state) / shares) * ranks_here
 
 
 def metrics_file(config: Config) -> Path | None:

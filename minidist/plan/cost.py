@@ -15,6 +15,7 @@ BESIDE = 1.59  # kWh of a cluster for each of its GPUs: (433,196 + 256,646) / 43
 GPU_MTBF = 16384 * 54 * 24 / 419  # hours between two failures of one GPU and what belongs to it
 WRITTEN = 2.3e12 / 40 / 48  # bytes/s of a node into the file system: BLOOM's 2.3 TB in 40 s from 48 nodes
 STATE = 14  # bytes a parameter in a checkpoint: 16-bit weights, masters, two moments
+LONGER = (1.2, 1.8)  # GPU hours of whole published runs beside those that are planned for them: `runs.toml`
 RESTART = 900.0  # seconds until a job computes again: noticed, replaced, loaded
 
 
