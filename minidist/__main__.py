@@ -40,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        print(f"minidist: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        from minidist.launch.parser import nearest  # here, because only a mistake needs it
+
+        known = nearest(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
+        print(f"minidist: there is no command {name!r}: {known}", file=sys.stderr)
         return 2
     with quick_imports():
         command = importlib.import_module(ELSEWHERE.get(name, f"minidist.cli.{name}"))

@@ -5,7 +5,6 @@
 `ranking` asks, where several layouts of one model were measured, what the layout predicted to be best really took.
 """
 
-import argparse
 import json
 import random
 import tomllib
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from minidist.launch.parser import Parser
 from minidist.plan.device import Constants, PlanError, read_tree
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
@@ -194,7 +194,7 @@ def text(report: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Print predictions beside published measurements, or with --permuted beside those of other rows."""
-    found = argparse.ArgumentParser("python -m minidist plan check", description=main.__doc__)
+    found = Parser("python -m minidist plan check", description=main.__doc__)
     found.add_argument("--rows", required=True, help="a file of published rows, in JSON")
     found.add_argument("--permuted", type=int, metavar="SEED", help="let measured values change places")
     found.add_argument("--format", choices=("text", "json"), default="text")

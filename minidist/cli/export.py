@@ -36,7 +36,7 @@ from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.resume import check_base, load_initial
 from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.config import ConfigError
+from minidist.trainer.config import ConfigError, in_flags
 from minidist.trainer.files import retold
 from minidist.trainer.foreign.llama import CONFIG_FILE, WEIGHTS_FILE, write_llama
 from minidist.trainer.foreign.llama_names import check_known
@@ -96,7 +96,7 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         config = GPTConfig(**state["model"])
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{checkpoint} does not say of which GPT it is: export those of train") from None
-    with retold(CheckpointError, ValueError, before=f"{checkpoint}: "):
+    with retold(CheckpointError, ValueError, before=f"{checkpoint}: ", words=in_flags):
         check_known(config)
     if state.get("base"):
         model = read_adapted(checkpoint, state, config)

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minidist.launch.parser import nearest
+
 
 class PlanError(ValueError):
     """What was asked cannot be planned; the message says why, and what can."""
@@ -155,5 +157,7 @@ def read_tree(path: str, parse: Any) -> dict[str, Any]:
 def entry(file: str, name: str) -> dict[str, Any]:
     """Return an entry of a table."""
     if name not in table(file):
-        raise PlanError(f"{name!r} is not in {file}.toml: choose one of {', '.join(table(file))}, or give a file")
+        meant = nearest(name, table(file))
+        choose = f"{meant} Or choose" if meant else "choose"
+        raise PlanError(f"{name!r} is not in {file}.toml: {choose} one of {', '.join(table(file))}, or give a file")
     return table(file)[name]

@@ -236,7 +236,7 @@ def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) ->
         or fixed.get("dp", machine.total // (tp * pp * cp)) != machine.total // (tp * pp * cp),
         "put tensor parallelism across nodes": tp > machine.node and "tp" not in fixed,
         "cut heads": model.heads % tp or (model.kv % tp and tp % model.kv),
-        f"cut sequences of fewer than {LONG} tokens": cp > 1 and "cp" not in fixed and start.sequence < LONG,
+        f"cut sequences of fewer than {LONG:,} tokens": cp > 1 and "cp" not in fixed and start.sequence < LONG,
         "cut sequences unevenly": start.sequence % (2 * cp * tp),
         "cut layers unevenly": not machine.slower and model.layers % pp and (model.layers + 2) % pp,
         "have a stage on two sites": any(sites),

@@ -9,6 +9,7 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 `Recipe` refuses the same combinations of strategies, in its own names, for those who call `parallelize` directly.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -270,7 +271,7 @@ class Config:
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""
-        with retold(ConfigError, ValueError):
+        with retold(ConfigError, ValueError, words=in_flags):
             return GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
 
     def without_files(self) -> "Config":
@@ -290,3 +291,32 @@ class Config:
 def flag(name: str) -> str:
     """Return how an option is written on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+ELSEWHERE = {"shard_ranks": "hsdp", "sequence": "sp", "fp8": "precision fp8"}
+"""Names of `Recipe` that are not those of flags. (Where `sequence` is a number, it is of tokens.)"""
+
+
+def in_flags(sentence: str) -> str:
+    """Return a sentence on arguments, such as `raw_weights=True`, as one on flags: `--raw-weights`.
+
+    Who calls `parallelize` or makes a `GPTConfig` reads the names of arguments, and who types a command reads flags.
+    """
+    sections = (ModelOptions, DataOptions, OptimizerOptions, ParallelOptions, MemoryOptions, RunOptions)
+    named = {option.name for section in sections for option in fields(section)}
+    return re.sub(ARGUMENT, lambda found: _as_flag(found, named), sentence)
+
+
+ARGUMENT = r"(?<![\w/.=-])([a-z][a-z_0-9]*)(?:=('[^']*'(?: or '[^']*')*|[\w.+-]*\w(?:,\w+)*))?(?![\w/=-])"
+
+
+def _as_flag(found: re.Match[str], named: set[str]) -> str:
+    """Return a word, or name=value, as a flag if it is an argument; a plain word such as heads stays one."""
+    name, value = found[1], found[2]
+    if name not in named | ELSEWHERE.keys() or (value is None and "_" not in name):
+        return found[0]
+    switch = value in ("True", "False")
+    known = ELSEWHERE.get(name, name) if switch or name not in named else name
+    if value is None or value == "True":
+        return flag(known)
+    return f"--no-{flag(known)[2:]}" if switch else flag(known) + " " + value.replace("'", "")

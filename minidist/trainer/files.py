@@ -46,12 +46,21 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def retold(kind: type[Exception], *faults: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
-    """Raise faults of the `with` block as a `kind`, whose sentence says which option or file is meant."""
+def retold(
+    kind: type[Exception],
+    *faults: type[Exception],
+    before: str = "",
+    after: str = "",
+    words: Callable[[str], str] = str,
+) -> Iterator[None]:
+    """Raise faults of the `with` block as a `kind`, whose sentence says which option or file is meant.
+
+    `words` puts what the fault says into the words of whoever reads it.
+    """
     try:
         yield
     except faults as error:
-        raise kind(f"{before}{reason(error)}{after}") from None
+        raise kind(f"{before}{words(reason(error))}{after}") from None
 
 
 def check_regular(path: Path) -> None:

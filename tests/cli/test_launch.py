@@ -158,7 +158,7 @@ def test_ranks_that_cannot_share_gpus_are_not_started(
         monkeypatch.setattr(gpus, "nccl_version", lambda: (2, 29, 7))
         assert launch.main(["-n", "2", "--ranks-per-gpu", each, __file__]) == 2
         said = capsys.readouterr().err
-        assert said.startswith("minidist launch: MINIDIST_RANKS_PER_GPU=") and words in said and said.count("\n") == 1
+        assert said.startswith(f"minidist launch: --ranks-per-gpu {each}") and words in said and said.count("\n") == 1
 
 
 def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

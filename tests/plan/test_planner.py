@@ -239,10 +239,13 @@ def test_train_knows_the_command_that_is_printed(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("change", "message"),
     (
-        (["--model", "llama-9b"], "'llama-9b' is not in models.toml: choose one of gpt3-175b"),
+        (
+            ["--model", "llama-9b"],
+            "'llama-9b' is not in models.toml: did you mean llama-.*\\? Or choose one of gpt3-175b",
+        ),
         (["--cluster", "h100"], "'h100' does not say how many GPUs: write h100:64"),
         (["--cluster", "h100:12"], "12 GPUs fill no whole nodes of 8: say 8 or 16"),
-        (["--cluster", "tpu:8"], "'tpu' is not in clusters.toml: choose one of v100"),
+        (["--cluster", "tpu:8"], "'tpu' is not in clusters.toml: did you mean tpu-v5p\\? Or choose one of v100"),
         (["--cluster", "h100:8", "--model", "llama-405b"], "no layout fits 8 GPUs of h100: .*the smallest holds"),
         (["--fixed", "zero=1", "--fixed", "size=2"], "size cannot be fixed: choose among tp"),
         (["--tokens", "many"], "'many' is no number: write 1.4T"),

@@ -110,7 +110,8 @@ def test_switches_have_a_no(tmp_path: Path) -> None:
         ("--batch_size", "--batch"),
         ("--warm-up", "--warmup"),
         ("--learning-rate", "--lr"),
-        ("--no-tide", ""),
+        ("--no-tide", "--no-tied"),
+        ("--lerning-rate", "--lr"),
         ("--precison", "--precision"),
         ("--xyzzy", ""),
         ("-n", ""),
@@ -182,9 +183,9 @@ def test_values_that_cannot_be(words: str, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ("--hidden 10 --heads 4", "use hidden=12"),
+        ("--hidden 10 --heads 4", "use --hidden 12"),
         ("--heads 4 --key-value-heads 3", "use a divisor of 4"),
-        ("--hidden 12 --heads 4", "use hidden=16"),
+        ("--hidden 12 --heads 4", "use --hidden 16"),
         ("--dropout 1", "use 0 for none"),
         ("--layers 0", "at least 1"),
     ],

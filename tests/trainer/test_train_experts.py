@@ -106,7 +106,7 @@ def test_a_mixtral_is_exported_and_trained_on(text: Path, tmp_path: Path, capsys
         (2, "--ep 2", "--ep 2 is for runs with --experts NUMBER"),
         (2, "--experts 4 --ep-comm plain", "--ep-comm plain is for runs with --ep RANKS"),
         (2, "--experts 4 --ep 2 --ep-fp8 --verify", "--ep-fp8 rounds what it sends to 8 bits or fewer"),
-        (2, "--experts 4 --ep 3", "ep=3 must divide dp*cp = 2"),
+        (2, "--experts 4 --ep 3", "--ep 3 must divide dp*cp = 2"),
         (2, "--capacity 1.5", "capacity=1.5 is for a model with experts"),
         (2, "--experts 4 --cp 2 --by-length", "--by-length pads rows to a multiple of 4 tokens on this layout"),
         (
@@ -115,7 +115,7 @@ def test_a_mixtral_is_exported_and_trained_on(text: Path, tmp_path: Path, capsys
             "experts have fewer copies than all else, which naive does not know",
         ),
         (2, "--experts 4 --ep 2 --ep-comm hierarchical", "needs several nodes of as many ranks each"),
-        (1, "--experts 4 --precision fp8", "fp8=True is for linear layers, and experts are none: leave it out"),
+        (1, "--experts 4 --precision fp8", "--precision fp8 is for linear layers, and experts are none: leave it out"),
     ],
 )
 def test_a_mistake_is_one_sentence(ranks: int, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from minidist.plan.device import Constants, PlanError, machine
 from minidist.plan.model import model
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import RESERVE, Found, search
+from minidist.trainer.files import retold
 from published import check
 
 KNOWN: dict[str, Any] = {"true": True, "false": False, **{",".join(order): order for order in permutations(AXES)}}
@@ -54,6 +55,16 @@ def main(argv: Sequence[str]) -> int:
         print(f"plan: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def check_picture(file: str) -> None:
+    """Raise PlanError if no picture can be drawn there."""
+    if Path(file).suffix not in (".png", ".svg", ".pdf"):
+        raise PlanError(f"--picture {file} has no known format: let it end in .png, .svg or .pdf")
+    fix = "): pip install matplotlib, or leave --picture out"
+    before = f"--picture {file} needs the library `matplotlib` ("
+    with retold(PlanError, ImportError, before=before, after=fix):
+        import matplotlib.figure  # noqa: F401
 
 
 def picture(asked: argparse.Namespace, shown: Sequence[Found]) -> None:
@@ -116,8 +127,8 @@ def setup(asked: argparse.Namespace) -> Setup:
     for name, value in vars(asked).items():
         if name in least and value is not None and not amount(str(value)) >= least[name]:
             raise PlanError(f"--{name} {value} cannot be: it is at least {least[name]}")
-    if asked.picture and Path(asked.picture).suffix not in (".png", ".svg", ".pdf"):
-        raise PlanError(f"--picture {asked.picture} has no known format: let it end in .png, .svg or .pdf")
+    if asked.picture:
+        check_picture(asked.picture)
     where, bits8 = machine(asked.cluster), Constants.table()["eight_bits"] if asked.precision == "fp8" else 0.0
     if bits8 and where.device.peak8 == where.device.peak:
         raise PlanError(f"--precision fp8: {where.device.name} multiplies no faster in 8 bits: leave it out")
