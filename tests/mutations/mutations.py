@@ -989,6 +989,27 @@ MEMORY = [
         tests=("tests/plan/test_planner.py::test_both_orders_of_the_axes_are_looked_at",),
     ),
     Mutation(
+        "the command of a plan loses what the model ties",
+        "minidist/cli/plan/runnable.py",
+        old='        "tied": model.tied,\n',
+        new="",
+        tests=("tests/plan/test_answer.py::test_what_is_planned_can_be_trained",),
+    ),
+    Mutation(
+        "a plan's reserve is said, and not kept",
+        "minidist/plan/search.py",
+        old="memory * (1 - reserve)",
+        new="memory",
+        tests=("tests/plan/test_answer.py::test_five_percent_of_the_memory_stay_free",),
+    ),
+    Mutation(
+        "gradients on their way look like computing",
+        "minidist/draw/plan.py",
+        old='"data": Look("#009E73", "||")',
+        new='"data": Look("#0072B2")',
+        tests=("tests/plan/test_answer.py::test_no_two_kinds_look_alike[looks1]",),
+    ),
+    Mutation(
         "tensor parallelism may be ordered across nodes",
         "minidist/trainer/checked.py",
         old='    if layout.links_between(nodes)["tp"] != "inside"',

@@ -107,7 +107,7 @@ def test_a_mixtral_is_exported_and_trained_on(text: Path, tmp_path: Path, capsys
         (2, "--experts 4 --ep-comm plain", "--ep-comm plain is for runs with --ep RANKS"),
         (2, "--experts 4 --ep 2 --ep-fp8 --verify", "--ep-fp8 rounds what it sends to 8 bits or fewer"),
         (2, "--experts 4 --ep 3", "--ep 3 must divide dp*cp = 2"),
-        (2, "--capacity 1.5", "capacity=1.5 is for a model with experts"),
+        (2, "--capacity 1.5", "--capacity 1.5 is for a model with experts"),
         (2, "--experts 4 --cp 2 --by-length", "--by-length pads rows to a multiple of 4 tokens on this layout"),
         (
             2,

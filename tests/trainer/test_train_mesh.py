@@ -287,6 +287,7 @@ def test_mistakes_under_launchers(files: dict[str, Path]) -> None:
         by_mpi, by_torch = ours.result(), theirs.result()
     assert by_mpi.returncode == 2 and by_mpi.stdout == "" and by_torch.returncode != 0 and by_torch.stdout == ""
     assert (
-        by_mpi.stderr == f"minidist train: --plan {files['three ranks']}: the plan is for 3 ranks, but --pp 2: use --pp 3\n"
+        by_mpi.stderr
+        == f"minidist train: --plan {files['three ranks']}: the plan is for 3 ranks, but --pp 2: use --pp 3\n"
     )
     assert by_torch.stderr.count("minidist train: ZeRO 2 does not go with zb-h1") == 1
