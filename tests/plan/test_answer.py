@@ -76,7 +76,9 @@ def test_what_is_planned_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFi
         if main(words) != 0:
             assert "no layout fits" in capsys.readouterr().err
             continue
-        for layout in json.loads(capsys.readouterr().out)["layouts"]:
+        answered = json.loads(capsys.readouterr().out)
+        assert not [reason for reason in answered["refused"] if "does not run" in reason], "search knows better"
+        for layout in answered["layouts"]:
             shape = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", layout["layout"])}
             microbatch = shape.pop("microbatch")
             if not layout["command"]:
