@@ -60,7 +60,7 @@ def draw_plan(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 2.9 + 0.62 * len(names)), layout="constrained")
+    figure = Figure(figsize=(10, 2.6 + 0.3 * bool(title) + 0.62 * len(names)), layout="constrained")
     panels = figure.subplots(2, 1)
     if title:
         figure.suptitle(title, fontsize=11)
