@@ -18,6 +18,7 @@ from minidist.plan.search import Found
 from minidist.plan.sent import sent
 
 SHOWN_VARIANTS = 2  # of a layout
+CLOSE = 1.05  # a variant that takes longer, beside the best, is no news
 RESIDENT = "resident: what the driver counts beside tensors (its context, NCCL's buffers, gaps between tensors)"
 ORDER = "order: the axes from the outermost; ranks along the last one are neighbours"
 
@@ -65,11 +66,11 @@ def as_json(offers: Sequence[Offer], refused: Mapping[str, int], bill: Bill) -> 
     """Return the same for programs. A layout that `train` does not run has no command, and says why."""
     found = []
     for offer in offers:
-        each, variants = offer.found, offer.variants
+        each = offer.found
         found.append(
             {
                 "layout": name_of(each.run),
-                "variants": {name_of(other.run): other.seconds for other in variants[:SHOWN_VARIANTS]},
+                "variants": {name_of(other.run): other.seconds for other in shown_variants(offer)},
                 "seconds": each.seconds,
                 "mfu": mfu(each),
                 "step": each.step,
@@ -98,9 +99,15 @@ def layouts(offers: Sequence[Offer], bill: Bill) -> str:
             (f"{place} {name_of(run)}", f"{found.seconds:,.2f} s", f"{mfu(found):.1%}", f"{speed:,.0f}",
              f"{price['days']:,.1f}", f"{price['money']:,.0f} $", f"{sum(found.held.values()) / GB:.1f} GB")
         )  # fmt: skip
-        for other in offer.variants[:SHOWN_VARIANTS]:
+        for other in shown_variants(offer):
             rows.append((f"    or {differing(other.run, run)}", f"{other.seconds:,.2f} s", *[""] * 5))
     return aligned(title, rows)
+
+
+def shown_variants(offer: Offer) -> list[Found]:
+    """Return the best variants of a layout that are nearly as fast as it is."""
+    near = [each for each in offer.variants if each.seconds <= CLOSE * offer.found.seconds]
+    return near[:SHOWN_VARIANTS]
 
 
 def by_kind(
@@ -160,7 +167,7 @@ def differing(run: Setup, other: Setup) -> str:
 
 def meanings(offers: Iterable[Offer]) -> list[str]:
     """Say what words in the tables mean that do not explain themselves."""
-    shown = [each for offer in offers for each in (offer.found, *offer.variants[:SHOWN_VARIANTS])]
+    shown = [each for offer in offers for each in (offer.found, *shown_variants(offer))]
     found = [RESIDENT] if any(each.held["resident"] for each in shown) else []
     return found + ([ORDER] if any(each.run.order != AXES for each in shown) else [])
 

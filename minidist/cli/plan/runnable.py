@@ -70,7 +70,8 @@ def options(run: Setup) -> dict[str, Any]:
     if run.pp > 1:
         said |= {"schedule": run.schedule, "chunks": run.chunks if run.chunks > 1 else 0}
     said["order"] = "" if run.order == AXES else ",".join(run.order)
-    said |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches}
+    if run.microbatches > 1:
+        said |= {"microbatches" if run.pp > 1 else "accumulate": run.microbatches}
     said |= {"zero": run.zero, "hsdp": run.shard, "sp": run.sp}
     said["recompute"] = "" if run.recompute == "none" else run.recompute
     said["offload"] = "memory" if run.offload else ""
