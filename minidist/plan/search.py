@@ -218,7 +218,7 @@ def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> It
             run = replace(base, zero=zero, recompute=recompute, offload=offload, schedule=schedule, chunks=chunks)
             yield run
             node = max(1, base.machine.node // base.tp)
-            if zero == 3 and 1 < node < ranks and ranks % node == 0 and base.ep == 1:
+            if zero == 3 and 1 < node < ranks and ranks % node == 0 and base.ep == 1:  # as the package has it
                 yield replace(run, shard=node)
 
 
