@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any
 
+from minidist.launch.parser import nearest
 from minidist.mesh import AXES
 from minidist.plan.device import PlanError
 from minidist.plan.held import GB, held
@@ -165,7 +166,8 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
     known = CHOICES | {"pp": (1,), "dp": (1,)} | ALSO
     for name, value in fixed.items():
         if name not in known:
-            raise PlanError(f"{name} cannot be fixed: choose among {', '.join(known)}")
+            choose = f"{meant} Or choose" if (meant := nearest(name, known)) else "choose"
+            raise PlanError(f"{name} cannot be fixed: {choose} among {', '.join(known)}")
         counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks")
         if not (type(value) is int and value >= 1 if counts else value in known[name]):
             can = "a whole number, at least 1" if counts else f"one of {', '.join(map(str, known[name]))}"
