@@ -36,7 +36,7 @@ STEP = {
     "sharding": Look("#D55E00"),
     "host": Look("#000000"),
     "pipeline": Look("#882255", "--"),
-    "bubble": Look("#F2F2F2"),
+    "bubble": Look("#BBBBBB"),
     "data": Look("#009E73", "||"),
     "optimizer": Look("#56B4E9", "//"),
     "input": Look("#999933", "++"),
