@@ -143,7 +143,9 @@ class RunOptions:
 
     steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
     seed: int = option(0, "what weights, order of samples and dropout are drawn from", SEED)
-    init: str = option("", "folder of a Hugging Face Llama to start from, unless with --resume; none: draw weights")
+    init: str = option(
+        "", "folder of a Hugging Face Llama to start from: weights, sizes, tokenizer; none: draw weights"
+    )
     lora: int = option(0, "with --init: train adapters of this rank, and nothing else; 0: none", NOT_NEGATIVE)
     qlora: bool = option(False, "with --init: adapters (of --lora, or rank 8) beside matrices stored in 4 bits")
     precision: str = option("", f"{', '.join(PRECISIONS)}; none: float32, float64 with --verify", PRECISION)

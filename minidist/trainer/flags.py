@@ -1,4 +1,7 @@
-"""From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`, then flags."""
+"""From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`, then flags.
+
+With `--init FOLDER`, the folder's own sizes and tokenizer take the place of the defaults.
+"""
 
 import argparse
 import difflib
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minidist.launch.parser import flag_of
+from minidist.trainer.checkpoint.resume import with_folder
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, flatten, read_tree, retold
 from minidist.trainer.foreign.names import MEGATRON, MEGATRON_BATCH
@@ -68,7 +72,8 @@ def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train"
     if "megatron" in values:
         theirs, more = translate(MEGATRON, MEGATRON_BATCH, values, sections, flags)
         sections, notes = merged(sections, theirs), notes + more
-    config = Config(**{name: classes()[name](**options) for name, options in merged(sections, flags).items()})
+    sections = with_folder(merged(sections, flags))
+    config = Config(**{name: classes()[name](**options) for name, options in sections.items()})
     if "print_config" in values:
         raise HelpAsked(to_toml(config).rstrip())
     return config, notes

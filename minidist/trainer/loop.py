@@ -85,6 +85,7 @@ class Trainer:
         self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
         if config.run.init and (self.recipe.lora or not config.run.resume):  # adapters are saved without their base
             resume.load_initial(Path(config.run.init), self.model)
+        self.origin = resume.origin_of(config)
         self.base = fingerprint(self.model) if self.recipe.lora else ""
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
         dp, batch, lengths = mesh.dp, config.data.batch, samples.lengths if config.data.by_length else None
@@ -227,7 +228,7 @@ class Trainer:
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
-        state |= {"base": self.base, "scaler": self.scaler.state_dict() if self.scaler else None}
+        state |= {"base": self.base, "origin": self.origin, "scaler": self.scaler.state_dict() if self.scaler else None}
         writer.save(step, pieces_to_save(self.parallel, self.optimizer), state)
 
     def _whole_model(self) -> GPT:
