@@ -44,7 +44,7 @@ def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
     config = together(comm, lambda: parse(argv).without_files())
     config = replace(config, run=replace(config.run, precision="float64", sample=0))
     chosen = together(comm, lambda: variants(config, comm.size))
-    tokenizer, samples, _ = together(comm, lambda: read_corpus(config.data))
+    tokenizer, samples, *_ = together(comm, lambda: read_corpus(config.data))
     layouts = together(comm, lambda: [layout_of(asked, comm.size) for asked in chosen.values()])
     asked = [*zip(chosen.values(), [Mesh(comm.split(0), layout) for layout in layouts], strict=True)]  # own memory each
     runs = together(comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in asked])

@@ -114,6 +114,27 @@ class Parallel:
         self.load = rebalance(self.model, partial(reduce_from, comm=self.mesh.world))  # as do the biases of routers
         return total
 
+    @torch.no_grad()
+    def evaluate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run forward alone, as in evaluation; return the sum of the losses, as `step` does. Collective.
+
+        No gradient, scale or load of experts changes, and each module is then in the mode in which it was.
+        """
+        stages = self.pipeline.stages.values() if self.pipeline else [self.replica.called]
+        modes = {module: module.training for stage in stages for module in stage.modules()}
+        try:
+            for module in modes:
+                module.training = False
+            if self.pipeline is not None:
+                return self.pipeline.evaluate(inputs, targets, *arguments)
+            total = torch.zeros((), device=next(self.model.parameters()).device)
+            for x, target, *rest in zip(inputs, targets, *arguments, strict=True):
+                total = total + self.loss(self.replica.called(x, *rest), target)
+            return total
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
     def _accumulate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
         """Run forward and backward of all microbatches without a pipeline; return the sum of the losses."""
         if len(inputs) != (count := self.recipe.microbatches):

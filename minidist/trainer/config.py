@@ -79,12 +79,16 @@ class ModelOptions:
 class DataOptions:
     """What is trained on."""
 
-    text: tuple[str, ...] = option((), "text files; none: the documentation inside Python")
+    text: tuple[str, ...] = option(
+        (), "files, or folders of them: text, .jsonl, .parquet; none: the documentation inside Python"
+    )
+    text_field: str = option("text", "what holds the text: a field of .jsonl, a column of .parquet")
     tokenizer: str = option("", "a tokenizer.json; none: one token a byte")
     sequence: int = option(128, "tokens a sequence", AT_LEAST_ONE)
     batch: int = option(16, "sequences a step, over all ranks", AT_LEAST_ONE)
     by_length: bool = option(False, "train on paragraphs, those of similar length together")
     held_out: float = option(0.05, "fraction of the text kept for measuring", FRACTION)
+    eval_text: tuple[str, ...] = option((), "files to measure on, as those of --text, in place of its end")
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,8 @@ class RunOptions:
     lora: int = option(0, "with --init: train adapters of this rank, and nothing else; 0: none", NOT_NEGATIVE)
     qlora: bool = option(False, "with --init: adapters (of --lora, or rank 8) beside matrices stored in 4 bits")
     precision: str = option("", f"{', '.join(PRECISIONS)}; none: float32, float64 with --verify", PRECISION)
+    eval_every: int = option(0, "steps between two measurements on held-out text; 0: none", NOT_NEGATIVE)
+    eval_batches: int = option(0, "with --eval-every: batches to measure on, the first ones; 0: all", NOT_NEGATIVE)
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
     save: str = option("", "folder for checkpoints; none: save nothing")
     save_every: int = option(0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE)
@@ -202,6 +208,9 @@ class Config:
                 if name in changed and not there:
                     asked = flag(name) if changed[name] is True else f"{flag(name)} {changed[name]}"
                     yield f"{asked} is for runs with {need}: add that, or leave {flag(name)} out"
+        if self.data.eval_text and "held_out" in changed:
+            both = f"--held-out {self.data.held_out} and --eval-text both say what to measure on"
+            yield f"{both}: leave one of them out"
         yield from self._faults_of_parallel_options()
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
@@ -225,6 +234,7 @@ class Config:
             "--schedule interleaved": (parallel.schedule == "interleaved", ("chunks",)),
             "--offload disk": (self.memory.offload == "disk", ("offload_folder",)),
             "--init FOLDER": (bool(run.init), ("lora", "qlora")),
+            "--eval-every STEPS": (run.eval_every > 0, ("eval_batches",)),
             "--save FOLDER": (bool(run.save), ("resume", "save_every", "keep", "keep_every", "mtbf")),
         }
 
@@ -276,8 +286,9 @@ class Config:
             return GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
 
     def without_files(self) -> "Config":
-        """Return the run that computes the same, and leaves nothing on the disk."""
-        names = ("save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace", "profile")
+        """Return the run that computes the same, measures nothing beside, and leaves nothing on the disk."""
+        names = ["save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace", "profile"]
+        names += ["eval_every", "eval_batches"]
         unsaved: dict[str, Any] = {name: getattr(RunOptions, name) for name in names}
         memory = self.memory
         if memory.offload == "disk" and not memory.offload_folder:

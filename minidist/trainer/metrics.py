@@ -22,7 +22,7 @@ class StepMetrics:
 
     `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in which ranks were
     idle, as measured, and `planned_bubble` that of its plan, whose stages all take the same time; `planned_utilisation`
-    is what the planner predicts.
+    is what the planner predicts. `eval_loss` is that on held-out text after this step, if it was measured.
     """
 
     step: int
@@ -37,6 +37,7 @@ class StepMetrics:
     bubble: float | None = None
     planned_bubble: float | None = None
     planned_utilisation: float | None = None
+    eval_loss: float | None = None
 
 
 def known_peak(device_name: str) -> float:
@@ -75,6 +76,11 @@ class Reporter:
             self._record(self.file, metrics)
         if metrics.step % self.every == 0:
             print(self._line(metrics), flush=True)
+        if metrics.eval_loss is not None:
+            print(
+                f"{self.label}step {metrics.step}/{self.steps}  loss on held-out text {metrics.eval_loss:.4f}",
+                flush=True,
+            )
 
     def _record(self, file: Path, metrics: StepMetrics) -> None:
         numbers = {name: value for name, value in vars(metrics).items() if not isinstance(value, Load)}

@@ -22,12 +22,12 @@ FROZEN = """
     --help --config --print-config
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
-    --text --tokenizer --sequence --batch --by-length --held-out
+    --text --text-field --tokenizer --sequence --batch --by-length --held-out --eval-text
     --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
     --dp --tp --sp --cp --cp-comm --cp-order --ep --ep-comm --ep-fp8 --pp --order --schedule --chunks --microbatches
     --plan --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
     --recompute --offload --offload-folder
-    --steps --seed --init --lora --qlora --precision --verify
+    --steps --seed --init --lora --qlora --precision --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
     --profile --sample --peak-tflops --debug
 """
@@ -169,6 +169,10 @@ def test_words_that_belong_to_nothing() -> None:
          "--accumulate 8"),
         ("--resume", "--resume is for runs with --save FOLDER: add that, or leave --resume out"),
         ("--save-every 3", "--save-every 3 is for runs with --save FOLDER: add that, or leave --save-every out"),
+        ("--eval-batches 3", "--eval-batches 3 is for runs with --eval-every STEPS: add that, or leave --eval-batches "
+         "out"),
+        ("--held-out 0.1 --eval-text a", "--held-out 0.1 and --eval-text both say what to measure on: leave one of "
+         "them out"),
         ("--keep 3", "--keep 3 is for runs with --save FOLDER: add that, or leave --keep out"),
         ("--keep-every 3", "--keep-every 3 is for runs with --save FOLDER: add that, or leave --keep-every out"),
         ("--verify=yes", "--verify/--no-verify: ignored explicit argument 'yes'; see --help"),

@@ -18,6 +18,8 @@ with all of them. Integers, such as a mask, have no gradient, and none is sent.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -28,6 +30,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
+from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
 from minidist.parallel.placement import Tie, tied_across
 from minidist.parallel.replica import Alone, Replica
@@ -125,6 +128,22 @@ class Pipeline:
         for parameter in self.tied:
             sum_tied(self.replica.slice_of(parameter))
         return run.total
+
+    def evaluate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run the forwards of the plan alone, under `torch.no_grad`; return what `step` does."""
+        run = Run(self, inputs, targets, arguments)
+        for action in self.forward_alone.actions[self.comm.rank]:
+            run.do(action)
+            run.entered.clear()  # nobody will ask for the gradients of these
+            run.left.clear()
+        run.finish()
+        return run.total
+
+    @cached_property
+    def forward_alone(self) -> Plan:
+        """What is left of the plan in evaluation: its forwards in their order, and their messages."""
+        rows = (tuple(action for action in row if action.kind == Kind.FORWARD) for row in self.plan.actions)
+        return with_communication(replace(self.plan, actions=tuple(rows)))
 
 
 def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
