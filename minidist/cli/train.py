@@ -69,7 +69,10 @@ def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
     reporter, line = None, headline(trainer, samples)  # on every rank: who shares a node is for all to find out
     if comm.rank == 0:
         print(line, flush=True)
-        reporter = Reporter(config.run.steps, metrics_file(config), trainer.first_step)
+        every, terminal = config.run.log_every, sys.stdout.isatty()
+        reporter = Reporter(
+            config.run.steps, metrics_file(config), trainer.first_step, every=every, in_place=terminal and not every
+        )
     if config.run.profile:
         trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
     outcome = together(comm, lambda: trainer.run(reporter))

@@ -26,6 +26,7 @@ from minidist.parallel.expert.expert_parallel import WAYS as EP_WAYS
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
 from minidist.trainer.files import retold
+from minidist.trainer.schedule import SHAPES
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16", "fp8")
 OFFLOADS = ("none", "memory", "disk")
@@ -93,7 +94,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW (Loshchilov & Hutter 2019) with warm-up and cosine decay."""
+    """AdamW (Loshchilov & Hutter 2019), and how the learning rate goes up and down."""
 
     lr: float = option(1e-3, "peak learning rate", POSITIVE)
     base_batch: int = option(0, "batch that --lr is meant for: scale it linearly to --batch; 0: do not", NOT_NEGATIVE)
@@ -102,6 +103,8 @@ class OptimizerOptions:
     beta1: float = option(0.9, "decay of the first moment", FRACTION)
     beta2: float = option(0.95, "decay of the second moment", FRACTION)
     clip: float = option(1.0, "largest global gradient norm; 0: do not clip", NOT_NEGATIVE)
+    lr_schedule: str = option("cosine", f"how the rate goes on after --warmup: {', '.join(SHAPES)}", one_of(*SHAPES))
+    cooldown: int = option(0, "with --lr-schedule wsd: steps of its fall; 0: a fifth of --steps", NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ class RunOptions:
     lora: int = option(0, "with --init: train adapters of this rank, and nothing else; 0: none", NOT_NEGATIVE)
     qlora: bool = option(False, "with --init: adapters (of --lora, or rank 8) beside matrices stored in 4 bits")
     precision: str = option("", f"{', '.join(PRECISIONS)}; none: float32, float64 with --verify", PRECISION)
+    log_every: int = option(0, "steps between two lines on the screen; 0: some forty lines in all", NOT_NEGATIVE)
     eval_every: int = option(0, "steps between two measurements on held-out text; 0: none", NOT_NEGATIVE)
     eval_batches: int = option(0, "with --eval-every: batches to measure on, the first ones; 0: all", NOT_NEGATIVE)
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
@@ -235,6 +239,7 @@ class Config:
             "--offload disk": (self.memory.offload == "disk", ("offload_folder",)),
             "--init FOLDER": (bool(run.init), ("lora", "qlora")),
             "--eval-every STEPS": (run.eval_every > 0, ("eval_batches",)),
+            "--lr-schedule wsd": (self.optimizer.lr_schedule == "wsd", ("cooldown",)),
             "--save FOLDER": (bool(run.save), ("resume", "save_every", "keep", "keep_every", "mtbf")),
         }
 

@@ -235,8 +235,7 @@ class Trainer:
 
     def _measured_step(self, step: int, batch: Batch) -> StepMetrics:
         started, waited = time.perf_counter(), self.comm.traffic.seconds
-        total = self.config.run.steps
-        rate = learning_rate(step, self.peak_rate, min(self.config.optimizer.warmup, total), total)
+        rate = self._rate(step)
         loss, norm = self.step(step, batch, rate)
         seconds = time.perf_counter() - started
         speed = batch.tokens / seconds
@@ -246,6 +245,12 @@ class Trainer:
         return StepMetrics(
             step + 1, loss, norm, rate, seconds, speed, share, used, self.parallel.load, self.bubble, planned, predicted
         )
+
+    def _rate(self, step: int) -> float:
+        options, total = self.config.optimizer, self.config.run.steps
+        warmup = min(options.warmup, total)
+        cooldown = min(options.cooldown or -(-total // 5), total - warmup) if options.lr_schedule == "wsd" else 0
+        return learning_rate(step, self.peak_rate, warmup, total, shape=options.lr_schedule, cooldown=cooldown)
 
     def _utilisation(self, tokens_per_second: float) -> float | None:
         peak = self.config.run.peak_tflops * 1e12

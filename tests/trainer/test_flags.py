@@ -23,11 +23,11 @@ FROZEN = """
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
     --text --text-field --tokenizer --sequence --batch --by-length --held-out --eval-text
-    --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
+    --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
     --dp --tp --sp --cp --cp-comm --cp-order --ep --ep-comm --ep-fp8 --pp --order --schedule --chunks --microbatches
     --plan --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
     --recompute --offload --offload-folder
-    --steps --seed --init --lora --qlora --precision --eval-every --eval-batches --verify
+    --steps --seed --init --lora --qlora --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
     --profile --sample --peak-tflops --debug
 """
@@ -173,6 +173,7 @@ def test_words_that_belong_to_nothing() -> None:
          "out"),
         ("--held-out 0.1 --eval-text a", "--held-out 0.1 and --eval-text both say what to measure on: leave one of "
          "them out"),
+        ("--cooldown 3", "--cooldown 3 is for runs with --lr-schedule wsd: add that, or leave --cooldown out"),
         ("--keep 3", "--keep 3 is for runs with --save FOLDER: add that, or leave --keep out"),
         ("--keep-every 3", "--keep-every 3 is for runs with --save FOLDER: add that, or leave --keep-every out"),
         ("--verify=yes", "--verify/--no-verify: ignored explicit argument 'yes'; see --help"),
