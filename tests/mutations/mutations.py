@@ -1204,8 +1204,8 @@ TRAINER = [
     Mutation(
         "a file wins over the flags",
         "minidist/trainer/flags.py",
-        old="for name, options in merged(sections, flags).items()})",
-        new="for name, options in merged(flags, sections).items()})",
+        old="with_folder(merged(sections, flags))",
+        new="with_folder(merged(flags, sections))",
         tests=("tests/trainer/test_flags.py::test_flags_win_over_the_file_and_the_file_over_defaults",),
     ),
     Mutation(
