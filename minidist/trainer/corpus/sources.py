@@ -19,7 +19,7 @@ from minidist.trainer.files import check_regular, retold
 PIECE = 4 << 20  # bytes of plain text that are read at a time
 ROWS = 256  # of a parquet file that are read at a time
 LISTED = (".txt", ".md", ".jsonl", ".parquet")  # what is read in a folder
-PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
+PARAGRAPH = re.compile(rb"\n\s*\n(?=[^\S\n]*\S)")
 
 
 class TextError(ValueError):
@@ -131,13 +131,10 @@ def _parquet(file: Path, field: str) -> Iterator[Piece]:
     with retold(TextError, ImportError, before=needs, after="): pip install pyarrow, or give .jsonl"):
         import pyarrow
         import pyarrow.parquet
-    broken = f"{file} is not Parquet ("
-    with retold(TextError, pyarrow.ArrowException, before=broken, after="): copy it again, or leave it out"):
-        opened = pyarrow.parquet.ParquetFile(file)
-        with opened:
-            schema = opened.schema_arrow
+    try:
+        with pyarrow.parquet.ParquetFile(file) as opened:
             kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string)
-            strings = [column.name for column in schema if any(kind(column.type) for kind in kinds)]
+            strings = [each.name for each in opened.schema_arrow if any(kind(each.type) for kind in kinds)]
             if field not in strings:
                 there = ", ".join(strings[:5]) or "there is none"
                 raise TextError(f"{file} has no column of text {field!r}: name it by --text-field ({there})")
@@ -145,3 +142,6 @@ def _parquet(file: Path, field: str) -> Iterator[Piece]:
                 for text in batch.column(0):
                     if text.is_valid:
                         yield Piece(text.as_py().encode(), document=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        said = str(error).partition("\n")[0]
+        raise TextError(f"{file} is not Parquet ({said}): copy it again, or leave it out") from None
