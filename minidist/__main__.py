@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
     "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
     "layouts": "the same run on several layouts of the ranks: data, tensor and pipeline parallelism in pairs",
+    "picture": "draw what train and stages have measured: losses, and bytes by stage",
     "export": "make a Hugging Face Llama of a checkpoint",
     "bench": "measure against MPI, gloo and torch, in one run",
     "plan": "which layout, how long, how much: before anything is rented",

@@ -11,7 +11,7 @@ from minidist.cli.plan.here import predicted_seconds
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
-from minidist.cli.train_checks import check_files, check_memory, metrics_file
+from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
 from minidist.comm import Communicator
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
@@ -85,7 +85,8 @@ def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
     verdict = None
     if config.run.verify:
         print("\nthe same run on one rank, without a strategy:", flush=True)
-        verdict = compare(config, samples, corpus.tokenizer.vocabulary, outcome)
+        vocabulary, file = corpus.tokenizer.vocabulary, serial_metrics_file(config)
+        verdict = compare(config, samples, vocabulary, outcome, file)
     print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
     return 0 if alike and (verdict is None or verdict.same) else 1
 

@@ -38,7 +38,8 @@ def check_files(config: Config, comm: Communicator) -> ExitStack:
             with _writing("save", folder):
                 held.enter_context(hold(folder))
             _check_checkpoints(folder, run.resume)  # those of a run that has ended meanwhile
-        for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
+        files = [("metrics", metrics_file(config)), ("metrics", serial_metrics_file(config))]
+        for name, file in [*files, ("trace", Path(run.trace) if run.trace else None)]:
             if file is not None:
                 with _writing(name, file):
                     file.parent.mkdir(parents=True, exist_ok=True)
@@ -91,3 +92,9 @@ def metrics_file(config: Config) -> Path | None:
     if config.run.metrics:
         return Path(config.run.metrics)
     return Path(config.run.save) / "metrics.jsonl" if config.run.save else None
+
+
+def serial_metrics_file(config: Config) -> Path | None:
+    """Return where the metrics of the serial run go, beside those of the run; None without `--verify`."""
+    file = metrics_file(config)
+    return file.with_suffix(f".serial{file.suffix}") if file and config.run.verify else None

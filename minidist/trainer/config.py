@@ -168,7 +168,9 @@ class RunOptions:
     keep_every: int = option(0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE)
     mtbf: float = option(0.0, "hours between two failures of the job, for advice on --save-every; 0: none", HOURS)
     resume: bool = option(False, "continue from the newest checkpoint in --save")
-    metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
+    metrics: str = option(
+        "", "file for one JSON object a step, and *.serial.* of --verify; none: metrics.jsonl in --save"
+    )
     trace: str = option("", "file for a trace that Perfetto opens")
     profile: str = option("", "folder for torch.profiler's trace of steps 2 to 4, a file a rank; none: no profile")
     sample: int = option(0, "tokens of text to write at the end", NOT_NEGATIVE)

@@ -1,6 +1,6 @@
 """What a run says about itself: some forty lines for people, an object a step for programs.
 
-    step 250/250  loss 1.7935  norm 1.234  13,549 tokens/s  waiting 12%  left 0:00
+    step 250/250  loss 1.7935  norm 1.23  13,549 tokens/s  left 0:00  waiting 12%
 
 On a terminal that line stays in place, and shows every step. Elsewhere, as under `mpirun`, lines follow each other.
 """
@@ -128,9 +128,13 @@ class Reporter:
         """Return what people read about a step: one line, and further ones for what only some runs have."""
         done = m.step - self.first_step
         left = int((time.perf_counter() - self.started) / done * (self.steps - m.step))
-        parts = [f"{self.label}{self._step(m)}", f"loss {m.loss:.4f}", f"norm {m.gradient_norm:.3f}"]
-        parts += [f"{m.tokens_per_second:,.0f} tokens/s", f"waiting {m.communication:.0%}"]
-        parts.append(f"left {left // 60}:{left % 60:02d}")
+        first = [f"{self.label}{self._step(m)}", f"loss {m.loss:.4f}", f"norm {m.gradient_norm:.2f}"]
+        first += [f"{m.tokens_per_second:,.0f} tokens/s", f"left {left // 60}:{left % 60:02d}"]
+        if len("  ".join(first)) > WIDTH:  # of a million steps, at a million tokens a second
+            del first[-2]
+        lines, waiting, parts = ["  ".join(first)], f"  waiting {m.communication:.0%}", []
+        if m.communication and len(lines[0] + waiting) <= WIDTH:  # else the summary says it, and the metrics
+            lines[0] += waiting
         if m.utilisation is not None:
             planned = f" (plan {m.planned_utilisation:.1%})" if m.planned_utilisation is not None else ""
             parts.append(f"mfu {m.utilisation:.1%}{planned}")
@@ -138,9 +142,8 @@ class Reporter:
             parts.append(f"load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy {m.load.entropy:.2f}")
         if m.bubble is not None:
             parts.append(f"bubble {m.bubble:.0%} (plan {m.planned_bubble:.0%})")
-        lines = [parts.pop(0)]
         for part in parts:
-            if len(lines[-1]) + 2 + len(part) < WIDTH:
+            if len(lines) > 1 and len(lines[-1]) + 2 + len(part) <= WIDTH:
                 lines[-1] += f"  {part}"
             else:
                 lines.append(f"    {part}")
