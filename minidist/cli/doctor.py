@@ -4,7 +4,8 @@
     !!  shared memory: /dev/shm has 64 MB free
         fix: in a container, start it with --shm-size=2g
 
-Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU.
+Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU. At the
+end comes torch's own report: versions, GPUs and drivers, the CPU, installed packages.
 """
 
 import json
@@ -59,6 +60,8 @@ os._exit(0)
 """
 
 
+REPORT = "from torch.utils.collect_env import get_pretty_env_info; print(get_pretty_env_info())"
+
 Finding = tuple[str, str]
 """What one check found, and what to do if it is not as it should be; "" if it is."""
 
@@ -71,7 +74,8 @@ def main(argv: list[str]) -> int:
         for found, fix in check():
             print(f"!!  {found}\n    fix: {fix}" if fix else f"ok  {found}", flush=True)
             broken += bool(fix)
-    print("all is well" if not broken else f"{broken} to fix")
+    print("all is well" if not broken else f"{broken} to fix", flush=True)
+    print("\nwhat torch says of this machine, for whoever is asked for help:\n" + environment_report(), flush=True)
     return int(broken > 0)
 
 
@@ -141,3 +145,13 @@ def check_torch() -> Iterator[Finding]:
         several = "several, as MINIDIST_RANKS_PER_GPU=4 or `launch --ranks-per-gpu 4` says"
         yield f"GPUs: {len(gpus)} x {gpus[0]}; NCCL {version} is {library}", ""
         yield f"ranks a GPU: {f'one; more {fault}' if fault else several}", ""
+
+
+def environment_report() -> str:
+    """Return torch's report of the environment, or why there is none: it calls programs, any of which may be broken."""
+    command = [sys.executable, "-c", REPORT]
+    job = run_job(command, env=environment(), timeout=PATIENCE, capture=True)
+    if job.returncode == 0 and job.stdout.strip():
+        return job.stdout.rstrip()
+    said = (job.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return f"torch.utils.collect_env gave no report (status {job.returncode}): {said}"

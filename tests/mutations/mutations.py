@@ -370,9 +370,16 @@ COLLECTIVES = [
     Mutation(
         "the mean of a reduce-scatter is a sum",
         "minidist/collectives/operations.py",
-        old="out, comm.internal, combine), counts)\n    finish(op, out, comm.size)\n",
-        new="out, comm.internal, combine), counts)\n",
+        old="out, comm.internal, combine), lengths)\n    finish(op, out, comm.size)\n",
+        new="out, comm.internal, combine), lengths)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
+    ),
+    Mutation(
+        "a reduce-scatter deals its own shards, whatever it was told",
+        "minidist/collectives/operations.py",
+        old="rows = cut(_rows(full), ranks) if counts is None else [*counts]",
+        new="rows = cut(_rows(full), ranks)",
+        tests=("tests/collectives/test_collectives.py::test_uneven_shards_that_are_gathered_give_the_reduction",),
     ),
     Mutation(
         "unequal shards are cut with the longer ones last",
@@ -1111,6 +1118,7 @@ STORE = "tests/trainer/checkpoint/test_store.py"
 PIECES = "tests/trainer/checkpoint/test_pieces.py"
 CHECKPOINT = "tests/trainer/checkpoint/test_checkpoint.py"
 RATE = "tests/trainer/test_schedule.py"
+MEASURED = "tests/trainer/test_evaluation.py::test_every_layout_measures_the_serial_number_and_trains_as_if_it_did_not"
 
 TRAINER = [
     Mutation(
@@ -1140,6 +1148,57 @@ TRAINER = [
         old="done = step + 1  # steps taken once this one is",
         new="done = step",
         tests=(f"{RATE}::test_it_starts_low_reaches_the_peak_and_ends_at_the_final_rate",),
+    ),
+    Mutation(
+        "the rate falls from the end of the warm-up, though it was to be stable",
+        "minidist/trainer/schedule.py",
+        old='fall = total - cooldown if shape == "wsd" else warmup',
+        new="fall = warmup",
+        tests=(f"{RATE}::test_other_shapes_fall_along_a_straight_line_or_late_or_not_at_all",),
+    ),
+    Mutation(
+        "what is measured on held-out text is measured with dropout",
+        "minidist/parallel/parallelize.py",
+        old="                module.training = False\n",
+        new="                module.training = True\n",
+        tests=("tests/trainer/test_evaluation.py::test_it_is_the_loss_of_the_model_that_was_saved",),
+    ),
+    Mutation(
+        "measuring leaves the model in evaluation",
+        "minidist/parallel/parallelize.py",
+        old="                module.training = training\n",
+        new="                pass\n",
+        tests=(f"{MEASURED}[2-dense---zero 2 --recompute full]",),
+    ),
+    Mutation(
+        "each batch of held-out text counts alike, however few tokens it has",
+        "minidist/trainer/loop.py",
+        old="            total += loss.double() * batch.tokens\n            tokens += batch.tokens\n",
+        new="            total += loss.double()\n            tokens += 1\n",
+        tests=("tests/trainer/test_evaluation.py::test_it_is_the_loss_of_the_model_that_was_saved",),
+    ),
+    Mutation(
+        "what was in memory is lost when the tokens go into a file",
+        "minidist/trainer/corpus/token_file.py",
+        old="            self._file.write(self._short)\n",
+        new="",
+        tests=("tests/trainer/test_corpus.py::test_tokens_in_a_file_are_those_in_memory",),
+    ),
+    Mutation(
+        "a piece of text ends inside a character",
+        "minidist/trainer/corpus/sources.py",
+        old="        end -= 1\n",
+        new="        break\n",
+        tests=(
+            "tests/trainer/test_corpus.py::test_a_long_text_is_cut_where_a_paragraph_ends_or_a_line_or_a_character",
+        ),
+    ),
+    Mutation(
+        "an exported model forgets the tokens that begin and end its texts",
+        "minidist/trainer/foreign/llama.py",
+        old="        return {**origin, **changed}\n",
+        new="        pass\n",
+        tests=("tests/cli/test_export.py::test_init_takes_everything_from_the_folder_and_export_gives_it_back",),
     ),
     Mutation(
         "a shard may still be in memory when it is said to be written",
