@@ -95,6 +95,6 @@ def metrics_file(config: Config) -> Path | None:
 
 
 def serial_metrics_file(config: Config) -> Path | None:
-    """Return where the metrics of the serial run go, beside those of the run; None without `--verify`."""
-    file = metrics_file(config)
-    return file.with_suffix(f".serial{file.suffix}") if file and config.run.verify else None
+    """Return where the metrics of the serial run go, beside the file of `--metrics`; None without it or `--verify`."""
+    file = Path(config.run.metrics)
+    return file.with_suffix(f".serial{file.suffix}") if config.run.metrics and config.run.verify else None
