@@ -230,6 +230,21 @@ def test_on_a_terminal_the_line_stays_in_place() -> None:
     assert steps.count("\n") == 2 and "step 20/30  loss on held-out text" in steps
 
 
+@pytest.mark.parametrize(
+    ("words", "rates"),
+    [
+        ("wsd --cooldown 2", [0.01, 0.01, 0.01, 0.0055, 0.001]),
+        ("wsd", [0.01, 0.01, 0.01, 0.01, 0.001]),  # a fifth of the steps
+        ("linear", [0.01, 0.00775, 0.0055, 0.00325, 0.001]),
+        ("constant", [0.01] * 5),
+    ],
+)
+def test_the_rate_goes_on_as_it_was_told_to(words: str, rates: list[float], tmp_path: Path) -> None:
+    told = f"--steps 5 --warmup 1 --lr 0.01 --lr-schedule {words} --metrics {tmp_path / 'm'}"
+    assert train_on(1, told) == 0
+    assert [line["learning_rate"] for line in metrics(tmp_path / "m")] == pytest.approx(rates)
+
+
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     Reporter(3, tmp_path / "m", 0).step(StepMetrics(1, math.nan, math.inf, 1e-3, 1.0, 1.0, 0.0))
     line = metrics(tmp_path / "m")[0]
