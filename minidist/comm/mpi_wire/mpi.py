@@ -121,7 +121,8 @@ class MpiWire(Wire):
         if not self._flags:
             if not ORDERED_STORES or len(self.nodes()[0]) < self.size:
                 return False  # whoever receives a message also sees what its sender stored before
-            self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
+            with status.awaiting(Awaited("the first fence", self.members), self.clock()):
+                self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
         self._fences = came = self._fences + 1
         self._flags[self.rank][0] = came  # this rank is here
         for rank, flag in enumerate(self._flags):
