@@ -131,9 +131,23 @@ COMM = [
     Mutation(
         "a report names the line of the package instead of its caller's",
         "minidist/comm/report.py",
-        old="while caller is not None and not (entered and not _in_package(caller)):",
-        new="while caller is not None and not entered:",
+        old="while frame is not None and not _of_a_user(frame):",
+        new='while frame is not None and _folder(frame) == "":',
         tests=("tests/comm/test_deadlock.py::test_the_line_named_is_the_callers_own",),
+    ),
+    Mutation(
+        "a rank that waits for its own stream's work is accused",
+        "minidist/comm/threads_wire/world.py",
+        old="if lane.idle or lane.waits_for[1] == lane.rank or waited <= self.limit:",
+        new="if lane.idle or waited <= self.limit:",
+        tests=("tests/comm/test_limit.py::test_computing_longer_than_the_limit_is_no_fault",),
+    ),
+    Mutation(
+        "the first fence waits behind the watchdog's back",
+        "minidist/comm/mpi_wire/mpi.py",
+        old='status.awaiting(Awaited("the first fence", self.members), self.clock())',
+        new='Status().awaiting(Awaited("the first fence", self.members), self.clock())',
+        tests=("tests/comm/test_faults_mpi.py::test_a_fault_ends_the_job[a rank asleep before its first backward]",),
     ),
     Mutation(
         "a read-only buffer may receive",
