@@ -2,7 +2,7 @@
 
     ok  mpirun: /venv/bin/mpirun, MPICH's like this Python's MPI
     !!  shared memory: /dev/shm has 64 MB free
-        fix: in a container, start it with --shm-size=2g
+        fix: in a container, docker run --shm-size=1g
 
 Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU.
 """
@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
-from minidist.launch.jobs import run_job
+from minidist.comm.mpi_wire import segment
+from minidist.launch.jobs import run_job, user_id
 from minidist.launch.mpirun import environment, find_mpirun, vendor, version_of
 from minidist.launch.parser import Parser
 
 ENOUGH_SHARED_MEMORY = 256 << 20  # bytes
+CLEAN = "python -m minidist doctor --clean"
 PATIENCE = 60.0  # seconds for one check
 
 TWO_RANKS = """
@@ -65,7 +67,12 @@ Finding = tuple[str, str]
 
 def main(argv: list[str]) -> int:
     """Print what works and what does not; return 0 only if nothing is broken."""
-    Parser(prog="minidist doctor", description="What works here, and what to mend.").parse_args(argv)
+    parser = Parser(prog="minidist doctor", description="What works here, and what to mend.")
+    clean = "remove the shared memory that dead MPI jobs have left in /dev/shm"
+    parser.add_argument("--clean", action="store_true", help=clean)
+    if parser.parse_args(argv).clean:
+        left = segment.left_behind(user_id(None))
+        print(f"ok  removed {len(left)} segments of dead MPI jobs, {segment.remove(left) / 1e6:.1f} MB", flush=True)
     broken = 0
     for check in (check_cores, check_shared_memory, check_mpi, check_torch):
         for found, fix in check():
@@ -86,12 +93,18 @@ def check_cores() -> Iterator[Finding]:
 
 
 def check_shared_memory() -> Iterator[Finding]:
-    """Whether ranks of one node can share buffers."""
-    folder = Path("/dev/shm")
-    if folder.exists():  # some systems keep it elsewhere
-        free = shutil.disk_usage(folder).free
-        what = f"shared memory: {folder} has {free / 1e9:.1f} GB free"
-        yield what, "" if free >= ENOUGH_SHARED_MEMORY else "in a container, start it with --shm-size=2g"
+    """Whether there is room for what MPI shares, and what dead jobs have left there."""
+    folder = segment.FOLDER
+    if not folder.exists():  # some systems keep it elsewhere
+        return
+    free = shutil.disk_usage(folder).free
+    enough = free >= ENOUGH_SHARED_MEMORY
+    what = f"shared memory: {folder} has {free / 1e6:,.0f} MB free"
+    yield what, "" if enough else "in a container, docker run --shm-size=1g"
+    if left := segment.left_behind(user_id(None)):
+        size = segment.bytes_of(left) / 1e6
+        what = f"dead MPI jobs have left {len(left)} segments in {folder}, {size:.1f} MB, which no process uses"
+        yield (f"{what}: {CLEAN} removes them", "") if enough else (what, CLEAN)
 
 
 def check_mpi() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
 from minidist.comm.job.limit import time_limit
 from minidist.comm.job.watchdog import arrival
+from minidist.comm.mpi_wire.segment import check_room
 from minidist.comm.threads_wire.threads import alone
 from minidist.trace import Trace
 
@@ -37,7 +38,7 @@ def init(
     Raises
     ------
     LaunchError
-        If the launcher belongs to another MPI than this Python, or the limit is no time.
+        If the launcher belongs to another MPI than this Python, /dev/shm is too small for MPI, or the limit is no time.
     """
     comm = _communicator(group, time_limit(limit))
     comm.debug, comm.trace = debug_mode(debug), trace
@@ -56,6 +57,7 @@ def _communicator(group: Any, limit: float) -> Communicator:
 
         return torch_wire.world(limit) if group is None else torch_wire.wrap(group, limit)
     if library == "mpi4py":
+        check_room()
         with arrival(max(limit, ARRIVAL)):
             from minidist.comm.mpi_wire import mpi  # which starts MPI
 

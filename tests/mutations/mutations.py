@@ -143,6 +143,20 @@ COMM = [
         tests=("tests/comm/test_limit.py::test_computing_longer_than_the_limit_is_no_fault",),
     ),
     Mutation(
+        "a job that is killed leaves MPI's segment",
+        "minidist/comm/mpi_wire/mpi.py",
+        old="        take_names_away()",
+        new="        pass",
+        tests=("tests/comm/test_segment.py::test_a_job_under_a_bare_mpirun_leaves_no_segment_however_it_ends",),
+    ),
+    Mutation(
+        "a segment that a process has open, and maps no more, is taken for a dead job's",
+        "minidist/comm/mpi_wire/segment.py",
+        old='used.add(Path(os.readlink(process / "fd" / descriptor)))',
+        new='os.readlink(process / "fd" / descriptor)',
+        tests=("tests/comm/test_segment.py::test_a_segment_that_somebody_uses_stays",),
+    ),
+    Mutation(
         "the first fence waits behind the watchdog's back",
         "minidist/comm/mpi_wire/mpi.py",
         old='status.awaiting(Awaited("the first fence", self.members), self.clock())',
