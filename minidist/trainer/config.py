@@ -271,7 +271,9 @@ class Config:
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""
         with retold(ConfigError, ValueError):
-            return GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
+            sizes = GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
+            sizes.check_learns()
+        return sizes
 
     def without_files(self) -> "Config":
         """Return the run that computes the same, and leaves nothing on the disk."""
