@@ -18,13 +18,13 @@ from minidist.plan.device import Constants, PlanError, machine, table
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
 from minidist.plan.model import Model, model
+from minidist.plan.published.check import SOURCES, check
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import search
 from minidist.plan.step import step
-from published.check import SOURCES, check
 
 REPOSITORY = Path(__file__).parents[2]
-ROWS = json.loads((REPOSITORY / "published/some.json").read_text(encoding="utf-8"))
+ROWS = json.loads((REPOSITORY / "minidist/plan/published/some.json").read_text(encoding="utf-8"))
 SMALL = Model(12, 1024, 16, 32000, kv=8, ffn=2816)
 RUN = Setup(model("llama-70b"), machine("h100:64"), 4096, 1024)
 

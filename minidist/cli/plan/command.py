@@ -20,10 +20,10 @@ from minidist.plan.cost import cost
 from minidist.plan.device import Constants, PlanError, machine
 from minidist.plan.held import GB
 from minidist.plan.model import model
+from minidist.plan.published import check
 from minidist.plan.run import Setup, Software
 from minidist.plan.search import Answer, Found, search
 from minidist.plan.sent import sent
-from published import check
 
 KNOWN: dict[str, Any] = {"true": True, "false": False, **{",".join(order): order for order in permutations(AXES)}}
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from minidist.plan.device import Constants, PlanError, read_tree
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
+from minidist.plan.published.rows import LeftOut, Row, seconds, setup
 from minidist.plan.run import Setup
 from minidist.plan.step import passes, step
-from published.rows import LeftOut, Row, seconds, setup
 
 SOURCES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))["source"]
 GIB = 2.0**30

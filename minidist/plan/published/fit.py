@@ -1,6 +1,6 @@
 """How the fitted constants of `constants.toml` were chosen: from the rows given, and from nothing else.
 
-    python -m published.fit rows.json
+    python -m minidist.plan.published.fit rows.json
 
 Each source weighs the same, however many rows it has. The sum of |ln(predicted / measured)| is made as small as a
 damped Gauss-Newton method makes it, reweighted so that squares stand for absolute values. `resident` follows from the
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from minidist.plan.device import Constants, table
 from minidist.plan.held import GB, held
-from published.check import SOURCES, name_of, predicted_seconds, read
-from published.rows import LeftOut, Row, seconds, setup
+from minidist.plan.published.check import SOURCES, name_of, predicted_seconds, read
+from minidist.plan.published.rows import LeftOut, Row, seconds, setup
 
 Vector = NDArray[np.float64]
 WEIGHTS = {entry["name"]: entry.get("weight", 1.0) for entry in SOURCES if "bound" in entry or "weight" in entry}
