@@ -49,7 +49,8 @@ class ZeRO1:
         self.adamw.zero_grad()
 
     def reduce(self) -> None:
-        """Give each slice its gradient."""
+        """Set the gradient of each slice; a unit of the package adds to what is there."""
+        self.adamw.zero_grad()
         for unit in self.units:
             unit.reduce_scatter()
 
