@@ -74,6 +74,12 @@ def judge_positions(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             contract.expect_equal(
                 rank, f"positions in {order} order", found, everyones[rank], instead=instead, others=everyones
             )
+
+
+def judge_lengths(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """A ValueError, in each order."""
+    ranks, time = (int(case.given[0][name]) for name in ("ranks", "time"))
+    for order in ORDERS:
         if not results[0][f"{order} refused"]:
             odd = time + (ranks if order == "zigzag" else 1)
             needed = "2 P" if order == "zigzag" else "P"
