@@ -232,6 +232,9 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                     if name == "gradient":
                         instead["each rank keeps its part of its own gradients"] = of_rank
                         instead["gradients are summed inside the group only"] = of_group
+                        turned = np.array_split(upto[-1][-1 - unit], group)[rank % group]
+                        if len(model) > 1:
+                            instead["they come in the order of backward, those of the last module first"] = turned
                     what = f"step {step}: the {name} of unit {unit}"
                     expect_close(rank, what, found, every[rank % group], instead=instead)
             if left := int(result[f"gradients left {step}"]):

@@ -240,6 +240,8 @@ def judge_answered(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     young = np.sqrt(2 * times[:, 1] * times[:, 2])
     instead = {
         "the failures of one rank are counted, not of all": young * np.sqrt(ranks),
+        "the time between failures is multiplied by the ranks: more of them fail more often": young * ranks,
+        "the square root is not taken": young**2,
         "a 2 is left out": young / 2**0.5,
     }
     expect_close(0, "interval of question", results[0]["intervals"], young, instead=instead)
