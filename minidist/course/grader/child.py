@@ -11,10 +11,11 @@ import faulthandler
 import importlib
 import json
 import os
+import re
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +40,14 @@ MEMORY = 4 << 30  # bytes that one process may hold
 class Prepared(NamedTuple):
     """What is done once for many cases, in the process that forks theirs.
 
-    Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all.
+    Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all, and
+    `before` are the ids of their globals, which a forked process shares.
     """
 
     checks: Mapping[str, Sequence[Check]] = {}
     sealed: Sequence[Part] = ()
     modules: int = 0
+    before: Set[int] = frozenset()
 
 
 @dataclass
@@ -103,7 +106,7 @@ def run_shares(
     sealed = prepared.sealed if as_prepared else seal()
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
     watch = Watch(check.task, job["exercise"], job["lesson"], shares[min(shares)].notes.append)
-    watch.begin()
+    watch.begin(prepared.before if as_prepared else frozenset())
     with quick_imports():  # one for each rank, so that simulated ranks share no variable
         exercises = {rank: load_module("exercise", Path(job["exercise"])) for rank in shares}
 
@@ -119,7 +122,9 @@ def run_shares(
             watch.switch(None)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:
-            share.results, share.error = None, describe(error, job["exercise"], job["lesson"])
+            name, nothing = watch.returned.get(threading.get_ident(), ("", False))
+            last = name if nothing else ""
+            share.results, share.error = None, describe(error, job["exercise"], job["lesson"], last)
             raise
 
     if world is None:
@@ -138,19 +143,37 @@ def take_share(folder: Path, rank: int) -> Share:
     return Share(rank, facts["nonce"], {name: array.copy() for name, array in arrays.items()})
 
 
-def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]:
+def describe(error: BaseException, exercise: str, lesson: str, last: str = "") -> dict[str, str]:
     """Return an error as plain text: its type, what it says, and where it came from.
 
     `line` is the innermost line of the student's file that led to the error, or if none did, that of the checks. A
     `NotImplementedError` raised by the student's own file says that the task is not started; any other does not.
+    `last` is the student's function that came back to the checks last, if it returned None.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [place_of(frame) for file in (lesson, exercise) for frame in frames if frame.filename.startswith(file)]
     if isinstance(error, SyntaxError) and error.filename == exercise:
         places.append(f"{Path(exercise).name}:{error.lineno}")
+    if frames and frames[-1].filename.startswith(lesson) and (said := answers_doing(error, places[-1], last)):
+        return {"type": "Wrong", "text": said, "line": places[-1]}
     foreign = isinstance(error, NotImplementedError) and frames[-1].filename != exercise
     kind = type(error).__name__ + " of a library" * foreign
     return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
+
+
+def answers_doing(error: BaseException, place: str, last: str) -> str:
+    """Return what to say of an error in a line of the checks that the answer has caused; nothing if it did not.
+
+    It takes other arguments than the checks give, or it returned None, or left it, where a value was expected.
+    """
+    text = str(error)
+    if isinstance(error, TypeError) and (call := re.match(r"(\w+)[\w.]*\(\) (takes|missing|got)", text)):
+        if hasattr(sys.modules.get("exercise"), call[1]):
+            return f"{text}: keep the arguments as they are in the handout, the checks call it so"
+    if isinstance(error, TypeError | AttributeError) and last and "NoneType" in text:
+        says = f"the check meets None where a value is expected ({place}: {text}), and {last} returned None"
+        return f"{says}: does it return, or leave, what its docstring says?"
+    return ""
 
 
 def seal() -> list[Part]:

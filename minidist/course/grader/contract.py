@@ -68,8 +68,8 @@ class Note(NamedTuple):
     rank : int
         Who sent it, as numbered in the world; -1 of what is no message.
     kind : str
-        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, or `hides` (a
-        call of what hides calls).
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, `text` (code of
+        a barred module that runs elsewhere), or `hides` (a call of what hides calls).
     to, bytes : int
         The receiver, as numbered in the world, and the size, of a `send`.
     through : tuple[str, ...]
@@ -154,6 +154,7 @@ def barred(task: Task, name: str) -> bool:
 def leaning(task: Task, notes: Sequence[Note]) -> str:
     """Return the sentence that tells why the task is lost, if it was not built by hand; else nothing."""
     verbs = {"send": "sends through", "barrier": "sends through", "call": "calls", "hides": "calls"}
+    verbs["text"] = "runs the code of"
     for note in notes:
         where = note.line or f"rank {note.rank}"
         if note.kind == "hides":
