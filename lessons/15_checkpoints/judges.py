@@ -79,6 +79,9 @@ def other_pieces(block: Array, mine: Array, dp: int, place: int) -> dict[str, li
         "the last slice takes all of the remainder": block[place * whole :][
             : whole if place < dp - 1 else None
         ].tolist(),
+        "a slice begins where it would if all earlier ones had n/dp elements, rounded down": block[place * whole :][
+            : len(mine)
+        ].tolist(),
         "a rank writes the whole block, and not its slice": block.tolist(),
     }
 

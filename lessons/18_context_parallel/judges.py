@@ -383,6 +383,11 @@ def one_term(terms: Terms, rank: int) -> Array:
     return summed([terms[rank][rank]])
 
 
+def last_term(terms: Terms, rank: int) -> Array:
+    """Return what a rank's queries have to do with the block that comes to it last, that of rank 0."""
+    return summed([terms[rank][0]])
+
+
 def row_sum(terms: Terms, rank: int) -> Array:
     """Return the sum of what a rank computes."""
     return summed(terms[rank])
@@ -410,6 +415,9 @@ def judge_backward(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         stories: dict[str, Callable[[int], Array]] = {}
         if name == "query":
             stories["only the rank's own keys count"] = partial(one_term, whole[name])
+            stories["the terms of the block that comes last replace those of the blocks before"] = partial(
+                last_term, whole[name]
+            )
         elif case.ranks > 1:
             stories = {
                 "the last step is missing, which brings gradients home: they are those of the right neighbour's keys": (

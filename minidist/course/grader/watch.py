@@ -282,8 +282,9 @@ def dotted(path: Path) -> str:
 
 
 def globals_of_modules() -> frozenset[int]:
-    """Return the ids of the globals of all modules that are loaded."""
-    return frozenset(id(vars(module)) for module in list(sys.modules.values()))
+    """Return the ids of the globals of all modules that are loaded, but for this package's own."""
+    others = (module for name, module in list(sys.modules.items()) if name.partition(".")[0] != PACKAGE.name)
+    return frozenset(id(vars(module)) for module in others)
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
