@@ -89,7 +89,9 @@ def judge_scatter(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             f"a rank ends with its right neighbour's chunk, {(rank + 1) % case.ranks}": shards[(rank + 1) % case.ranks],
             "a rank does not add its own part": shard - own,
             "a rank adds its own part twice": shard + own,
-            "a rank adds what it has sent, not its own chunk of what comes": lambda rank=rank: sent_added(buffers)[rank],
+            "a rank adds what it has sent, not its own chunk of what comes": lambda rank=rank: sent_added(buffers)[
+                rank
+            ],
         }
         expect_equal(rank, "the returned sum", result["shard"], shard, instead=wrong, others=shards)
         if result["shared"]:

@@ -14,7 +14,6 @@ from judges import BYTES, SIZES, Towers, descend, expect, flat, judge_trained, p
 from minidist import Communicator
 from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, known
 
-
 HOW_OFTEN = ": does every step launch each bucket once, and `finish` prepare for the next?"
 
 

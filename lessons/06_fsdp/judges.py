@@ -165,7 +165,10 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
                 known_pairs = {
                     "the second number is how many it holds, not where they end": [first, last - first],
                     "they are counted from the beginning of all parameters": [start, start + len(shards[rank])],
-                    "they are places in the shard, not in the parameter": [max(0, -start), max(0, -start) + last - first],
+                    "they are places in the shard, not in the parameter": [
+                        max(0, -start),
+                        max(0, -start) + last - first,
+                    ],
                 }
                 hint = known(known_pairs, pair.__eq__)
                 says = f"rank {rank} says that it holds {pair} of parameter {number}, expected {[first, last]}"

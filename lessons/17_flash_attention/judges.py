@@ -178,7 +178,9 @@ def wrongly_masked(given: Arrays, seen: Array) -> dict[str, Callable[[], Array]]
         for value in (0.0, -100.0, -1000.0, -10000.0):
             number = "a number" if below and value > LEAST else f"{value:,.0f}"
             why = "and exp(0) is a weight like others" if number == "0" else "and some scores lie below"
-            wrong.setdefault(f"a masked score becomes {number}, not -inf, {why}{where}", partial(masked_by, value, there))
+            wrong.setdefault(
+                f"a masked score becomes {number}, not -inf, {why}{where}", partial(masked_by, value, there)
+            )
     return wrong
 
 

@@ -136,9 +136,7 @@ def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         def of(changed: str, rank: int, number: int = number) -> Array:
             return ulysses_found(given, changed)[number][:, :, places[rank]]
 
-        instead: dict[str, Callable[[int], Array]] = {
-            story: partial(of, changed) for changed, story in stories.items()
-        }
+        instead: dict[str, Callable[[int], Array]] = {story: partial(of, changed) for changed, story in stories.items()}
         right = [expected[number][:, :, mine] for mine in places]
         if number == 0 and case.ranks > 1:
             instead |= {

@@ -306,7 +306,12 @@ def costs_of(
     hours = steps.get(how, -(-tokens // of_step)) * length / 3600
     hours = {"weeks": -(-hours // 168) * 168, "days": -(-hours // 24) * 24, "hours": -(-hours // 1)}.get(how, hours)
     nodes = {"node price": machine.gpus, "one node": 1, "price of a GPU": machine.gpus / machine.node**2}
-    attention = {"no attention": 0, "attention of 4": 4, "attention of 6": 6}.get(how, 12) * model.layers * model.sequence * model.hidden
+    attention = (
+        {"no attention": 0, "attention of 4": 4, "attention of 6": 6}.get(how, 12)
+        * model.layers
+        * model.sequence
+        * model.hidden
+    )
     useful = of_step * (6 * model.parameters + attention) * (4 / 3 if how == "hardware" and again else 1)
     useful *= {
         "forward": 1 / 3,

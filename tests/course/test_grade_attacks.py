@@ -125,7 +125,8 @@ def attack(*_):
 def test_write_the_results(then: str, tmp_path: Path) -> None:
     tests = attack(tmp_path, FORGED + f"    {then}\n" + EVERYWHERE, task=2)
     assert scores(tests) == 0
-    assert then == "return None" or "left no record of this run" in tests[0].output
+    told = "calls minidist.course.grader.record" if then == "return None" else "left no record of this run"
+    assert all(told in test.output for test in tests)
 
 
 def test_the_nonces_are_gone_before_the_students_code_comes(tmp_path: Path) -> None:
@@ -155,7 +156,8 @@ PATCHES = {  # by what is replaced: how, where (at import, or in a call), and wh
         "all chunks, one after the other",
     ),
     "all that the judges use": (
-        "import sys; space = sys._getframe(2).f_globals; space.update({name: print for name in space if name[:5] in ('judge', 'expec')})",
+        "import sys; space = sys._getframe(2).f_globals; mine = ('judge', 'expec'); "
+        "space.update({name: print for name in space if name[:5] in mine})",
         "all chunks, one after the other",
     ),
     "the words of the grader": (
@@ -343,7 +345,8 @@ CALLS = {
     ),
     "its text": (
         "from pathlib import Path\nfrom minidist.collectives import fast\nspace = {}\n"
-        "exec(Path(fast.__file__).read_text(), space)\ncut = space['cut']\n" + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "exec(Path(fast.__file__).read_text(), space)\ncut = space['cut']\n"
+        + ELSEWHERE.format("[cut(elements, ranks)]"),
         "runs the code of minidist.collectives.fast",
     ),
     "its text under another name": (
@@ -709,7 +712,9 @@ def test_one_process_imports_for_cases_beside_each_other(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ("os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)"))
 def test_put_something_else_where_the_record_goes(kind: str, tmp_path: Path) -> None:
     source = FOLDER + "import os\nfor rank in range(8):\n    path = folder / f'record-{rank}'\n    " + kind
-    assert scores(attack(tmp_path, source + "\ndef attack(*_): pass\n" + EVERYWHERE, task=2, limit=0.5)) == 0
+    tests = attack(tmp_path, source + "\ndef attack(*_): pass\n" + EVERYWHERE, task=2, limit=0.5)
+    told = "did not end within 0.5 seconds" if "fifo" in kind else "left no record of this run"
+    assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
 
 
 def test_files_beside_the_answer_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,9 +167,9 @@ def answers_doing(error: BaseException, place: str, last: str) -> str:
     It takes other arguments than the checks give, or it returned None, or left it, where a value was expected.
     """
     text = str(error)
-    if isinstance(error, TypeError) and (call := re.match(r"(\w+)[\w.]*\(\) (takes|missing|got)", text)):
-        if hasattr(sys.modules.get("exercise"), call[1]):
-            return f"{text}: keep the arguments as they are in the handout, the checks call it so"
+    call = re.match(r"(\w+)[\w.]*\(\) (takes|missing|got)", text)
+    if isinstance(error, TypeError) and call and hasattr(sys.modules.get("exercise"), call[1]):
+        return f"{text}: keep the arguments as they are in the handout, the checks call it so"
     if isinstance(error, TypeError | AttributeError) and last and "NoneType" in text:
         says = f"the check meets None where a value is expected ({place}: {text}), and {last} returned None"
         return f"{says}: does it return, or leave, what its docstring says?"

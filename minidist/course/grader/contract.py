@@ -71,8 +71,8 @@ class Note(NamedTuple):
     rank : int
         Who sent it, as numbered in the world; -1 of what is no message.
     kind : str
-        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, `text` (code of
-        a barred module that runs elsewhere), or `hides` (a call of what hides calls).
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, `text`
+        (code of a barred module that runs elsewhere), or `hides` (a call of what hides calls).
     to, bytes : int
         The receiver, as numbered in the world, and the size, of a `send`.
     through : tuple[str, ...]

@@ -64,7 +64,9 @@ class Watch:
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
         self.noted: set[tuple[str, str]] = set()
-        self.returned: dict[int, tuple[str, bool]] = {}  # by thread, what came back to the checks: whose, and is it None
+        self.returned: dict[
+            int, tuple[str, bool]
+        ] = {}  # by thread, what came back to the checks: whose, and is it None
         self.switching = threading.Lock()
 
     def begin(self, before: Set[int] = frozenset()) -> None:
