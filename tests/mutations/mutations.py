@@ -1233,9 +1233,37 @@ COURSE = [
     Mutation(
         "a shortcut past the messages is not looked at",
         "minidist/course/grader/contract.py",
-        old='names = note.through if note.kind in verbs else () if within else (f"comm.{note.kind}",)',
+        old='names = note.through if note.kind in verbs else (f"comm.{note.kind}",) if by_hand(note) else ()',
         new="names = note.through",
         tests=(f"{ATTACKS}::test_lean_on_the_package[a roll call]",),
+    ),
+    Mutation(
+        "the package's own text may run under another name",
+        "minidist/course/grader/watch.py",
+        old='found = "" if code in self.own else self.recognized(code)',
+        new='found = ""',
+        tests=(f"{ATTACKS}::test_lean_without_a_message[its text under another name]",),
+    ),
+    Mutation(
+        "colors may carry data, a bit at a time",
+        "minidist/course/grader/contract.py",
+        old="    if len(splits) > task.splits * ranks:\n",
+        new="    if not task.may_use and splits:\n",
+        tests=(f"{ATTACKS}::test_a_rank_splits_only_a_few_times",),
+    ),
+    Mutation(
+        "a writer that the answer has replaced writes the record",
+        "minidist/course/grader/child.py",
+        old='            write(folder / f"record-{share.rank}"',
+        new='            record.write(folder / f"record-{share.rank}"',
+        tests=(f"{ATTACKS}::test_a_patched_writer_hides_no_leaning",),
+    ),
+    Mutation(
+        "None from an answer is told as the check's own fault",
+        "minidist/course/grader/child.py",
+        old='            last = name if nothing else ""\n',
+        new='            last = ""\n',
+        tests=(f"{GRADE}::test_none_and_other_arguments_are_told_as_the_answer_s_doing",),
     ),
     Mutation(
         "an answer's stream sends past the witness",
