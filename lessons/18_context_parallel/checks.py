@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from judges import (
     KEYS,
-    judge_backward,
     judge_forward,
     judge_meet,
     judge_memory,
@@ -20,6 +19,7 @@ from judges import (
     run_forward,
     run_meet,
 )
+from judges_backward import judge_backward
 from judges_order import (
     ORDERS,
     expected_positions,

@@ -154,7 +154,8 @@ def describe(error: BaseException, exercise: str, lesson: str, last: str = "") -
     places = [place_of(frame) for file in (lesson, exercise) for frame in frames if frame.filename.startswith(file)]
     if isinstance(error, SyntaxError) and error.filename == exercise:
         places.append(f"{Path(exercise).name}:{error.lineno}")
-    if frames and frames[-1].filename.startswith(lesson) and (said := answers_doing(error, places[-1], last)):
+    in_checks = bool(frames) and frames[-1].filename.startswith(lesson)
+    if in_checks and (said := answers_doing(error, places[-1], last)):
         return {"type": "Wrong", "text": said, "line": places[-1]}
     foreign = isinstance(error, NotImplementedError) and frames[-1].filename != exercise
     kind = type(error).__name__ + " of a library" * foreign
@@ -171,8 +172,8 @@ def answers_doing(error: BaseException, place: str, last: str) -> str:
     if isinstance(error, TypeError) and call and hasattr(sys.modules.get("exercise"), call[1]):
         return f"{text}: keep the arguments as they are in the handout, the checks call it so"
     if isinstance(error, TypeError | AttributeError) and last and "NoneType" in text:
-        says = f"the check meets None where a value is expected ({place}: {text}), and {last} returned None"
-        return f"{says}: does it return, or leave, what its docstring says?"
+        says = f"the check meets None where a value is expected ({place}: {text})"
+        return f"{says}, and {last} returned None: does it return, or leave, what its docstring says?"
     return ""
 
 

@@ -37,10 +37,10 @@ class Task(NamedTuple):
     `not_from` lists modules that the student's code may neither call nor send through; a folder such as
     `minidist.collectives` stands for all its modules. `may_use` lists the communicator's shortcuts that it may use:
     `SHORTCUTS` tell each rank what the others hold without a message that counts, so an answer may use one only if its
-    text offers it. (Collectives may call them for their own ends, all but `comm.native`.) `splits` is how often a rank
-    may call `comm.split`, if at all: who else has its color is told to a rank without a message, so many of them would
-    carry data. `imports` lists what an answer makes torch import: it is imported before, since that takes seconds while
-    calls are watched.
+    text offers it. (Collectives may call them for their own ends, all but `comm.native`.)
+    `imports` lists what an answer makes torch import: it is imported before, since that takes
+    seconds while calls are watched. `splits` is how often a rank may call `comm.split`, if at all:
+    a rank is told without a message who else has its color, so many splits would carry data.
     """
 
     number: int
@@ -162,14 +162,16 @@ def leaning(task: Task, notes: Sequence[Note], ranks: int = 1) -> str:
         where = note.line or f"rank {note.rank}"
         if note.kind == "hides":
             return f"task {task.number} cannot be graded: {where} calls {note.through[0]}, which hides calls"
-        names = note.through if note.kind in verbs else (f"comm.{note.kind}",) if by_hand(note) else ()
+        own = (f"comm.{note.kind}",) if by_hand(note) else ()
+        names = note.through if note.kind in verbs else own
         for name in names:
             if barred(task, name):
                 said = f"task {task.number} is to be built by hand, but {where} {verbs.get(note.kind, 'uses')} {name}"
                 return said + (", which tells ranks more than their messages do" if name in SHORTCUTS else "")
     splits = [note for note in notes if note.kind == "split" and by_hand(note)]
     if len(splits) > task.splits * ranks:
-        says = f"{len(splits)} calls of comm.split on {ranks} ranks, expected {task.splits} on each at most"
+        says = f"{len(splits)} calls of comm.split on {ranks} ranks"
+        says += f", expected {task.splits} on each at most"
         why = "who else has a rank's color is told without a message, so colors must carry no data"
         return f"task {task.number} is to be built by hand, but {splits[-1].line} makes {says}: {why}"
     return ""

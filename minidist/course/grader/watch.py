@@ -9,8 +9,9 @@ the student's code started. A frame of the checks, or of another library such as
 back what was registered with it, and that was done by the package or the checks, unless the answer itself handed over a
 barred function. So what an answer hands to a library is looked at, too.
 
-Code of a barred module counts as that module wherever it runs: a text handed to `exec`, or a code object with another
-file name. `Texts` recognizes it by its instructions. What stands in the student's own file is the student's own.
+Code of a barred module counts as that module wherever it runs: a text handed to `exec`, or a code
+object with another file name. `Texts` recognizes it by its instructions. What stands in the
+student's own file is the student's own.
 
 `sys.setprofile` shows every Python call of a thread. An audit hook (PEP 578), which cannot be removed, shows what would
 turn that off. Threads are started by a function of ours, in this process only, which remembers which line asked for it.
@@ -102,8 +103,10 @@ class Watch:
         if file not in self.dull:
             known = file != "<string>" and owner not in (STUDENT, CHECKS)
             self.dull[file] = known and not self.barred(module_of(frame) if owner == LIBRARY else owner)
-        if owner in (STUDENT, PYTHON, LIBRARY) and (copied := self.texts.whose(code, frame.f_globals)):
-            self.note(Note(-1, "text", through=(copied,), line=self.led(caller) or "exercise.py"))
+        foreign = owner in (STUDENT, PYTHON, LIBRARY)
+        if foreign and (copied := self.texts.whose(code, frame.f_globals)):
+            line = self.led(caller) or "exercise.py"
+            self.note(Note(-1, "text", through=(copied,), line=line))
         if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
             return
         kind = self.shortcuts.get(id(code)) or self.below.get(id(code))
@@ -227,8 +230,9 @@ class Watch:
 class Texts:
     """The code of the modules that a task bars, to be recognized wherever it runs, by its instructions.
 
-    `own` is the code of the student's file, read before it runs. Code whose globals are those of a module that was
-    there before needs no look: nearly all of it is a library's. The rest is rare, so the barred files are read late.
+    `own` is the code of the student's file, read before it runs. Code whose globals are those of a
+    library's module that was there before needs no look, and nearly all code is such. The rest is
+    rare, so the barred files are read late.
     """
 
     def __init__(self, task: Task, exercise: str, lesson: str) -> None:
@@ -242,7 +246,8 @@ class Texts:
         """Read the student's file; `before` are the ids of the globals of modules that are there."""
         self.before = before or globals_of_modules()
         with suppress(SyntaxError, ValueError, OSError):
-            self.own = set(codes_in(compile(Path(self.exercise).read_bytes(), self.exercise, "exec")))
+            whole = compile(Path(self.exercise).read_bytes(), self.exercise, "exec")
+            self.own = set(codes_in(whole))
 
     def whose(self, code: CodeType, space: dict[str, Any]) -> str:
         """Return the barred module of which this is code; nothing if it is none's, or the student's own."""
@@ -262,7 +267,8 @@ class Texts:
         for module, path, text in self.barred:
             if len(code.co_code) >= SHORTEST and all(name in text for name in names):
                 if path not in self.looks:
-                    self.looks[path] = set(map(looks_of, codes_in(compile(text, str(path), "exec"))))
+                    whole = compile(text, str(path), "exec")
+                    self.looks[path] = set(map(looks_of, codes_in(whole)))
                 if looks_of(code) in self.looks[path]:
                     return module
         return ""
@@ -270,12 +276,15 @@ class Texts:
     @functools.cached_property
     def barred(self) -> list[tuple[str, Path, str]]:
         """Name, path and text of each module that is barred."""
-        found = {path: CHECKS for path in Path(self.lesson).glob("*.py") if path.name != "exercise.py"}
+        lessons = Path(self.lesson).glob("*.py")
+        found = {path: CHECKS for path in lessons if path.name != "exercise.py"}
         for name in self.task.not_from:
             if name.partition(".")[0] == PACKAGE.name:
                 place = PACKAGE.joinpath(*name.split(".")[1:])
-                found |= {path: dotted(path) for path in (place.with_suffix(".py"), *place.rglob("*.py"))}
-        return [(name, path, path.read_text()) for path, name in sorted(found.items()) if path.is_file()]
+                files = (place.with_suffix(".py"), *place.rglob("*.py"))
+                found |= {path: dotted(path) for path in files}
+        there = [(path, name) for path, name in sorted(found.items()) if path.is_file()]
+        return [(name, path, path.read_text(encoding="utf-8")) for path, name in there]
 
 
 def dotted(path: Path) -> str:
@@ -285,8 +294,9 @@ def dotted(path: Path) -> str:
 
 def globals_of_modules() -> frozenset[int]:
     """Return the ids of the globals of all modules that are loaded, but for this package's own."""
-    others = (module for name, module in list(sys.modules.items()) if name.partition(".")[0] != PACKAGE.name)
-    return frozenset(id(vars(module)) for module in others)
+    loaded = list(sys.modules.items())
+    others = (module for name, module in loaded if name.partition(".")[0] != PACKAGE.name)
+    return frozenset(id(getattr(module, "__dict__", None)) for module in others)
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
