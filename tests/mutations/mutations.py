@@ -1233,7 +1233,7 @@ COURSE = [
     Mutation(
         "a shortcut past the messages is not looked at",
         "minidist/course/grader/contract.py",
-        old='names = note.through if note.kind in verbs else (f"comm.{note.kind}",) if by_hand(note) else ()',
+        old="names = note.through if note.kind in verbs else own",
         new="names = note.through",
         tests=(f"{ATTACKS}::test_lean_on_the_package[a roll call]",),
     ),
