@@ -17,9 +17,11 @@ setup: .venv/installed
 	touch $@
 
 demo: setup
-	mpirun -n 4 python -m minidist train --config demo.toml --dp 4 --verify
-	mpirun -n 4 python -m minidist stages --config demo.toml --dp 4 --steps 12
+	mpirun -n 4 python -m minidist train --config demo.toml --dp 4 --verify --metrics runs/demo/losses.jsonl
+	mpirun -n 4 python -m minidist stages --config demo.toml --dp 4 --steps 12 --metrics runs/demo/stages.jsonl
 	mpirun -n 4 python -m minidist layouts --config demo.toml --steps 12
+	python -m minidist picture --losses runs/demo/losses.jsonl runs/demo/losses.serial.jsonl \
+		--stages runs/demo/stages.jsonl --to runs/demo/demo.png
 
 test: setup lint
 	python -m pytest --numprocesses 3 --dist loadfile

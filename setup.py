@@ -1,7 +1,12 @@
-"""The course travels in the wheel: what a student is handed, and the solutions; the rest is in pyproject.toml."""
+"""What pyproject.toml cannot say: the course travels in the wheel, and the README that a package index shows.
+
+The wheel has what a student is handed, and the solutions. An index has no files for the README's links to lead to, so
+there each is the name of its file.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -30,4 +35,19 @@ class BuildWithCourse(build_py):
                 shutil.copyfile(path, target)
 
 
-setup(cmdclass={"build_py": BuildWithCourse})
+def without_links(text: str) -> str:
+    """Return Markdown in which `[a page](docs/page.md)` is `a page (docs/page.md)`. Links to the web stay."""
+
+    def name(link: re.Match[str]) -> str:
+        words, file = link[1], link[2].partition("#")[0]
+        return f"`{file}`" if file.startswith(words.strip("`")) else f"{words} (`{file}`)"
+
+    return re.sub(r"\[([^]]+)\]\((?!https?:)([^)]+)\)", name, text)
+
+
+if __name__ == "__main__":
+    setup(
+        cmdclass={"build_py": BuildWithCourse},
+        long_description=without_links(Path("README.md").read_text(encoding="utf-8")),
+        long_description_content_type="text/markdown",
+    )

@@ -15,5 +15,5 @@ from minidist.comm import Cluster, Communicator, DeadlockError, init, run
 from minidist.mesh import Layout, Mesh
 from minidist.trace import Trace
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 __all__ = ["Cluster", "Communicator", "DeadlockError", "Layout", "Mesh", "Trace", "init", "run"]

@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
     "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
     "layouts": "the same run on several layouts of the ranks: data, tensor and pipeline parallelism in pairs",
+    "picture": "draw what train and stages have measured: losses, and bytes by stage",
     "export": "make a Hugging Face Llama of a checkpoint",
     "bench": "measure against MPI, gloo and torch, in one run",
     "plan": "which layout, how long, how much: before anything is rented",
@@ -40,7 +41,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        print(f"minidist: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        from minidist.launch.parser import nearest  # here, because only a mistake needs it
+
+        known = nearest(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
+        print(f"minidist: there is no command {name!r}: {known}", file=sys.stderr)
         return 2
     with quick_imports():
         command = importlib.import_module(ELSEWHERE.get(name, f"minidist.cli.{name}"))

@@ -238,12 +238,17 @@ def check_all_reduce(comm: Communicator, cell: Cell, count: int, seed: int) -> s
 
 
 def check_reduce_scatter(comm: Communicator, cell: Cell, count: int, seed: int) -> str:
-    inputs = [draw(3 * count, cell.dtype, rank, seed).reshape(count, 3) for rank in range(comm.size)]
-    full, what = placed(inputs[comm.rank], comm), _what(comm, cell, count)
-    shard = reduce_scatter(full, comm, cell.op, cell.algorithm)
-    answer = np.array_split(reduced(inputs, cell.op), comm.size)[comm.rank]
-    assert_close(shard, answer, cell.dtype, comm.size, what)
-    assert raw(full) == raw(inputs[comm.rank]), f"{what}: the input was changed"
+    uneven = [(count * (rank + 1)) % 7 for rank in range(comm.size)]  # some of them empty
+    one_has_all = [count * (rank == comm.size - 1) for rank in range(comm.size)]
+    for counts in (None, uneven, one_has_all):
+        rows = count if counts is None else sum(counts)
+        inputs = [draw(3 * rows, cell.dtype, rank, seed).reshape(rows, 3) for rank in range(comm.size)]
+        full, what = placed(inputs[comm.rank], comm), f"{_what(comm, cell, count)}, {counts}"
+        shard = reduce_scatter(full, comm, cell.op, cell.algorithm, counts)
+        ends = np.cumsum(counts or _split(rows, comm.size))
+        answer = np.split(reduced(inputs, cell.op), ends[:-1])[comm.rank]
+        assert_close(shard, answer, cell.dtype, comm.size, what)
+        assert raw(full) == raw(inputs[comm.rank]), f"{what}: the input was changed"
     return ""
 
 

@@ -78,7 +78,7 @@ def wrap(model: nn.Module, comm: Communicator, case: Case, **options: object) ->
         options |= {"bucket_bytes": case.bucket_bytes, "first_bucket_bytes": case.bucket_bytes // 4}
     elif case.variant is PlainDataParallel:
         options |= {"bucket_bytes": case.bucket_bytes}
-    return case.variant(model, comm, **options)  # type: ignore[arg-type]
+    return case.variant(model, comm, **({"op": "sum"} | options))  # type: ignore[arg-type]
 
 
 def train(model: nn.Module, case: Case, ranks: int, rank: int) -> None:

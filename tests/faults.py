@@ -16,6 +16,8 @@ from pathlib import Path
 
 from ranks import clean_environment
 
+from minidist.comm.mpi_wire import segment
+
 ENVIRONMENT = clean_environment()  # taken once: pytest changes its own while other threads start jobs
 
 PREAMBLE = """
@@ -79,7 +81,7 @@ def run_to_its_end(fault: Fault, folder: Path) -> Ended:
     preamble = PREAMBLE.replace("EARLY", textwrap.dedent(fault.early)).replace("LIMIT", str(fault.limit))
     program.write_text(preamble + textwrap.dedent(fault.body))
     mpirun = Path(sys.executable).with_name("mpirun")
-    started = time.monotonic()
+    started, segments = time.monotonic(), segment.segments()
     with open(folder / "out", "wb") as out, open(folder / "error", "wb") as error:
         process = subprocess.Popen(
             [mpirun, "-n", str(fault.ranks), sys.executable, program, marker],
@@ -101,6 +103,8 @@ def run_to_its_end(fault: Fault, folder: Path) -> Ended:
         for pid in {process.pid, *bearing(marker)} if process.poll() is None else bearing(marker):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if fault.early:  # a job that ends before all ranks have come to init() leaves MPI's segment
+            segment.remove(segment.left_behind(os.geteuid(), segments))
     return Ended(status, (folder / "out").read_text(), (folder / "error").read_text(), seconds)
 
 

@@ -16,6 +16,7 @@ from training import PROGRAM
 import minidist
 from minidist.__main__ import COMMANDS
 from minidist.bench.options import NAMES, ON_GPUS
+from minidist.trainer.flags import build_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,6 +64,29 @@ def test_files_and_commands_exist(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
     assert set(re.findall(r"python -m minidist (\w+)", text)) <= COMMANDS.keys()
     assert {name.replace("-", "_") for name in re.findall(r"`bench ([a-z-]+)`", text)} <= {*NAMES, *ON_GPUS}
+
+
+def test_every_page_stands_in_the_index() -> None:
+    index, readme = (ROOT / "docs" / "README.md").read_text(), (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if page.name != "README.md" and f"({page.name})" not in index] == []
+    assert "(docs/README.md)" in readme and "SLURM" in readme and "Gradescope" in readme
+
+
+def test_every_flag_that_a_page_names_is_one_of_train() -> None:
+    """And those that say how a run reads, measures and prints are explained."""
+    page = (ROOT / "docs" / "training.md").read_text()
+    flags = {action.option_strings[0] for action in build_parser("x")._actions}
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= {*flags, "--to"}  # which is one of export
+    told = "--text --text-field --eval-text --eval-every --eval-batches --held-out --log-every --lr-schedule --cooldown"
+    assert all(f"`{flag}`" in page or f"`{flag} " in page for flag in told.split())
+
+
+def test_the_words_about_zero_3_are_what_is_sent() -> None:
+    """Three halves of an all-reduce beside two."""
+    page = (ROOT / "docs" / "memory.md").read_text()
+    ours, theirs = map(float, re.findall(r"3 \(P - 1\)/P, or ([\d.]+) MiB beside\n([\d.]+) MiB here", page)[0])
+    assert ours / theirs == pytest.approx(1.5, rel=0.02)
+    assert all(f"{stage} " in page and f"{ours} MiB" in page for stage in ("DDP", "ZeRO-1", "ZeRO-3"))
 
 
 def test_the_blocks_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:

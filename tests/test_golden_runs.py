@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,18 +42,13 @@ Said = dict[str, Any]
 def replica(kind: Callable[..., Any], comm: Communicator) -> None:
     """Train for two steps, a small bucket or unit at a time."""
     torch.manual_seed(0)
-    model = kind(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2)), comm)
+    model = kind(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2)), comm, op="sum")
     build = model.optimizer if kind is FSDP else lambda kind, **options: kind(model.parameters(), **options)
     optimizer = build(torch.optim.AdamW, lr=0.1)
     for _ in range(2):
         model.zero_grad()
         model(torch.ones(3, 6)).sum().backward()
         optimizer.step()
-
-
-def ddp(model: nn.Module, comm: Communicator) -> DDP:
-    """Return a model of several buckets."""
-    return DDP(model, comm, bucket_bytes=256, first_bucket_bytes=64)
 
 
 def save(comm: Communicator) -> None:
@@ -73,7 +69,7 @@ def laid_out(schedule: str = "gpipe", **axes: int) -> tuple[int, Callable[[Commu
 RUNS: dict[str, tuple[int, Callable[[Communicator], Any]]] = {
     "a ring": (4, lambda comm: all_reduce(np.ones(1001), comm, algorithm="ring")),
     "a tree": (5, lambda comm: broadcast(np.ones(1001), comm, root=2, algorithm="tree")),
-    "DDP": (3, lambda comm: replica(ddp, comm)),
+    "DDP": (3, lambda comm: replica(partial(DDP, bucket_bytes=256, first_bucket_bytes=64), comm)),
     "ZeRO-3": (3, lambda comm: replica(FSDP, comm)),
     "tp2 --sp": laid_out(tp=2),
     "1f1b": laid_out("1f1b", pp=4),

@@ -89,11 +89,25 @@ def judge_scatter(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             f"a rank ends with its right neighbour's chunk, {(rank + 1) % case.ranks}": shards[(rank + 1) % case.ranks],
             "a rank does not add its own part": shard - own,
             "a rank adds its own part twice": shard + own,
+            "a rank adds what it has sent, not its own chunk of what comes": lambda rank=rank: sent_added(buffers)[
+                rank
+            ],
         }
         expect_equal(rank, "the returned sum", result["shard"], shard, instead=wrong, others=shards)
         if result["shared"]:
             raise Wrong(f"rank {rank}: the returned sum is one of the caller's chunks, expected an array of its own")
     expect_ring(case, results, notes, 1, lambda rank, chunks: sum(chunks) - chunks[rank])
+
+
+def sent_added(buffers: Sequence[Array]) -> list[Array]:
+    """Return what each rank ends with if it adds what it has just sent to what comes."""
+    ranks = len(buffers)
+    partial = [np.array_split(buffer, ranks)[rank - 1] for rank, buffer in enumerate(buffers)]
+    for _ in range(ranks - 1):
+        if len({len(each) for each in partial}) > 1:
+            return partial
+        partial = [partial[rank - 1] + partial[rank] for rank in range(ranks)]
+    return partial
 
 
 def judge_gather(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:

@@ -55,6 +55,7 @@ def judge_one_level(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
         wrong = {
             "the ranks from Q on cost nothing": below,
             "only one of their two messages is counted": below + message,
+            "the latency of their two messages is left out": below + 2 * bytes / bandwidth,
             "each of the ranks from Q on is waited for by itself": below + 2 * (ranks - power) * message,
             "P stands where Q should": rounds * latency + among * bytes / bandwidth,
             "P stands where Q should, rounded up": 2 * math.ceil(rounds / 2) * latency + among * bytes / bandwidth,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
+from operator import eq
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,9 @@ import numpy as np
 from judges import BYTES, SIZES, Towers, descend, expect, flat, judge_trained, part_of_loss, steps_of
 
 from minidist import Communicator
-from minidist.course.grader.contract import Arrays, Case, Note, Wrong
+from minidist.course.grader.contract import Array, Arrays, Case, Note, Wrong, known
+
+HOW_OFTEN = ": does every step launch each bucket once, and `finish` prepare for the next?"
 
 
 def assign(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
@@ -64,15 +68,42 @@ def buckets_of(limit: int, sizes: Sequence[int] = BYTES, strictly: bool = False)
     return numbers[::-1]
 
 
+def closed_before(limit: int, sizes: Sequence[int] = BYTES) -> list[int]:
+    """Return them, if a bucket is closed before a parameter that would take it beyond the limit."""
+    numbers, number, held = list[int](), 0, 0
+    for size in reversed(sizes):
+        if held and held + size > limit:
+            number, held = number + 1, 0
+        numbers.append(number)
+        held += size
+    return numbers[::-1]
+
+
+def other_buckets(limit: int, bytes: Sequence[int] = BYTES) -> dict[str, list[int]]:
+    """Return what known mistakes give, by clause."""
+    return {
+        "parameters are dealt out from the first one on": buckets_of(limit, bytes[::-1])[::-1],
+        "elements are counted instead of bytes": buckets_of(limit, SIZES),
+        "a bucket is closed only when it holds more than the limit": buckets_of(limit, bytes, strictly=True),
+        "a bucket is closed before a parameter that would take it beyond the limit: it is closed once it holds the "
+        "limit or more": closed_before(limit, bytes),
+    }
+
+
+def launches_of(bucket: Sequence[int], arrivals: Array) -> list[int]:
+    """Return how many gradients have come when each bucket can be launched, given arrivals [step, parameter]."""
+    launches = list[int]()
+    for step, of_step in enumerate(arrivals.tolist()):
+        for number in range(max(bucket) + 1):
+            last = max(at for at, p in enumerate(of_step) if bucket[p] <= number)
+            launches.append(6 * step + 1 + last)
+    return launches
+
+
 def judge_assign(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Each parameter is in its bucket."""
     limit, found = int(case.given[0]["limit"]), results[0]["buckets"].tolist()
-    wrong: Mapping[str, list[int]] = {
-        "parameters are dealt out from the first one on": buckets_of(limit, BYTES[::-1])[::-1],
-        "elements are counted instead of bytes": buckets_of(limit, SIZES),
-        "a bucket is closed only when it holds more than the limit": buckets_of(limit, strictly=True),
-    }
-    why = next((f"this is what comes out if {story}" for story, other in wrong.items() if other == found), "")
+    why = known(other_buckets(limit), partial(eq, found)).removeprefix(": ")
     expect(0, f"with limit {limit}, parameters of {BYTES} bytes are in", results[0]["buckets"], buckets_of(limit), why)
 
 
@@ -82,18 +113,24 @@ def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     itemsize = given["parameters"].itemsize
     steps, bucket = len(given["inputs"]), buckets_of(int(given["limit"]) * 8 // itemsize)
     for rank, result in enumerate(results):
-        launches = []
-        for arrivals in result["arrivals"].reshape(steps, 6).tolist():
-            last = [max(at for at, p in enumerate(arrivals) if bucket[p] <= number) for number in range(bucket[0] + 1)]
-            launches += [len(launches) // len(last) * 6 + 1 + at for at in last]
+        arrivals = result["arrivals"].reshape(steps, 6)
+        launches, found = launches_of(bucket, arrivals), result["launches"].tolist()
+        bytes = [itemsize * size for size in SIZES]
+        at_the_end = np.repeat(6 * np.arange(1, steps + 1), max(bucket) + 1).tolist()
+        others = {"all buckets are launched when the last gradient has come": at_the_end}
+        others |= {
+            f"the buckets are others: {story}": launches_of(other, arrivals)
+            for story, other in other_buckets(int(given["limit"]), bytes).items()
+        }
+        hint = known(others, partial(eq, found)) if found != launches else ""
         if len(result["launches"]) != len(launches):
             raise Wrong(
                 f"rank {rank}: {len(result['launches'])} buckets were launched in {steps} steps, expected "
-                f"{len(launches)}: does every step launch each bucket once, and `finish` prepare for the next?"
+                f"{len(launches)}{hint or HOW_OFTEN}"
             )
         why = "one gradient may complete the bucket that is next and those that waited for it"
         expect(rank, "buckets that were launched when backward had ended:", result["late"].sum(), 0, why)
-        why = "a bucket leaves with its last gradient, if those before it have left"
+        why = hint.removeprefix(": ") or "a bucket leaves with its last gradient, if those before it have left"
         expect(
             rank, "bucket by bucket, gradients that had come when it was launched:", result["launches"], launches, why
         )

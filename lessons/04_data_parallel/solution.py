@@ -41,7 +41,7 @@ class BucketedGradients(DDP):
     """The package's DDP, with rings on the given stream. It waits at the end of backward by itself."""
 
     def __init__(self, model: nn.Module, comm: Communicator, stream: Any, limit: int) -> None:
-        super().__init__(model, comm, bucket_bytes=limit, first_bucket_bytes=limit)
+        super().__init__(model, comm, op="sum", bucket_bytes=limit, first_bucket_bytes=limit)
         self.stream = stream
 
     def _launch(self, bucket: Bucket) -> Any:

@@ -19,13 +19,19 @@ GRADIENTS = Task(3, "ZeRO-2", BY_HAND, imports=contract.BY_OPTIMIZERS)
 CLIP = Task(4, "clipping", BY_HAND)
 
 
-def batches(*ranks: int, stage: int, steps: int = 3, backwards: int = 1, counted: bool = True) -> Draw:
-    """Draw one case for each number of ranks: parameters, and a batch for each backward of each step."""
+def batches(
+    *ranks: int, stage: int, steps: int = 3, backwards: int = 1, counted: bool = True, there: float = 0.0
+) -> Draw:
+    """Draw one case for each number of ranks: parameters, and a batch for each backward of each step.
+
+    Before each backward the slices have gradients that are `there`, if it is not 0.
+    """
 
     def draw(rng: np.random.Generator) -> list[Case]:
         cases = []
         for many in ranks:
-            given: dict[str, Any] = {"stage": stage, "counted": counted, "parameters": rng.normal(size=sum(SIZES))}
+            given: dict[str, Any] = {"stage": stage, "counted": counted, "there": there}
+            given["parameters"] = rng.normal(size=sum(SIZES))
             given |= {name: rng.normal(size=(steps, backwards, 7, n)) for name, n in (("inputs", 3), ("targets", 2))}
             arrays = {name: np.asarray(value) for name, value in given.items()}
             cases.append(Case((arrays,) * many, f"ranks {many}" + (f", backwards {backwards}" * (backwards > 1))))
@@ -82,7 +88,8 @@ ASKED = (
 )
 CHECKS = [
     Check(EQUATION, "what fits", 10, questions(*ASKED), equation, judge_equation),
-    Check(STATE, "trains as one rank would", 16, batches(2, 4, stage=1), sharded, judge_sharded),
+    Check(STATE, "trains as one rank would", 13, batches(2, 4, stage=1), sharded, judge_sharded),
+    Check(STATE, "sets gradients, and adds nothing", 3, batches(3, stage=1, there=7.0), sharded, judge_sharded),
     Check(STATE, "slices of unequal length", 10, batches(3, stage=1), sharded, judge_sharded),
     Check(STATE, "the same under mpirun", 3, batches(2, stage=1, counted=False), sharded, judge_sharded, wire="mpi"),
     Check(GRADIENTS, "trains as one rank would", 14, batches(2, 3, stage=2), sharded, judge_sharded),

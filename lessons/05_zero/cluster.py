@@ -71,7 +71,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
     """Train with slices of the summed gradients, and an optimizer over slices."""
-    model = ZeRO2(build(device), comm, bucket_bytes=4000, first_bucket_bytes=1000)
+    model = ZeRO2(build(device), comm, op="sum", bucket_bytes=4000, first_bucket_bytes=1000)
     optimizer = model.optimizer(torch.optim.AdamW, lr=RATE)
     clip = clip_by_global_norm
     return train(model, optimizer, lambda: clip(model.slices, LIMIT), comm, device, divisor=ROWS * comm.size)

@@ -73,6 +73,9 @@ def sharded(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     results, before = dict[str, Any](), comm.traffic.bytes_sent
     for inputs, targets in zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True):
         zero.zero_grad()
+        for piece in zero.slices if given["there"] else ():  # what `reduce` is to replace
+            piece.grad = torch.zeros_like(piece) if piece.grad is None else piece.grad
+            piece.grad.fill_(float(given["there"]))
         now.under_way = 0
         for some, wanted in zip(inputs, targets, strict=True):
             loss_of(model, some, wanted, comm.rank, comm.size).backward()
@@ -195,6 +198,10 @@ def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         def sliced(gradients: Sequence[Tensor], rank: int = rank) -> Array:
             return flat(whole.tensor_split(ranks)[rank] for whole in gradients)
 
+        there = sliced(expected["gradient"]) + float(given["there"])
+        story = "reduce adds to the gradient that a slice has: called twice, it would count twice"
+        added = {story: there} if given["there"] else {}
+
         def gradient_by(mistake: dict[str, Any], sliced: Callable[..., Array] = sliced) -> Array:
             return sliced(serial(given, **mistake)["gradient"])
 
@@ -203,7 +210,7 @@ def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the slices' first gradients, one after the other,",
             result["gradient"],
             sliced(expected["gradient"]),
-            instead={how: partial(gradient_by, wrong[how]) for how in [*wrong][-2:]},
+            instead={how: partial(gradient_by, wrong[how]) for how in [*wrong][-2:]} | added,
         )
         expect_close(
             rank,

@@ -63,6 +63,7 @@ def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "each rank takes the norm of its own slices": norms[rank],
             "the norm after clipping is returned": min(norm, limit) if result["norm"] == limit else norm * factor,
             "the root is not taken": norm**2,
+            "the ranks' largest norm is taken, not the root of the sum of their squares": norms.max(),
         }
         expect_close(rank, "the norm", result["norm"], np.array(norm), instead=wrong)
 
@@ -72,6 +73,7 @@ def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
         scaled = {
             "the ranks' norms are added, not their squares": by_norm(norms.sum()),
             "each rank scales by the norm of its own slices": by_norm(norms[rank]),
+            "the ranks' largest norm is taken": by_norm(norms.max()),
             "the factor is limit / norm, without the 1e-6": mine * min(1.0, limit / max(norm, 1e-300)),
             "what is short enough is scaled up": mine * limit / (norm + 1e-6),
             "each slice is scaled by its own norm": np.concatenate(

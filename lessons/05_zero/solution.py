@@ -49,7 +49,8 @@ class ZeRO1:
         self.adamw.zero_grad()
 
     def reduce(self) -> None:
-        """Give each slice its gradient."""
+        """Set the gradient of each slice; a unit of the package adds to what is there."""
+        self.adamw.zero_grad()
         for unit in self.units:
             unit.reduce_scatter()
 
@@ -64,7 +65,7 @@ class ZeRO2(zero.ZeRO2):
     """The package's, every parameter a bucket. It reduces during backward."""
 
     def __init__(self, model: nn.Module, comm: Communicator, lr: float) -> None:
-        super().__init__(model, comm, bucket_bytes=1, first_bucket_bytes=1)
+        super().__init__(model, comm, op="sum", bucket_bytes=1, first_bucket_bytes=1)
         self.adamw = self.optimizer(torch.optim.AdamW, lr=lr)
 
     def reduce(self) -> None:

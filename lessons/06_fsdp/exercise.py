@@ -170,7 +170,7 @@ class HybridModel(ShardedModel):
     gathered only inside the group. Between groups, only ranks that hold the same shard exchange messages: one
     all-reduce of this shard of the gradients for each unit. (One for each unit, so that the first ones could run while
     backward goes on.) `comm.split(color)` returns the communicator of all ranks that give the same color, ordered by
-    rank.
+    rank. A rank may call it four times.
     """
 
     def __init__(self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int) -> None:

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from minidist import Communicator
-from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, expect_equal
+from minidist.course.grader.contract import (
+    Array,
+    Arrays,
+    Case,
+    Figures,
+    Note,
+    Wrong,
+    expect_close,
+    expect_equal,
+    known,
+)
 
 MOST_WHOLE = 2  # units
 RATE = 0.5
@@ -152,7 +162,17 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             first, last = (min(max(at, 0), value.size) for at in (start, start + len(shards[rank])))
             pair = result["held"][number].tolist()
             if pair != [first, last] and (first < last or pair[0] != pair[1]):
-                raise Wrong(f"rank {rank} says that it holds {pair} of parameter {number}, expected {[first, last]}")
+                known_pairs = {
+                    "the second number is how many it holds, not where they end": [first, last - first],
+                    "they are counted from the beginning of all parameters": [start, start + len(shards[rank])],
+                    "they are places in the shard, not in the parameter": [
+                        max(0, -start),
+                        max(0, -start) + last - first,
+                    ],
+                }
+                hint = known(known_pairs, pair.__eq__)
+                says = f"rank {rank} says that it holds {pair} of parameter {number}, expected {[first, last]}"
+                raise Wrong(says + hint)
             expect_equal(rank, f"view {number}, after its whole was written,", result[f"parameter {number}"], value)
             start -= value.size
     if sent := [note for note in notes if note.kind == "send"]:
@@ -232,6 +252,9 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                     if name == "gradient":
                         instead["each rank keeps its part of its own gradients"] = of_rank
                         instead["gradients are summed inside the group only"] = of_group
+                        turned = np.array_split(upto[-1][-1 - unit], group)[rank % group]
+                        if len(model) > 1:
+                            instead["they come in the order of backward, those of the last module first"] = turned
                     what = f"step {step}: the {name} of unit {unit}"
                     expect_close(rank, what, found, every[rank % group], instead=instead)
             if left := int(result[f"gradients left {step}"]):

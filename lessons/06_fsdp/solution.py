@@ -69,8 +69,11 @@ class ShardedModel:
 class HybridModel:
     """Shards inside groups of ranks, replicas across them: FSDP, which gathers and reduces beside computing."""
 
-    def __init__(self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int, **options: Any) -> None:
-        self.model = FSDP(nn.Sequential(*modules), comm, allocate=in_plain_memory, shard_ranks=shard_ranks, **options)
+    def __init__(
+        self, modules: Sequence[nn.Module], comm: Communicator, shard_ranks: int, op: str = "sum", **options: Any
+    ) -> None:
+        options |= {"allocate": in_plain_memory, "shard_ranks": shard_ranks}
+        self.model = FSDP(nn.Sequential(*modules), comm, op, **options)
         self.shards = [flat.values for flat in self.model.flats]
 
     def forward(self, x: Tensor) -> Tensor:

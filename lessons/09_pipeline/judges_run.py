@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
-from weakref import WeakSet
+from typing import Any, NamedTuple
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -86,6 +86,7 @@ class Stage(nn.Module):
 def run(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 5."""
     comm.trace = trace = Trace()  # which shows a message that was sent when it has been waited for
+    changed = watch_sends(comm)
     inputs, targets = ([torch.tensor(each) for each in given[name]] for name in ("inputs", "targets"))
     stage, words = Stage(given["weights"], inputs), bare(unpacked(given["words"]))
     loss = exercise.run_step(words, stage, nn.functional.mse_loss, inputs, targets, comm)
@@ -96,8 +97,42 @@ def run(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, An
         "events": np.array(stage.events).reshape(-1, 2),
         "held": round(stage.peak / max(stage.each, 1), 3),
         "left": stage.left,
+        "changed": np.array(changed, int).reshape(-1, 2),
         "ended": sum(event.kind in ("send", "exchange") for event in trace.events),
     }
+
+
+def watch_sends(comm: Communicator) -> list[tuple[int, int]]:
+    """Have `comm.isend` see whether a tensor is sent once more, changed, before its send has been waited for.
+
+    Returns a list that grows: the tags of both sends.
+    """
+    isend, under_way, changed = comm.isend, list[Sent](), list[tuple[int, int]]()
+
+    def watched(buffer: Tensor, to: int, tag: int = 0) -> Any:
+        for other in under_way:
+            if other.tensor() is buffer and not other.ended() and not torch.equal(other.content, buffer):
+                changed.append((other.tag, tag))
+        request = isend(buffer, to, tag)
+        under_way.append(Sent(ref(buffer), buffer.detach().clone(), tag, ref(request)))
+        return request
+
+    comm.isend = watched  # type: ignore[method-assign,assignment]
+    return changed
+
+
+class Sent(NamedTuple):
+    """A tensor that was sent, if it is still there, with what was in it when it left; and the request."""
+
+    tensor: Callable[[], Tensor | None]
+    content: Tensor
+    tag: int
+    request: Callable[[], Any]
+
+    def ended(self) -> bool:
+        """Tell whether it has been waited for."""
+        request = self.request()
+        return request is not None and request.request is None
 
 
 def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -108,6 +143,12 @@ def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
     mixed = serial(case, [orders[1][orders[0].index(m)] for m in range(len(losses))])
     for rank, result in enumerate(results):
         expect_words(rank, words[rank], result)
+        if len(result["changed"]):
+            before, after = result["changed"][0].tolist()
+            raise Wrong(
+                f"rank {rank} writes what it sends with tag {after} into the tensor that it sends with tag {before}, "
+                "and has not waited for: the other rank may not have read it yet, so each needs a tensor of its own"
+            )
         expect_close(
             rank,
             "the gradients, one parameter after the other,",

@@ -28,6 +28,9 @@ def judge_nearest(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the lower half is cut off": wide >> 16,
             "of two that are equally near the upper is taken": (wide + 0x8000) >> 16,
             "of two that are equally near the lower is taken": (wide + 0x7FFF) >> 16,
+            "what rounds up beyond the largest bfloat16 stays at it": np.where(
+                np.isfinite(given["bits"].view(np.float32)) & (expected & 0x7FFF == 0x7F80), expected - 1, expected
+            ),
         }
         for at in np.flatnonzero(np.where(nan, (found & 0x7FFF) <= 0x7F80, found != expected)):
             says = f"float32 {given['bits'][at]:#010x} ({x[at]:.9g}) became {found[at]:#06x}, expected"
@@ -138,6 +141,8 @@ def descended(given: Arrays, how: str = "") -> tuple[Array, Array]:
             factor = np.repeat([min(1, 5 / np.linalg.norm(part)) for part in (wide[:3], wide[3:])], (3, 4))
         elif how == "does not clip":
             factor = 1.0
+        elif how == "clips each element":
+            factor, wide = 1.0, np.clip(wide, -5, 5)
         step = float(given["rate"]) * wide * factor
         masters = masters - step
         if how:  # what goes wrong is told from what float32 makes of it
@@ -160,6 +165,7 @@ def judge_descending(case: Case, results: Sequence[Arrays], notes: Sequence[Note
             "the norm is compared with the limit before unscaling": "clips what is scaled",
             "each gradient is clipped by its own norm": "clips each alone",
             "nothing is clipped": "does not clip",
+            "each element is cut off at the limit: all are scaled by one factor": "clips each element",
             "the masters are rounded to float16 at each step": "rounds",
             "the norm is that after clipping": "the clipped norm",
             "the norm is that of the scaled gradients": "the scaled norm",
@@ -251,6 +257,7 @@ SLIPS = {
     "too late": "the oldest amax leaves a step too late",
     "too early": "the oldest amax leaves a step too early",
     "never": "no amax ever leaves, or that of the casts is not set back at the end of a step",
+    "mean": "the mean of the last steps' amaxes is taken, not the largest of them",
     "last": "only the last cast of a step is remembered",
     "first": "only the first cast of a step is remembered",
     "alone": "a rank goes by its own past alone",
@@ -268,7 +275,8 @@ def scales_by(given: Sequence[Arrays], rank: int, how: str = "") -> Array:
     history = HISTORY + {"too late": 1, "too early": -1, "never": 99}.get(how, 0)
     amaxes = np.maximum.accumulate(own[rank], axis=1) if how == "all casts" else own[rank].copy()
     for step in range(1, len(amaxes)):
-        past = entered[max(0, step - history) : step].max()
+        window = entered[max(0, step - history) : step]
+        past = window.mean() if how == "mean" else window.max()
         amaxes[step] = {"present too": np.maximum(past, own[rank, step]), "present": own[rank, step]}.get(how, past)
     return np.vectorize(largest_scale)(amaxes)
 

@@ -79,6 +79,9 @@ def other_pieces(block: Array, mine: Array, dp: int, place: int) -> dict[str, li
         "the last slice takes all of the remainder": block[place * whole :][
             : whole if place < dp - 1 else None
         ].tolist(),
+        "a slice begins where it would if all earlier ones had n/dp elements, rounded down": block[place * whole :][
+            : len(mine)
+        ].tolist(),
         "a rank writes the whole block, and not its slice": block.tolist(),
     }
 
@@ -240,6 +243,8 @@ def judge_answered(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     young = np.sqrt(2 * times[:, 1] * times[:, 2])
     instead = {
         "the failures of one rank are counted, not of all": young * np.sqrt(ranks),
+        "the time between failures is multiplied by the ranks: more of them fail more often": young * ranks,
+        "the square root is not taken": young**2,
         "a 2 is left out": young / 2**0.5,
     }
     expect_close(0, "interval of question", results[0]["intervals"], young, instead=instead)

@@ -120,6 +120,11 @@ def beside(rng: np.random.Generator) -> list[Event]:
     return events
 
 
+def just_below(rng: np.random.Generator) -> list[Event]:
+    """Rank 2 waits less than half of the median, and more than half of the mean."""
+    return [Event(rank, "recv", "recv", 0.0, 32.0 if rank == 2 else 70.0) for rank in range(4)]
+
+
 def nobody_waits(rng: np.random.Generator) -> list[Event]:
     """Four ranks that only compute: none waits less than half as long as the others."""
     return [Event(rank, "compute", "forward", 0.0, 50.0) for rank in range(4)]

@@ -17,7 +17,7 @@ from judges_bytes import judge_bytes, run_bytes
 from judges_forward import judge_forward, judge_stream, run_forward, run_stream
 from judges_ranks import judge_ranks, run_ranks
 
-from minidist.course.grader.contract import BY_OPTIMIZERS, Case, Check, Draw, Task
+from minidist.course.grader.contract import BY_OPTIMIZERS, Array, Case, Check, Draw, Task
 
 BY_HAND = ("minidist.parallel", "torch.distributed", "torch.ops", "torch.nn.attention", "torch.nn.modules.activation")
 BYTES = Task(1, "bytes", BY_HAND)
@@ -27,6 +27,8 @@ BACKWARD = Task(4, "backward, and what is saved", BY_HAND, imports=BY_OPTIMIZERS
 RANKS = Task(5, "keys on several ranks", BY_HAND)
 
 # ---------------------------------------------------------------- cases
+
+BELOW = ", all scores of every other query are far below 0"
 
 
 def each(make: Callable[..., Case], *sizes: Any) -> Draw:
@@ -49,11 +51,21 @@ def settings(rng: np.random.Generator, count: int) -> Case:
     return Case(({"rows": np.array(rows)},), f"{count} settings")
 
 
-def stream(rng: np.random.Generator, lengths: tuple[int, ...], queries: int, large: float = 2.0) -> Case:
+def far_apart(given: dict[str, Array], large: float) -> dict[str, Array]:
+    """Return the same with signs such that all scores of every other query, from the first on, are far below 0."""
+    signs = np.where(np.arange(given["query"].shape[2]) % 2, 1.0, -1.0)[:, None]
+    return given | {"query": signs * (large + np.abs(given["query"])), "key": 1 + np.abs(given["key"])}
+
+
+def stream(
+    rng: np.random.Generator, lengths: tuple[int, ...], queries: int, large: float = 2.0, apart: bool = False
+) -> Case:
     """Draw queries, and keys and values in blocks; scores grow with `large`."""
     given = {name: rng.normal(size=(2, 2, sum(lengths), 4)) for name in QKV[1:]}
-    given |= {"query": large * rng.normal(size=(2, 2, queries, 4)), "lengths": np.array(lengths)}
-    return Case((given,), f"blocks of {', '.join(map(str, lengths[:6]))}{', ...' * (len(lengths) > 6)} keys")
+    given |= {"query": large * rng.normal(size=(2, 2, queries, 4))}
+    given = (far_apart(given, large) if apart else given) | {"lengths": np.array(lengths)}
+    blocks = f"blocks of {', '.join(map(str, lengths[:6]))}{', ...' * (len(lengths) > 6)} keys"
+    return Case((given,), blocks + BELOW * apart)
 
 
 def tiles(
@@ -65,14 +77,16 @@ def tiles(
     large: float = 2.0,
     size: int = 8,
     block: tuple[int, int] | None = None,
+    apart: bool = False,
 ) -> Case:
     """Draw queries, keys, values and a gradient [1, H, T, d]. Backward is asked about `block` of the keys."""
     given = {name: rng.normal(size=(1, heads, keys, size)) for name in QKV[1:]}
     given |= {name: rng.normal(size=(1, heads, queries, size)) for name in ("query", "gradient")}
     given["query"] *= large
+    given = far_apart(given, large) if apart else given
     given |= {"causal": np.array(int(causal)), "block": np.array(block or (0, keys))}
     some = f", {block[1] - block[0]} of them here" if block else ""
-    return Case((given,), f"{queries} queries, {keys} keys{some}{', causal' * causal}")
+    return Case((given,), f"{queries} queries, {keys} keys{some}{', causal' * causal}{BELOW * apart}")
 
 
 def spread(rng: np.random.Generator, counts: tuple[int, ...], queries: int, large: float = 2.0) -> Case:
@@ -85,19 +99,21 @@ def spread(rng: np.random.Generator, counts: tuple[int, ...], queries: int, larg
 # ---------------------------------------------------------------- the checks
 
 MANY = (3, 1, 4, 2) * 15
+LOW_STREAM = ((4, 7, 2, 9), 6, 700.0, True)
+LOW_TILES = (200, 200, True, 2, 700.0, 8, None, True)
 SIZES, ONLINE, MERGED = (run_bytes, judge_bytes), (run_stream, judge_stream), (run_ranks, judge_ranks)
 TILED, AGAIN, SAVED = (run_forward, judge_forward), (run_backward, judge_backward), (run_function, judge_function)
 CHECKS = [
     Check(BYTES, "the matrix, what is held, the longest sequence", 10, each(settings, (3,), (6,)), *SIZES),
     Check(STREAM, "blocks of keys, one after the other", 6, each(stream, ((5,), 3), ((4, 7, 2), 6)), *ONLINE),
     Check(STREAM, "little is held of many blocks", 4, each(stream, (MANY, 40)), *ONLINE),
-    Check(STREAM, "scores of a thousand", 3, each(stream, ((4, 7, 2, 9), 6, 1000.0)), *ONLINE),
+    Check(STREAM, "scores of a thousand", 3, each(stream, ((4, 7, 2, 9), 6, 1000.0), LOW_STREAM), *ONLINE),
     Check(FORWARD, "one tile", 4, each(tiles, (7, 7, False), (100, 100, True)), *TILED),
     Check(FORWARD, "several tiles", 6, each(tiles, (384, 384, False), (384, 384, True)), *TILED),
     Check(FORWARD, "a last tile that is not full", 5, each(tiles, (300, 300, False), (300, 300, True)), *TILED),
     Check(FORWARD, "more keys than queries, and fewer", 4, each(tiles, (150, 330, True), (330, 150, True)), *TILED),
     Check(FORWARD, "memory and products", 5, each(tiles, (768, 768, True), (768, 768, False)), *TILED),
-    Check(FORWARD, "scores of a thousand", 2, each(tiles, (200, 200, True, 2, 1000.0)), *TILED),
+    Check(FORWARD, "scores of a thousand", 2, each(tiles, (200, 200, True, 2, 1000.0), LOW_TILES), *TILED),
     Check(BACKWARD, "one tile", 3, each(tiles, (7, 7, False), (100, 100, True)), *AGAIN),
     Check(BACKWARD, "several tiles", 5, each(tiles, (384, 384, False), (300, 300, True)), *AGAIN),
     Check(BACKWARD, "more keys than queries, and fewer", 3, each(tiles, (150, 330, True), (330, 150, True)), *AGAIN),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidist.course.grader.contract import Array, Arrays, Wrong, expect_close
+from minidist.course.grader.contract import Array, Arrays, Wrong, expect_close, known
 
 TILE = 128
 QKV = ("query", "key", "value")
@@ -49,12 +49,13 @@ def cuts_of(length: int) -> list[slice]:
 
 def online(scores: Array, value: Array, cuts: Sequence[slice], slip: str) -> Array:
     """Return the output of an online softmax over cuts of the keys that has a slip."""
-    largest = np.full((*scores.shape[:-1], 1), -np.inf)
+    largest = np.full((*scores.shape[:-1], 1), 0.0 if slip in ("from 0", "as they are") else -np.inf)
     total, output, parts = np.zeros_like(largest), np.zeros((*scores.shape[:-1], value.shape[-1])), []
     with np.errstate(all="ignore"):
         for cut in cuts:
             own = scores[..., cut].max(-1, keepdims=True)
-            now = np.maximum(largest, own)
+            own = scores[..., cut].max(TOGETHER[slip], keepdims=True) if slip in TOGETHER else own
+            now = largest if slip == "as they are" else np.maximum(largest, own)
             apart = slip in ("own", "added", "mean")
             weights, shrink = np.exp(scores[..., cut] - (own if apart else now)), np.exp(largest - now)
             parts.append(weights @ value[..., cut, :] / weights.sum(-1, keepdims=True))
@@ -77,6 +78,39 @@ SLIPS = {
     "each block of keys has a softmax of its own, and the outputs are added": "added",
     "each block of keys has a softmax of its own, and the outputs are averaged": "mean",
 }
+
+TOGETHER = {"one": None, "one a head": (-2, -1)}  # over which dims the largest score is taken
+LEAST = -800.0  # exp of less is 0 in float64
+BROKEN = {
+    "the largest score so far begins at 0, not at -inf: if all scores are far below 0, all weights are 0": "from 0",
+    "exp is taken of the scores as they are, and not of what they are below the largest": "as they are",
+    "one largest score serves all queries: the weights of a query whose own scores are far below are all 0": "one",
+    "one largest score of a head serves all of its queries: where a query's own scores are far below, all its weights "
+    "are 0": "one a head",
+}
+
+
+def expect_finite(output: Array, given: Arrays, seen: Array, cuts: Sequence[slice]) -> None:
+    """Raise `Wrong` if some queries' outputs are no numbers; the mistake that breaks just these is named."""
+    broken = (~np.isfinite(output)).any(-1)
+    if not broken.any():
+        return
+    queries, keys = seen.shape
+    masks = {} if seen.all() else wrong_masks(queries, keys)
+    rows: dict[str, Any] = {
+        story: np.broadcast_to(~mask.any(-1), broken.shape) for story, mask in masks.items() if not mask.any(-1).all()
+    }
+    for story, slip in BROKEN.items():
+        rows[story] = partial(rows_broken_by, slip, given, seen, cuts)
+    clause = known(rows, partial(np.array_equal, broken))
+    clause = clause or (": a masked score is -inf, and -inf - (-inf) is not a number" if masks else "")
+    raise Wrong(f"the output of {broken.sum()} of {broken.size} queries is infinite or not a number{clause}")
+
+
+def rows_broken_by(slip: str, given: Arrays, seen: Array, cuts: Sequence[slice]) -> Array:
+    """Return of which queries a slip makes the output no number."""
+    with np.errstate(all="ignore"):
+        return np.asarray(~np.isfinite(online(scores_of(given, seen), given["value"], cuts, slip)).all(-1))
 
 
 def wrong_outputs(given: Arrays, seen: Array, cuts: Sequence[slice]) -> dict[str, Callable[[], Array]]:
@@ -120,6 +154,40 @@ def wrong_masks(queries: int, keys: int) -> dict[str, Array]:
         "the tile at the diagonal counts only": same & inside,
         "the mask hides the keys before a query, and shows those behind it": key >= query,
     }
+
+
+def wrongly_masked(given: Arrays, seen: Array) -> dict[str, Callable[[], Array]]:
+    """Return the outputs of known mistakes with what a causal mask hides, by clause.
+
+    A tile that lies wholly above the diagonal may have been left out, and then needs no mask.
+    """
+    queries, keys = np.arange(seen.shape[0])[:, None], np.arange(seen.shape[1])
+    scores = scores_of(given, np.ones_like(seen))
+
+    def masked_by(value: float, there: Array) -> Array:
+        return of_scores(np.where(there, np.where(seen, scores, value), -np.inf), given["value"])
+
+    def too_late(there: Array) -> Array:
+        return of_scores(np.where(there, scores, -np.inf), given["value"], seen)
+
+    wrong: dict[str, Callable[[], Array]] = {}
+    below = (np.where(seen, scores, -np.inf).max(-1) < LEAST).any()  # where 0 and -1,000 come out alike
+    for there, where in ((keys // TILE <= queries // TILE, ""), (np.ones_like(seen), ", in every tile")):
+        late = f"weights are masked when their sum has been taken, which then has those of masked keys{where}"
+        wrong[late] = partial(too_late, there)
+        for value in (0.0, -100.0, -1000.0, -10000.0):
+            number = "a number" if below and value > LEAST else f"{value:,.0f}"
+            why = "and exp(0) is a weight like others" if number == "0" else "and some scores lie below"
+            wrong.setdefault(
+                f"a masked score becomes {number}, not -inf, {why}{where}", partial(masked_by, value, there)
+            )
+    return wrong
+
+
+def of_scores(scores: Array, value: Array, kept: Array | bool = True) -> Array:
+    """Return softmax(scores) V; of the weights, when they have been divided, only those `kept`."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(np.where(kept, weights / weights.sum(-1, keepdims=True), 0) @ value)
 
 
 def judge_lse(found: Array, given: Arrays, seen: Array, rank: int = 0) -> None:

@@ -25,6 +25,7 @@ from judges import (
     tensors,
     wrong_masks,
     wrong_outputs,
+    wrongly_masked,
 )
 
 from minidist import Communicator
@@ -185,6 +186,7 @@ def judge_function(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
     given, found = case.given[0], results[0]
     output, lse, _, seen = forward_of_all(given)
     instead: dict[str, Any] = wrong_outputs(given, seen, cuts_of(seen.shape[1]))
+    instead |= {} if seen.all() else wrongly_masked(given, seen)
     expect_close(0, "the output", found["output"], output, instead=instead)
     expect_gradients(found, given)
     linear, new = sum(given[name].nbytes for name in QKV), output.nbytes + lse.nbytes

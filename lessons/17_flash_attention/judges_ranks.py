@@ -49,6 +49,11 @@ def judge_ranks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
                 case, outputs, lses
             ),
         }
+        if none := counts.count(0):
+            empty = none * np.exp(-lses.max(0))
+            total = np.exp(lses - lses.max(0)).sum(0) + empty
+            story = "lse is 0, not -inf, on a rank without keys, so it has a weight"
+            instead[story] = (outputs * np.exp(lses - lses.max(0))).sum(0) / total
         logs = {
             "the ranks' lse are added": lses.sum(0)[..., 0],
             "it is the largest lse of a rank": lses.max(0)[..., 0],

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from judges import (
     KEYS,
-    judge_backward,
     judge_forward,
     judge_meet,
     judge_memory,
@@ -20,8 +19,26 @@ from judges import (
     run_forward,
     run_meet,
 )
-from judges_order import ORDERS, expected_positions, judge_meeting, judge_positions, run_meeting, run_positions
-from judges_step import MATRICES, VOCABULARY, judge_step, judge_ulysses, run_step, run_ulysses
+from judges_backward import judge_backward
+from judges_order import (
+    ORDERS,
+    expected_positions,
+    judge_lengths,
+    judge_meeting,
+    judge_positions,
+    run_meeting,
+    run_positions,
+)
+from judges_step import (
+    MATRICES,
+    VOCABULARY,
+    judge_refusal,
+    judge_step,
+    judge_ulysses,
+    run_refusal,
+    run_step,
+    run_ulysses,
+)
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 
@@ -83,6 +100,11 @@ def heads(rng: np.random.Generator, order: str, ranks: int, heads: int, groups: 
     return Case((given,) * ranks, f"{case.label}, {order}")
 
 
+def nothing(rng: np.random.Generator, ranks: int) -> Case:
+    """Give nothing: the program asks for what is to be refused."""
+    return Case(({"ranks": np.array(ranks)},) * ranks, f"P = {ranks}")
+
+
 def batch(rng: np.random.Generator, order: str, ranks: int, own: int) -> Case:
     """Draw rows of different lengths, and the weights of a model."""
     time = own * ranks
@@ -108,7 +130,8 @@ CHECKS = [
     Check(RING, "backward as on one rank", 16, each(ring, *RINGS), run_backward, judge_backward),
     Check(RING, "forward under mpirun", 2, each(ring, (2, 2, 1, 2)), run_forward, judge_forward, wire="mpi"),
     Check(RING, "backward under mpirun", 2, each(ring, (2, 2, 1, 2)), run_backward, judge_backward, wire="mpi"),
-    Check(ORDER, "positions", 6, each(lengths, (2, 4), (3, 4)), run_positions, judge_positions),
+    Check(ORDER, "positions", 5, each(lengths, (2, 4), (3, 4)), run_positions, judge_positions),
+    Check(ORDER, "lengths that do not come out even", 1, each(lengths, (2, 4)), run_positions, judge_lengths),
     Check(
         ORDER,
         "who meets whom",
@@ -117,7 +140,8 @@ CHECKS = [
         run_meeting,
         judge_meeting,
     ),
-    Check(ULYSSES, "as attention on one rank", 12, each(heads, *SHARED), run_ulysses, judge_ulysses),
+    Check(ULYSSES, "heads that cannot be shared out", 2, each(nothing, (2,), (3,)), run_refusal, judge_refusal),
+    Check(ULYSSES, "as attention on one rank", 10, each(heads, *SHARED), run_ulysses, judge_ulysses),
     Check(ULYSSES, "the same under mpirun", 2, each(heads, SHARED[1]), run_ulysses, judge_ulysses, wire="mpi"),
     Check(STEP, "loss and gradients as on one rank", 9, each(batch, *STEPS), run_step, judge_step),
     Check(STEP, "the same under mpirun", 1, each(batch, STEPS[1]), run_step, judge_step, wire="mpi"),

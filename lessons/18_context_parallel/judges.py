@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -68,13 +68,26 @@ def expect_everywhere(
 
     `instead` maps a story to what returns, by rank, what comes out of it.
     """
-    with suppress(contract.Wrong):
-        contract.expect_ranks(name, found, expected)
+    found, expected = without_noise(found, expected)
+    if all(map(partial(is_close, tolerance=1e-9), found, expected)):
         return
     given = {story: [of(rank) for rank in range(len(found))] for story, of in instead.items()}
     fits = {story: sum(map(partial(is_close, tolerance=1e-9), found, them)) for story, them in given.items()}
     by_fit = sorted(given, key=lambda story: -fits[story])
     contract.expect_ranks(name, found, expected, instead={story: given[story] for story in by_fit})
+
+
+NOISE = 1e-12  # of the largest value of all ranks: what rounding leaves where 0 is right
+
+
+def without_noise(found: Sequence[Array], expected: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    """Return both, with exact zeros on ranks of which nothing but 0 is expected: a query that sees one key, say."""
+    least = NOISE * max(float(np.abs(each).max(initial=0)) for each in expected)
+    silent = [bool((np.abs(each) <= least).all()) for each in expected]
+    cleaned = [
+        np.where(np.abs(mine) <= least, 0.0, mine) if quiet else mine for quiet, mine in zip(silent, found, strict=True)
+    ]
+    return cleaned, [0 * right if quiet else right for quiet, right in zip(silent, expected, strict=True)]
 
 
 # ---------------------------------------------------------------- task 1
@@ -128,8 +141,13 @@ def judge_meet(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         "lse becomes that of the last block: what was there before weighs too little": partial(
             fold, outputs, lses, last=True
         ),
+        "lse becomes the larger of the two, not log(exp(a) + exp(b)): what was there weighs too little": partial(
+            fold, outputs, lses, larger=True
+        ),
     }
     found = results[0]["output"], results[0]["lse"]
+    if np.isneginf(found[1]).all():
+        raise Wrong("rank 0: lse is still -inf when blocks have been met: it is to be brought up to date, too")
     for name, array in zip(("output", "lse"), found, strict=True):
         if (array != array).any():
             raise Wrong(
@@ -155,12 +173,23 @@ def by_lse(outputs: Tensor, lses: Tensor) -> Array:
     return total.numpy()
 
 
-def fold(outputs: Tensor, lses: Tensor, turned: bool = False, stays: bool = False, last: bool = False) -> Array:
-    """Return outputs merged one after the other; weights are `turned`, or lse `stays`, or is the `last` block's."""
+def fold(
+    outputs: Tensor,
+    lses: Tensor,
+    turned: bool = False,
+    stays: bool = False,
+    last: bool = False,
+    larger: bool = False,
+) -> Array:
+    """Return outputs merged one after the other, with a mistake.
+
+    Weights are `turned`, or lse `stays`, is the `last` block's, or the `larger` one.
+    """
     total, weight = outputs[0], lses[0]
     for output, lse in zip(outputs[1:], lses[1:], strict=True):
         total = total.lerp(output, torch.sigmoid(weight - lse if turned else lse - weight)[..., None])
-        weight = weight if stays else lse if last else torch.logaddexp(weight, lse)
+        both = torch.maximum(weight, lse) if larger else torch.logaddexp(weight, lse)
+        weight = weight if stays else lse if last else both
     return total.numpy()
 
 
@@ -301,96 +330,3 @@ def expect_ring(case: Case, notes: Sequence[Note], blocks: int, steps: int) -> N
                 f"rank {rank} sends {found}, expected {blocks * block} bytes, {blocks} blocks, in {steps} to "
                 f"{2 * blocks} messages{hint}"
             )
-
-
-# ---------------------------------------------------------------- task 2, backward
-
-Terms: TypeAlias = list[list[Tensor | None]]  # by the queries' rank, and the keys'
-
-
-def pieces(case: Case, lse_of: str, output_of: str) -> dict[str, Terms]:
-    """Return the gradients by query rank and key rank: lse and output are `merged`, or the `block`'s own."""
-    time = case.given[0]["query"].shape[2]
-    query, key, value = (torch.tensor(case.given[0][name]) for name in HEADS)
-    gradient = torch.tensor(case.given[0]["gradient"])
-    output, lse = attention(query, key, value, causal(time))
-    cut = [x.chunk(case.ranks, 2) for x in (query, key, value, gradient, output, lse)]
-    found: dict[str, Terms] = {name: [[None] * case.ranks for _ in range(case.ranks)] for name in HEADS}
-    for mine in range(case.ranks):
-        for source in range(mine + 1):
-            q, do, o, every = cut[0][mine], cut[3][mine], cut[4][mine], cut[5][mine]
-            k, v = cut[1][source], cut[2][source]
-            seen = causal(q.shape[2]) | torch.tensor(source < mine)
-            o_block, lse_block = attention(q, k, v, seen)
-            o, every = o_block if output_of == "block" else o, lse_block if lse_of == "block" else every
-            p = (weights_of(q, k, seen)[0] - every[..., None]).exp()
-            copies = q.shape[1] // k.shape[1]
-            dp = do @ v.repeat_interleave(copies, 1).mT
-            ds = p * (dp - (do * o).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
-
-            def shared(x: Tensor, groups: int = k.shape[1]) -> Tensor:
-                return x.unflatten(1, (groups, -1)).sum(2)
-
-            found["query"][mine][source] = ds @ k.repeat_interleave(copies, 1)
-            found["key"][mine][source] = shared(ds.mT @ q)
-            found["value"][mine][source] = shared(p.mT @ do)
-    return found
-
-
-def summed(terms: Sequence[Tensor | None]) -> Array:
-    """Return the sum of what is there."""
-    return torch.stack([term for term in terms if term is not None]).sum(0).numpy()
-
-
-def of_rank(terms: dict[str, Terms], name: str, rank: int) -> Array:
-    """Return a rank's gradient: of queries over all blocks, of keys and values over the queries of all ranks."""
-    if name == "query":
-        return summed(terms[name][rank])
-    return summed([row[rank] for row in terms[name]])
-
-
-def one_term(terms: Terms, rank: int) -> Array:
-    """Return what a rank's own queries and keys have to do with each other."""
-    return summed([terms[rank][rank]])
-
-
-def row_sum(terms: Terms, rank: int) -> Array:
-    """Return the sum of what a rank computes."""
-    return summed(terms[rank])
-
-
-def right_one(everyones: Sequence[Array], rank: int) -> Array:
-    """Return what the right neighbour should have."""
-    return everyones[(rank + 1) % len(everyones)]
-
-
-def judge_backward(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """As attention on one rank; keys go round, and their gradients go round and home."""
-    whole = pieces(case, "merged", "merged")
-    wrong = {
-        "a block's own lse is used: each weight is exp(score - lse), with lse over the keys of *all* blocks": (
-            "block",
-            "merged",
-        ),
-        "a block's own output is used: rowsum(dO · O) needs the merged one": ("merged", "block"),
-        "a block's own output and lse are used, as if it were all keys: it needs the merged ones": ("block", "block"),
-    }
-    terms = {story: pieces(case, *which) for story, which in wrong.items()}
-    for name in HEADS:
-        everyones = [of_rank(whole, name, rank) for rank in range(case.ranks)]
-        stories: dict[str, Callable[[int], Array]] = {}
-        if name == "query":
-            stories["only the rank's own keys count"] = partial(one_term, whole[name])
-        elif case.ranks > 1:
-            stories = {
-                "the last step is missing, which brings gradients home: they are those of the right neighbour's keys": (
-                    partial(right_one, everyones)
-                ),
-                "terms stay where they are computed: those of all blocks are added on one rank": partial(
-                    row_sum, whole[name]
-                ),
-                "the terms of other ranks' queries are missing": partial(one_term, whole[name]),
-            }
-        stories |= {story: partial(of_rank, them, name) for story, them in terms.items()}
-        expect_everywhere(f"the gradient of {name}", [result[name] for result in results], everyones, stories)
-    expect_ring(case, notes, 2 * case.ranks - 1 if case.ranks > 1 else 0, case.ranks if case.ranks > 1 else 0)

@@ -74,6 +74,12 @@ def judge_positions(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             contract.expect_equal(
                 rank, f"positions in {order} order", found, everyones[rank], instead=instead, others=everyones
             )
+
+
+def judge_lengths(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
+    """A ValueError, in each order."""
+    ranks, time = (int(case.given[0][name]) for name in ("ranks", "time"))
+    for order in ORDERS:
         if not results[0][f"{order} refused"]:
             odd = time + (ranks if order == "zigzag" else 1)
             needed = "2 P" if order == "zigzag" else "P"
@@ -165,6 +171,9 @@ def stories(order: str, mine: int, source: int, time: int) -> dict[str, Array]:
         rules[
             "the mask is j <= i: the token at the same place on a later rank comes after the query, so it is strict"
         ] = lambda i, j: j <= i
+        rules["the first query and the first key are left out: query i sees keys 1 to i, and key 0 comes before it"] = (
+            lambda i, j: 1 <= j <= i
+        )
     rules |= {
         "the mask is strict, j < i: a rank's token comes after the token at the same place on an earlier rank": (
             lambda i, j: j < i

@@ -192,7 +192,7 @@ def groups(comm: Communicator, ep: int) -> tuple[Communicator, Communicator]:
                            ranks 0 3       have the same experts; so have ranks 1 4, and ranks 2 5
 
     The first group has `ep` neighbouring ranks; ep divides P. `comm.split(color)` returns the group of all ranks that
-    call it with the same number, in their order. You may use it in this task.
+    call it with the same number, in their order. You may use it in this task, four times on a rank.
     """
     raise NotImplementedError("task 4 is not started")
 

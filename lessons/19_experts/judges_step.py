@@ -53,6 +53,7 @@ def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
         matrices.grad = None
     exercise.synchronize(router, [matrices], len(given["x"]), copies, comm)
     for name, parameter in (("router", router), ("experts", matrices)):
+        found[f"{name} left"] = parameter.grad is None
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         found[name] = grad.numpy()
     return found
@@ -149,6 +150,12 @@ ABOUT = {"router": {"by ep", "times ep", "all"}, "experts": {"copies"}}  # what 
 def judge_step(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """As on one rank."""
     for name in ("router", "experts"):
+        for rank, expected in enumerate(synchronized(case, name)):
+            if results[rank][f"{name} left"] and expected.any():
+                raise Wrong(
+                    f"rank {rank}: when synchronize returns, `.grad` of its {name} is None: it counts as zeros in the "
+                    "sum, and is to hold the sum afterwards, which other ranks' tokens have a part in"
+                )
         expect_everywhere(
             f"the gradient of the {name}",
             [result[name] for result in results],

@@ -89,7 +89,7 @@ def production(comm: Communicator, device: torch.device) -> list[float]:
 
 def ours(comm: Communicator, device: torch.device) -> list[float]:
     """Train with minidist's, which sums them."""
-    return train(lambda model: DDP(model, comm), 1, comm, device)
+    return train(lambda model: DDP(model, comm, op="sum"), 1, comm, device)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,8 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
     dp, tp, pp, v, b, sp, zero, recompute = layout
     m = {"dp": batch / b, "microbatch": batch / dp, "m is b": b}.get(how, batch / dp / b)
     rate = machine.peak * {"peak": 1.0}.get(how, machine.reached)
-    one = b * s * (6 * n + {"attention": 0, "attention of 6": 6}.get(how, 12) * layers * s * h) / (tp * pp * rate)
+    of_attention = {"attention": 0, "attention of 6": 6, "attention of 4": 4, "attention of 8": 8}.get(how, 12)
+    one = b * s * (6 * n + of_attention * layers * s * h) / (tp * pp * rate)
     one *= {"forward": 1 / 3, "stages": pp, "tensor ranks": tp}.get(how, 1)
     again = one * {"again all": 1, "again backward": 2 / 3, "again half": 1 / 2}.get(how, 1 / 3) * recompute
 
@@ -244,6 +245,8 @@ SLIPS = {
     "peak": "the data sheet's peak is taken as the FLOP/s that a GPU reaches",
     "attention": "the operations of attention, 12 L s h a token, are left out",
     "attention of 6": "attention counts 6 L s h, not 12",
+    "attention of 4": "attention counts 4 L s h, its forward alone; with backward it is 12",
+    "attention of 8": "attention counts 8 L s h, its backward alone; with forward it is 12",
     "forward": "only the forward's third of the operations counts",
     "dp": "the batch is not divided by dp: each replica has its own part",
     "microbatch": "a microbatch is taken for one sequence, whatever its size",
@@ -309,7 +312,12 @@ def costs_of(
     hours = steps.get(how, -(-tokens // of_step)) * length / 3600
     hours = {"weeks": -(-hours // 168) * 168, "days": -(-hours // 24) * 24, "hours": -(-hours // 1)}.get(how, hours)
     nodes = {"node price": machine.gpus, "one node": 1, "price of a GPU": machine.gpus / machine.node**2}
-    attention = {"no attention": 0}.get(how, 12) * model.layers * model.sequence * model.hidden
+    attention = (
+        {"no attention": 0, "attention of 4": 4, "attention of 6": 6}.get(how, 12)
+        * model.layers
+        * model.sequence
+        * model.hidden
+    )
     useful = of_step * (6 * model.parameters + attention) * (4 / 3 if how == "hardware" and again else 1)
     useful *= {
         "forward": 1 / 3,
@@ -336,6 +344,8 @@ BILLS = {
     "asked": "the tokens of the run are counted, not those of its steps: the last one counts in full",
     "reached": "the share is that of what a GPU reaches, not of its peak",
     "no attention": "the operations of attention, 12 L s h a token, are left out",
+    "attention of 4": "attention counts 4 L s h a token, its forward alone; with backward it is 12",
+    "attention of 6": "attention counts 6 L s h a token, not 12",
     "forward": "only the forward's operations count",
     "one GPU": "the peak is that of one GPU",
 }

@@ -200,7 +200,7 @@ def bytes_of(model: Model, layout: Layout, batch: int, how: str = "") -> dict[st
     at_work = {"no work": 0, "work with input": whole, "work under way": flight * (whole - kept)}.get(how, whole - kept)
     at_work *= model.layers / pp if how == "work of a stage" else 1
     layers = model.layers / {"all layers": 1}.get(how, pp)
-    optimizer = {"weights alone": 0, "two moments": 8, "16 bits": 6, "one moment": 8}.get(how, 12)
+    optimizer = {"weights alone": 0, "two moments": 8, "16 bits": 6, "one moment": 8, "16 bytes": 16}.get(how, 12)
     shards = {"not sharded": 1, "always sharded": dp, "over all": dp * tp * pp}.get(how, dp)
     shards = shards if zero or how == "always sharded" else 1
     everything = dp if zero and how == "ZeRO-3" else 1
@@ -228,6 +228,7 @@ SLIPS = {
     "weights alone": "2 bytes a parameter are taken for the memory: gradients and optimizer state need 14 more",
     "two moments": "the master copy of the weights is forgotten: Adam has 4 + 4 + 4 bytes in mixed precision",
     "16 bits": "the optimizer state is taken to be in 16 bits; it is in 32",
+    "16 bytes": "16 bytes a parameter are all of parameters, gradients and optimizer state; the state has 12 of them",
     "4 bytes": "parameters have 4 bytes; here they have 2",
     "sums of 16 bits": "the gradients of several microbatches are added up in 16 bits; in 32 they have 4 bytes",
     "sums of one": "gradients have 4 bytes also where there is one microbatch, and nothing is added up",

@@ -1,9 +1,12 @@
 """Train several variants of one run, and compare what each holds, sends and costs, and whether the numbers agree."""
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -13,7 +16,8 @@ from minidist.draw.table import aligned, format_bytes, format_sent
 from minidist.memory.account import CATEGORIES, Account, total
 from minidist.mesh import Mesh
 from minidist.trainer.checked import CheckedRun, check_run, layout_of
-from minidist.trainer.config import Config
+from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.files import retold
 from minidist.trainer.flags import parse
 from minidist.trainer.loop import Outcome, Sent, Trainer
 from minidist.trainer.text import Samples, read_corpus
@@ -41,20 +45,45 @@ def main(command: str, argv: Sequence[str], variants: Variants) -> int:
 
 def compare(argv: Sequence[str], comm: Communicator, variants: Variants) -> int:
     """Run every variant on the ranks of `comm`; rank 0 prints the table."""
-    config = together(comm, lambda: parse(argv).without_files())
+    asked = together(comm, lambda: parse(argv))
+    metrics = together(comm, lambda: writable(asked.run.metrics) if comm.rank == 0 else None)
+    config = asked.without_files()
     config = replace(config, run=replace(config.run, precision="float64", sample=0))
     chosen = together(comm, lambda: variants(config, comm.size))
-    tokenizer, samples, _ = together(comm, lambda: read_corpus(config.data))
+    tokenizer, samples, *_ = together(comm, lambda: read_corpus(config.data))
     layouts = together(comm, lambda: [layout_of(asked, comm.size) for asked in chosen.values()])
-    asked = [*zip(chosen.values(), [Mesh(comm.split(0), layout) for layout in layouts], strict=True)]  # own memory each
-    runs = together(comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in asked])
+    with_mesh = [
+        *zip(chosen.values(), [Mesh(comm.split(0), layout) for layout in layouts], strict=True)
+    ]  # own memory each
+    runs = together(comm, lambda: [check_run(config, mesh, tokenizer.vocabulary) for config, mesh in with_mesh])
     rows = [run_variant(name, run, samples) for name, run in zip(chosen, runs, strict=True)]
     if comm.rank > 0:
         return 0
     serial = serial_run(config, samples, tokenizer.vocabulary)
     differences = [largest_difference(row.outcome.model, serial.model) for row in rows]
     print(table(rows, differences), flush=True)
+    if metrics is not None:
+        with metrics:
+            metrics.writelines(
+                f"{as_json(row, difference)}\n" for row, difference in zip(rows, differences, strict=True)
+            )
     return 0 if max(differences) <= 1e-9 else 1
+
+
+def writable(path: str) -> TextIO | None:
+    """Open the file for one JSON object a variant, before the work begins; None if nobody asked for one."""
+    if not path:
+        return None
+    with retold(ConfigError, OSError, before=f"--metrics {path} cannot be written (", after="): give another path"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "w")
+
+
+def as_json(row: Row, difference: float) -> str:
+    """Return what the table says of a variant, for programs."""
+    sent = {axis: int(both.sum()) for axis, both in row.sent.items()}
+    said = {"name": row.name, "held": row.held, "sent": sent, "tokens_per_second": row.tokens_per_second}
+    return json.dumps(said | {"difference": difference if math.isfinite(difference) else None})
 
 
 def run_variant(name: str, run: CheckedRun, samples: Samples) -> Row:

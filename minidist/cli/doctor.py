@@ -2,9 +2,10 @@
 
     ok  mpirun: /venv/bin/mpirun, MPICH's like this Python's MPI
     !!  shared memory: /dev/shm has 64 MB free
-        fix: in a container, start it with --shm-size=2g
+        fix: in a container, docker run --shm-size=1g
 
-Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU.
+Each line was tried, not looked up: two MPI ranks and two of gloo really start. It is no fault to have no GPU. At the
+end comes torch's own report: versions, GPUs and drivers, the CPU, installed packages.
 """
 
 import json
@@ -17,11 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minidist.comm.errors import LaunchError
-from minidist.launch.jobs import run_job
+from minidist.comm.mpi_wire import segment
+from minidist.launch.jobs import run_job, user_id
 from minidist.launch.mpirun import environment, find_mpirun, vendor, version_of
 from minidist.launch.parser import Parser
 
 ENOUGH_SHARED_MEMORY = 256 << 20  # bytes
+CLEAN = "python -m minidist doctor --clean"
 PATIENCE = 60.0  # seconds for one check
 
 TWO_RANKS = """
@@ -59,19 +62,27 @@ os._exit(0)
 """
 
 
+REPORT = "from torch.utils.collect_env import get_pretty_env_info; print(get_pretty_env_info())"
+
 Finding = tuple[str, str]
 """What one check found, and what to do if it is not as it should be; "" if it is."""
 
 
 def main(argv: list[str]) -> int:
     """Print what works and what does not; return 0 only if nothing is broken."""
-    Parser(prog="minidist doctor", description="What works here, and what to mend.").parse_args(argv)
+    parser = Parser(prog="minidist doctor", description="What works here, and what to mend.")
+    clean = "remove the shared memory that dead MPI jobs have left in /dev/shm"
+    parser.add_argument("--clean", action="store_true", help=clean)
+    if parser.parse_args(argv).clean:
+        left = segment.left_behind(user_id(None))
+        print(f"ok  removed {len(left)} segments of dead MPI jobs, {segment.remove(left) / 1e6:.1f} MB", flush=True)
     broken = 0
     for check in (check_cores, check_shared_memory, check_mpi, check_torch):
         for found, fix in check():
             print(f"!!  {found}\n    fix: {fix}" if fix else f"ok  {found}", flush=True)
             broken += bool(fix)
-    print("all is well" if not broken else f"{broken} to fix")
+    print("all is well" if not broken else f"{broken} to fix", flush=True)
+    print("\nwhat torch says of this machine, for whoever is asked for help:\n" + environment_report(), flush=True)
     return int(broken > 0)
 
 
@@ -86,12 +97,18 @@ def check_cores() -> Iterator[Finding]:
 
 
 def check_shared_memory() -> Iterator[Finding]:
-    """Whether ranks of one node can share buffers."""
-    folder = Path("/dev/shm")
-    if folder.exists():  # some systems keep it elsewhere
-        free = shutil.disk_usage(folder).free
-        what = f"shared memory: {folder} has {free / 1e9:.1f} GB free"
-        yield what, "" if free >= ENOUGH_SHARED_MEMORY else "in a container, start it with --shm-size=2g"
+    """Whether there is room for what MPI shares, and what dead jobs have left there."""
+    folder = segment.FOLDER
+    if not folder.exists():  # some systems keep it elsewhere
+        return
+    free = shutil.disk_usage(folder).free
+    enough = free >= ENOUGH_SHARED_MEMORY
+    what = f"shared memory: {folder} has {free / 1e6:,.0f} MB free"
+    yield what, "" if enough else "in a container, docker run --shm-size=1g"
+    if left := segment.left_behind(user_id(None)):
+        size = segment.bytes_of(left) / 1e6
+        what = f"dead MPI jobs have left {len(left)} segments in {folder}, {size:.1f} MB, which no process uses"
+        yield (f"{what}: {CLEAN} removes them", "") if enough else (what, CLEAN)
 
 
 def check_mpi() -> Iterator[Finding]:
@@ -141,3 +158,13 @@ def check_torch() -> Iterator[Finding]:
         several = "several, as MINIDIST_RANKS_PER_GPU=4 or `launch --ranks-per-gpu 4` says"
         yield f"GPUs: {len(gpus)} x {gpus[0]}; NCCL {version} is {library}", ""
         yield f"ranks a GPU: {f'one; more {fault}' if fault else several}", ""
+
+
+def environment_report() -> str:
+    """Return torch's report of the environment, or why there is none: it calls programs, any of which may be broken."""
+    command = [sys.executable, "-c", REPORT]
+    job = run_job(command, env=environment(), timeout=PATIENCE, capture=True)
+    if job.returncode == 0 and job.stdout.strip():
+        return job.stdout.rstrip()
+    said = (job.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return f"torch.utils.collect_env gave no report (status {job.returncode}): {said}"

@@ -5,6 +5,7 @@
       rank-0001.safetensors  ─┼─ whole ────▶   model.safetensors   parameters under Hugging Face's names
       ...                    ─┘                                    (the optimizer's state stays behind)
       state.json             ── sizes ─────▶   config.json
+    the folder of --init     ── copied ────▶   tokenizer.json, and what else a model is published with
 
 One process does it, whatever layout of ranks wrote the checkpoint. It holds all parameters in memory once. The format
 is that of Hugging Face's Llama, or Mixtral, in the precision of the run; `train --init FOLDER` reads it as well.
@@ -36,9 +37,15 @@ from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.pieces import Extent, Piece
 from minidist.trainer.checkpoint.resume import check_base, load_initial
 from minidist.trainer.checkpoint.store import CheckpointError
-from minidist.trainer.config import ConfigError
+from minidist.trainer.config import ConfigError, in_flags
 from minidist.trainer.files import retold
-from minidist.trainer.foreign.llama import CONFIG_FILE, WEIGHTS_FILE, write_llama
+from minidist.trainer.foreign.llama import (
+    COMPANIONS,
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    write_llama,
+)
 from minidist.trainer.foreign.llama_names import check_known
 from minidist.trainer.foreign.peft import ADAPTER_FILES, write_peft
 
@@ -96,7 +103,7 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         config = GPTConfig(**state["model"])
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{checkpoint} does not say of which GPT it is: export those of train") from None
-    with retold(CheckpointError, ValueError, before=f"{checkpoint}: "):
+    with retold(CheckpointError, ValueError, before=f"{checkpoint}: ", words=in_flags):
         check_known(config)
     if state.get("base"):
         model = read_adapted(checkpoint, state, config)
@@ -113,13 +120,21 @@ def export(checkpoint: Path, folder: Path, adapters: bool = False) -> str:
         raise CheckpointError(f"{checkpoint} has no adapters, but all parameters: leave --adapters out")
     else:
         weights = read_parameters(checkpoint, GPT(config, device="meta"))
-    _write((WEIGHTS_FILE, CONFIG_FILE), partial(write_llama, config, weights), folder)
+    tokenizer = saved("config", "data", "tokenizer", kind=str, default="")
+    copied = companions(saved("config", "run", "init", kind=str, default=""), tokenizer)
+
+    def write(target: Path) -> None:
+        write_llama(config, weights, target, saved("origin", kind=dict, default={}))
+        for name, source in copied.items():
+            shutil.copy(source, target / name)
+
+    _write((WEIGHTS_FILE, CONFIG_FILE), write, folder)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     return (
         f"{config.parameter_count:,} parameters of {checkpoint} in {dtype}, written to {folder}: "
-        f"{CONFIG_FILE}, {WEIGHTS_FILE}\n"
+        f"{', '.join((CONFIG_FILE, WEIGHTS_FILE, *copied))}\n"
         f'load them with transformers.AutoModelForCausalLM.from_pretrained("{folder}", dtype="{dtype}"), or go on '
-        f"training with --init {folder}\n{_of_tokens(saved('config', 'data', 'tokenizer', kind=str, default=''))}"
+        f"training with --init {folder}\n{_of_tokens(tokenizer, TOKENIZER_FILE in copied)}"
     )
 
 
@@ -180,8 +195,18 @@ def _writing(folder: Path) -> AbstractContextManager[None]:
     return retold(CheckpointError, OSError, SafetensorError, before=before, after=after)
 
 
-def _of_tokens(tokenizer: str) -> str:
-    """Say how text becomes the tokens that the model knows: what is written does not tell."""
+def companions(init: str, tokenizer: str) -> dict[str, Path]:
+    """Return the files to copy beside the weights, by their names there: the tokenizer, and the others of `--init`."""
+    found = {name: Path(init, name) for name in COMPANIONS} if init else {}
     if tokenizer:
-        return f"its tokenizer is not written with it: copy {tokenizer} there, as tokenizer.json"
+        found[TOKENIZER_FILE] = Path(tokenizer)
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+def _of_tokens(tokenizer: str, written: bool) -> str:
+    """Say how text becomes the tokens that the model knows."""
+    if written:
+        return f"its tokenizer is {tokenizer}, copied there as {TOKENIZER_FILE}"
+    if tokenizer:
+        return f"its tokenizer {tokenizer} is not there any more: copy it to this folder, as {TOKENIZER_FILE}"
     return "there is no tokenizer: a token is one byte, torch.tensor([list(text.encode())])"

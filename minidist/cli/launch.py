@@ -56,9 +56,12 @@ def command_line(options: argparse.Namespace) -> tuple[list[str], dict[str, str]
     if options.ranks_per_gpu is not None:
         if options.wire == "mpi":
             raise LaunchError("--ranks-per-gpu is for ranks of NCCL, which torchrun starts: leave --wire mpi out")
-        from minidist.comm.torch_wire.gpus import count_gpus, share_gpus  # here, because it imports torch
+        from minidist.comm.torch_wire.gpus import SHARING, count_gpus, share_gpus  # here, because it imports torch
 
-        share_gpus(options.ranks_per_gpu, count_gpus(), options.ranks)  # one sentence, and not one from each rank
+        try:
+            share_gpus(options.ranks_per_gpu, count_gpus(), options.ranks)  # one sentence, not one from each rank
+        except LaunchError as error:
+            raise LaunchError(str(error).replace(f"{SHARING}=", "--ranks-per-gpu ")) from None
         extra["MINIDIST_RANKS_PER_GPU"] = str(options.ranks_per_gpu)
     if options.wire == "torch" or options.ranks_per_gpu is not None:
         # torchrun puts Python in front of the ranks' program itself

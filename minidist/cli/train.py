@@ -11,7 +11,7 @@ from minidist.cli.plan.here import predicted_seconds
 from minidist.cli.profile import profiler
 from minidist.cli.summary import summary
 from minidist.cli.together import on_all_ranks, stopping_together, together
-from minidist.cli.train_checks import check_files, check_memory, metrics_file
+from minidist.cli.train_checks import check_files, check_memory, metrics_file, serial_metrics_file
 from minidist.comm import Communicator
 from minidist.comm.torch_wire import marks
 from minidist.draw.gather_trace import gather_trace
@@ -27,7 +27,7 @@ from minidist.trainer.config import Config, ParallelOptions
 from minidist.trainer.flags import parse_with_notes
 from minidist.trainer.loop import Outcome, Trainer
 from minidist.trainer.metrics import Reporter
-from minidist.trainer.text import Samples, Tokenizer, Tokens, read_corpus
+from minidist.trainer.text import Corpus, Samples, Tokenizer, Tokens, read_corpus
 from minidist.trainer.verify import compare
 
 
@@ -53,22 +53,26 @@ def set_up_and_run(argv: Sequence[str], comm: Communicator) -> int:
     mesh, nodes = Mesh(comm, together(comm, lambda: layout_of(config, comm.size))), comm.nodes
     if config.parallel.order != ParallelOptions.order:
         together(comm, lambda: check_order(mesh.layout, nodes))
-    tokenizer, samples, prompt = together(comm, lambda: read_corpus(config.data))
-    together(comm, lambda: check_memory(config, sizes_of(config, tokenizer.vocabulary), len(comm.node)))
-    run = together(comm, lambda: check_run(config, mesh, tokenizer.vocabulary))
+    corpus = together(comm, lambda: read_corpus(config.data))
+    vocabulary = corpus.tokenizer.vocabulary
+    together(comm, lambda: check_memory(config, sizes_of(config, vocabulary), len(comm.node)))
+    run = together(comm, lambda: check_run(config, mesh, vocabulary))
     with together(comm, lambda: check_files(config, comm)):
-        return run_and_report(run, tokenizer, samples, prompt)
+        return run_and_report(run, corpus)
 
 
-def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prompt: Tokens) -> int:
+def run_and_report(run: CheckedRun, corpus: Corpus) -> int:
     """Train, and report on rank 0."""
-    config, comm = run.config, run.mesh.world
-    trainer = together(comm, lambda: Trainer(run, samples))
+    config, comm, samples = run.config, run.mesh.world, corpus.samples
+    trainer = together(comm, lambda: Trainer(run, samples, corpus.held_out))
     trainer.planned_seconds = predicted_seconds(run)
     reporter, line = None, headline(trainer, samples)  # on every rank: who shares a node is for all to find out
     if comm.rank == 0:
         print(line, flush=True)
-        reporter = Reporter(config.run.steps, metrics_file(config), trainer.first_step)
+        every, terminal = config.run.log_every, sys.stdout.isatty()
+        reporter = Reporter(
+            config.run.steps, metrics_file(config), trainer.first_step, every=every, in_place=terminal and not every
+        )
     if config.run.profile:
         trainer.profiler = profiler(config.run.profile, comm.rank, trainer.first_step)
     outcome = together(comm, lambda: trainer.run(reporter))
@@ -77,11 +81,12 @@ def run_and_report(run: CheckedRun, tokenizer: Tokenizer, samples: Samples, prom
     alike = len(set(comm.roll_call(fingerprint(outcome.model)))) == 1
     if comm.rank > 0:
         return 0
-    print_sample(config, outcome, tokenizer, prompt)
+    print_sample(config, outcome, corpus.tokenizer, corpus.prompt)
     verdict = None
     if config.run.verify:
         print("\nthe same run on one rank, without a strategy:", flush=True)
-        verdict = compare(config, samples, tokenizer.vocabulary, outcome)
+        vocabulary, file = corpus.tokenizer.vocabulary, serial_metrics_file(config)
+        verdict = compare(config, samples, vocabulary, outcome, file)
     print("\n" + summary(trainer, outcome, alike, verdict), flush=True)
     return 0 if alike and (verdict is None or verdict.same) else 1
 

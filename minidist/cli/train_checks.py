@@ -38,7 +38,8 @@ def check_files(config: Config, comm: Communicator) -> ExitStack:
             with _writing("save", folder):
                 held.enter_context(hold(folder))
             _check_checkpoints(folder, run.resume)  # those of a run that has ended meanwhile
-        for name, file in (("metrics", metrics_file(config)), ("trace", Path(run.trace) if run.trace else None)):
+        files = [("metrics", metrics_file(config)), ("metrics", serial_metrics_file(config))]
+        for name, file in [*files, ("trace", Path(run.trace) if run.trace else None)]:
             if file is not None:
                 with _writing(name, file):
                     file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +69,18 @@ def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
 
     It comes before anything is built: even without memory of its own, a model of a billion layers takes hours.
     """
+    needed = host_memory(config, sizes, ranks_here)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    if needed > there:
+        raise ConfigError(
+            f"{sizes.parameter_count:,} parameters, with gradients and AdamW's state, need {needed / 1e9:,.0f} GB for "
+            f"the ranks of this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a "
+            "smaller --hidden"
+        )
+
+
+def host_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> float:
+    """Return the bytes that a machine with so many of the ranks needs on its host until each has its share."""
     count, bytes = sizes.parameter_count, config.dtype.itemsize
     state = 12 if bytes == 2 else 2 * bytes  # AdamW's two moments, and a master
     if config.memory.offload == "disk":
@@ -77,13 +90,7 @@ def check_memory(config: Config, sizes: GPTConfig, ranks_here: int) -> None:
     if rank := config.adapter_rank:
         trained = adapted_states(sizes, rank, config.run.qlora, each=ModelStates(0, 1, 0)).gradients
     # Each rank draws the whole model, and then keeps its share of it, with gradients and state of what is trained.
-    needed = (count * bytes + trained * (bytes + state) / shares) * ranks_here
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
-    if needed > there:
-        raise ConfigError(
-            f"{count:,} parameters, with gradients and AdamW's state, need {needed / 1e9:,.0f} GB for the ranks of "
-            f"this machine ({ranks_here}), which has {there / 1e9:,.0f} GB: use fewer --layers or a smaller --hidden"
-        )
+    return (count * bytes + trained * (bytes + state) / shares) * ranks_here
 
 
 def metrics_file(config: Config) -> Path | None:
@@ -91,3 +98,9 @@ def metrics_file(config: Config) -> Path | None:
     if config.run.metrics:
         return Path(config.run.metrics)
     return Path(config.run.save) / "metrics.jsonl" if config.run.save else None
+
+
+def serial_metrics_file(config: Config) -> Path | None:
+    """Return where the metrics of the serial run go, beside the file of `--metrics`; None without it or `--verify`."""
+    file = Path(config.run.metrics)
+    return file.with_suffix(f".serial{file.suffix}") if config.run.metrics and config.run.verify else None

@@ -10,8 +10,9 @@
     scatter          the root a full array           rank r shard r
     all_to_all       rank r chunks for everybody     rank r everybody's chunks for r
 
-Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer ones first. All ranks
-must call the same collectives in the same order. Every rank gets the same bits. Each algorithm's file states its cost.
+Shards are those of `numpy.array_split`: parts along the first axis, as equal as possible, longer ones first; or, where
+`counts` says so, of so many rows. All ranks must call the same collectives in the same order. Every rank gets the same
+bits. Each algorithm's file states its cost.
 """
 
 import math
@@ -54,17 +55,29 @@ def all_reduce(buffer: Buffer, comm: Communicator, op: str = "sum", algorithm: s
     finish(op, array, comm.size)
 
 
-def reduce_scatter(full: Kind, comm: Communicator, op: str = "sum", algorithm: str = "auto") -> Kind:
-    """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises as `all_reduce`."""
+def reduce_scatter(
+    full: Kind, comm: Communicator, op: str = "sum", algorithm: str = "auto", counts: Sequence[int] | None = None
+) -> Kind:
+    """Return shard `comm.rank` of the reduction of all ranks' `full`; `full` is unchanged. Raises as `all_reduce`.
+
+    `counts` are the rows of each rank's shard, the same on every rank, and may be 0; without them the shards are those
+    of `numpy.array_split`.
+    """
     array = flatten(full)
     combine = reduction(op, array)
-    agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm)
-    rows, counts = _shards(full, comm.size)
+    if counts is not None:
+        _check_counts("counts", counts, comm)
+        if sum(counts) != _rows(full):
+            fix = "give every row to one rank"
+            raise ValueError(f"counts={list(counts)} add up to {sum(counts)}, but there are {_rows(full)} rows: {fix}")
+    told = None if counts is None else [*counts]
+    agree(comm, "reduce_scatter", dtype_name(array), full.shape, op, algorithm, counts=told)
+    rows, lengths = _shards(full, comm.size, counts)
     shard: Kind = _new(full, rows[comm.rank])
     out = flatten(shard)
     if comm.size == 1:
         copy(out, array)
-    _run("reduce_scatter", comm, algorithm, array, (Chunks(array, counts), out, comm.internal, combine), counts)
+    _run("reduce_scatter", comm, algorithm, array, (Chunks(array, lengths), out, comm.internal, combine), lengths)
     finish(op, out, comm.size)
     return shard
 
@@ -231,9 +244,9 @@ def _rows(buffer: Any) -> int:
     return int(buffer.shape[0]) if buffer.ndim else 1
 
 
-def _shards(full: Any, ranks: int) -> tuple[list[int], list[int]]:
+def _shards(full: Any, ranks: int, counts: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
     """Return the rows of each rank's shard, and their elements."""
-    rows = cut(_rows(full), ranks)
+    rows = cut(_rows(full), ranks) if counts is None else [*counts]
     return rows, [count * math.prod(full.shape[1:]) for count in rows]
 
 

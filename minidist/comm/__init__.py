@@ -16,7 +16,7 @@ With `job/` no rank waits for ever.
 """
 
 from minidist.comm.communicator import Communicator
-from minidist.comm.errors import CommunicationError, DeadlockError, LaunchError, MismatchError, RankFailed
+from minidist.comm.errors import CommunicationError, DeadlockError, LaunchError, LimitError, MismatchError, RankFailed
 from minidist.comm.start import init
 from minidist.comm.threads_wire.cluster import Cluster, Link
 from minidist.comm.threads_wire.threads import run
@@ -27,6 +27,7 @@ __all__ = [
     "Communicator",
     "DeadlockError",
     "LaunchError",
+    "LimitError",
     "Link",
     "MismatchError",
     "RankFailed",

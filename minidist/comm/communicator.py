@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -195,17 +195,9 @@ class Communicator:
         with self.meeting("a roll call"):
             return self.wire.roll_call(answer)
 
-    @contextmanager
-    def meeting(self, what: str) -> Iterator[None]:
+    def meeting(self, what: str) -> AbstractContextManager[None]:
         """Have reports say during the body that this thread waits for all ranks, unless it waits already."""
-        status = self.ledger.status
-        before = status.waiting
-        if before is None:
-            status.since, status.waiting = self.clock(), Awaited(what, self.members)
-        try:
-            yield
-        finally:
-            status.waiting = before
+        return self.ledger.status.awaiting(Awaited(what, self.members), self.clock())
 
     def keep(self, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
         """Return what an algorithm keeps between its calls: the one object of its class, made by the first call."""

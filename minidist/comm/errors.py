@@ -9,6 +9,10 @@ class DeadlockError(CommunicationError):
     """No rank can go on: each waits for a message that can no longer come."""
 
 
+class LimitError(CommunicationError):
+    """A rank has waited for another one longer than an operation may."""
+
+
 class MismatchError(CommunicationError):
     """The two ends of a message, or the ranks of a collective, disagree on what they are doing."""
 

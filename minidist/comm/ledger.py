@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -54,6 +54,8 @@ class Traffic:
 class Awaited:
     """What a thread waits for: a message of `bytes`, or with `tag` None, that others come to the same call.
 
+    With no `ranks` it is another thread of this rank, which says itself whom it waits for, if it does.
+
     In words, `receive from rank 1 (tag 0, 64 bytes)`.
 
     Attributes
@@ -70,6 +72,8 @@ class Awaited:
     bytes: int = 0
 
     def __str__(self) -> str:
+        if not self.ranks:
+            return self.what
         if self.tag is None:
             return f"all ranks to come to {self.what}"
         return f"{self.what} rank {self.ranks[0]} ({label(self.tag)}, {self.bytes} bytes)"
@@ -82,6 +86,17 @@ class Status:
         self.waiting: Awaited | None = None
         self.since = self.asked = 0.0  # when it began to wait, and when its watchdog asked the others
         self.thread = threading.get_ident()
+
+    @contextmanager
+    def awaiting(self, awaited: Awaited, now: float) -> Iterator[None]:
+        """Have reports say during the body what this thread waits for, unless it waits already."""
+        before = self.waiting
+        if before is None:
+            self.since, self.waiting = now, awaited
+        try:
+            yield
+        finally:
+            self.waiting = before
 
 
 @dataclass

@@ -1,12 +1,16 @@
 """Words about a rank that waits: what for, and on which line. All wires report alike."""
 
-import threading
+import os
+import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType
 
 TAGS = 1 << 20  # users' tags are below; the package's own messages travel on tags above
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+INSTALLED = {"site-packages", "dist-packages"}
+MESSAGES = ("comm", "collectives")  # the package's folders that wait on behalf of the others
 
 
 def label(tag: int) -> str:
@@ -15,22 +19,35 @@ def label(tag: int) -> str:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """Return ` in all_reduce at file.py:12 in main`: the collective under way, and who called the package."""
-    caller, inside, entered = frame, "", False
-    while caller is not None and not (entered and not _in_package(caller)):
-        entered = entered or _in_package(caller)
-        name = caller.f_code.co_name
-        if Path(caller.f_code.co_filename).parent.name == "collectives" and not name.startswith("_"):
+    """Return ` in all_reduce at file.py:12 in main`: the collective under way, and the line of the user's own program.
+
+    That is the innermost frame which is neither the package's nor a library's. A command has none: there it is the
+    package's own line above messages and collectives.
+    """
+    inside, own = "", None
+    while frame is not None and not _of_a_user(frame):
+        folder, name = _folder(frame), frame.f_code.co_name
+        if folder == "collectives" and not name.startswith("_"):
             inside = f" in {name}"
-        caller = caller.f_back
-    caller = caller if entered else frame  # it computes
-    if caller is None or caller.f_code.co_filename == threading.__file__:
+        if own is None and folder not in ("", *MESSAGES):
+            own = frame
+        frame = frame.f_back
+    line = frame or own
+    if line is None:
         return inside  # a stream's thread: nobody called the package there
-    return f"{inside} at {Path(caller.f_code.co_filename).name}:{caller.f_lineno} in {caller.f_code.co_name}"
+    return f"{inside} at {Path(line.f_code.co_filename).name}:{line.f_lineno} in {line.f_code.co_name}"
 
 
-def _in_package(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE)
+def _of_a_user(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    library = file.startswith((*LIBRARY, "<frozen")) or not INSTALLED.isdisjoint(Path(file).parts)
+    return not library and not file.startswith(PACKAGE)
+
+
+def _folder(frame: FrameType) -> str:
+    """Return which of the package's folders a frame belongs to; "" if to none."""
+    file = frame.f_code.co_filename
+    return Path(file).relative_to(PACKAGE).parts[0] if file.startswith(PACKAGE) else ""
 
 
 def marked_traceback(rank: int, error: BaseException) -> str:

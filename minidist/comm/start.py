@@ -6,13 +6,12 @@ from typing import Any
 
 from minidist.comm.agree import debug_mode
 from minidist.comm.communicator import Communicator
-from minidist.comm.errors import LaunchError
-from minidist.comm.job.number import SECONDS, read_number
+from minidist.comm.job.limit import time_limit
 from minidist.comm.job.watchdog import arrival
+from minidist.comm.mpi_wire.segment import check_room
 from minidist.comm.threads_wire.threads import alone
 from minidist.trace import Trace
 
-LIMIT = 300.0  # seconds that one operation may wait
 MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 TORCH_RANKS = ("RANK", "SLURM_PROCID")
 ARRIVAL = 8.0  # seconds that the slowest rank has to start, at least: a busy machine takes its time
@@ -39,14 +38,9 @@ def init(
     Raises
     ------
     LaunchError
-        If the launcher belongs to another MPI than this Python, or the limit is no time.
+        If the launcher belongs to another MPI than this Python, /dev/shm is too small for MPI, or the limit is no time.
     """
-    written = os.environ.get("MINIDIST_LIMIT", LIMIT) if limit is None else limit
-    try:
-        limit = read_number(written, float, SECONDS)
-    except ValueError as error:
-        raise LaunchError(f"{'MINIDIST_LIMIT' if limit is None else 'limit'}={written} {error}") from None
-    comm = _communicator(group, limit)
+    comm = _communicator(group, time_limit(limit))
     comm.debug, comm.trace = debug_mode(debug), trace
     return comm
 
@@ -63,6 +57,7 @@ def _communicator(group: Any, limit: float) -> Communicator:
 
         return torch_wire.world(limit) if group is None else torch_wire.wrap(group, limit)
     if library == "mpi4py":
+        check_room()
         with arrival(max(limit, ARRIVAL)):
             from minidist.comm.mpi_wire import mpi  # which starts MPI
 

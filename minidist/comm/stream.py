@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from minidist.comm.job.background import BackgroundThread
-from minidist.comm.ledger import Ranks
+from minidist.comm.ledger import Awaited, Ranks
 from minidist.trace.events import EventKind
 
 Comm = TypeVar("Comm", bound=Ranks)
@@ -69,7 +69,9 @@ class Job(Generic[Comm]):
         """Block the launching thread until the work is done; its time moves to the end of the work."""
         caller = self.caller
         with caller.span(f"wait for {self.name}", EventKind.WAIT):
-            caller.wait_until(lambda: self.done, f"the stream's {self.name}")
+            what = f"the stream's {self.name}"
+            with caller.ledger.status.awaiting(Awaited(what, ()), caller.clock()):
+                caller.wait_until(lambda: self.done, what)
             caller.advance(max(0.0, self.ended - caller.clock()))
         if self.error is not None:
             raise self.error

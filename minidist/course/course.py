@@ -11,7 +11,6 @@ What is handed out has no solution, no mistake and no hidden check:
 A lesson's `checks.py` has its hidden checks at its end, below the line `HIDDEN`; the handout's copy ends at that line.
 """
 
-import argparse
 import shlex
 import shutil
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from minidist.course.grade import default_lessons
 from minidist.course.lesson import GradeError, lessons_in, load_checks
 from minidist.course.notebooks import build_notebooks
+from minidist.launch.parser import Parser
 
 HIDDEN = "# ---- hidden: the handout ends here"
 HANDED_OUT = ("README.md", "exercise.py", "judges*.py", "cluster.py")
@@ -28,7 +28,7 @@ HANDED_OUT = ("README.md", "exercise.py", "judges*.py", "cluster.py")
 
 def main(argv: Sequence[str]) -> int:
     """Build the handout or the notebooks; return the exit status: 0, or 2 if they cannot be written."""
-    parser = argparse.ArgumentParser(prog="minidist course", description="Build the course's handout or notebooks.")
+    parser = Parser(prog="minidist course", description="Build the course's handout or notebooks.")
     commands = parser.add_subparsers(dest="command", required=True)
     handout = commands.add_parser("build", help="the handout for students")
     handout.add_argument("--student", type=Path, metavar="OUT", required=True, help="the folder to write to")

@@ -24,7 +24,7 @@ from minidist.course.grader.grading import AT_ONCE, LIMIT, Graded, grade
 from minidist.course.grader.runner import warm_processes
 from minidist.course.lesson import GradeError, find_lesson, lessons_in, reference_answer, students_answer
 from minidist.course.package import package
-from minidist.launch.parser import flag_of
+from minidist.launch.parser import Parser, flag_of
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = PACKAGE / "lessons"
@@ -100,7 +100,7 @@ def write(path: Path | None, text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="minidist grade", description="Grade an exercise of the course.")
+    parser = Parser(prog="minidist grade", description="Grade an exercise of the course.")
     add, number = parser.add_argument, flag_of(int, NOT_NEGATIVE)
     add("lesson", nargs="?", help="its number: 02")
     add("--all", action="store_true", help="grade every lesson")

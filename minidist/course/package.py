@@ -10,6 +10,7 @@ There they lie in `/autograder/source`, the submission in `/autograder/submissio
 """
 
 import zipfile
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from minidist.course.lesson import GradeError, Lesson
@@ -18,6 +19,7 @@ PACKAGE = Path(__file__).parents[1]
 NEEDED = ("numpy", "torch", "mpi4py", "mpich", "safetensors")  # lines of requirements.txt
 PARTS = ("exercise.py", "checks.py", "judges*.py")
 DATA = (".html", ".svg", ".toml")  # that the package reads
+COURSE = ("lessons", "notebooks")  # folders that an installed package has inside, with all solutions
 
 
 def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
@@ -26,15 +28,11 @@ def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
     Raises
     ------
     GradeError
-        If there is something at `out` already, or `requirements.txt` is not beside the package.
+        If there is something at `out` already, or nothing says what the package requires.
     """
-    requirements = PACKAGE.parent / "requirements.txt"
     if out.exists():
         raise GradeError(f"{out} exists already: name another file with --out, or remove it first")
-    if not requirements.is_file():
-        raise GradeError(f"there is no {requirements}: build the zip from a checkout of minidist")
-    lines = [line.partition("#")[0].strip() for line in requirements.read_text(encoding="utf-8").splitlines()]
-    needed = " ".join(f"'{line}'" for line in lines if line.startswith(NEEDED))
+    needed = " ".join(f"'{line}'" for line in requirements() if line.startswith(NEEDED))
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
         for script in sorted(Path(__file__).with_name("autograder").iterdir()):
             text = script.read_text(encoding="utf-8").replace("{{requirements}}", needed)
@@ -43,8 +41,20 @@ def package(lesson: Lesson, out: Path, seed: int = 0) -> Path:
             entry.external_attr = 0o100755 << 16  # a file that may be executed
             file.writestr(entry, text)
         for path in sorted(PACKAGE.rglob("*")):
-            if path.suffix in (".py", *DATA):
+            if path.suffix in (".py", *DATA) and path.relative_to(PACKAGE).parts[0] not in COURSE:
                 file.write(path, path.relative_to(PACKAGE.parent))
         for path in (path for name in PARTS for path in sorted(lesson.folder.glob(name))):
             file.write(path, Path("lessons", lesson.name, path.name))
     return out
+
+
+def requirements() -> list[str]:
+    """Return what the package runs on: the lines of a checkout's `requirements.txt`, or what was installed with it."""
+    file = PACKAGE.parent / "requirements.txt"
+    if file.is_file():
+        return [line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    try:
+        return [line for line in requires("minidist") or [] if "extra ==" not in line]
+    except PackageNotFoundError:
+        fix = "build the zip from a checkout of minidist, or pip install it"
+        raise GradeError(f"there is no {file}, and minidist is not installed either: {fix}") from None

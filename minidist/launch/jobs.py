@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minidist.comm.mpi_wire import segment
+
 MARK = "MINIDIST_JOB"
 TIMED_OUT = 124  # exit status, as of timeout(1)
 
@@ -43,6 +45,9 @@ def run_job(
 ) -> Outcome:
     """Run `command` in a session of its own until it ends; leave no process of it behind, whatever happens.
 
+    Nor does what MPICH keeps in /dev/shm stay behind: a segment that was made meanwhile, that belongs to the job's user
+    and that no process uses any more is removed, of whichever job it was.
+
     Parameters
     ----------
     env : mapping, optional
@@ -57,7 +62,7 @@ def run_job(
         Run it as this user and its group, which only root can. Default: as oneself.
     """
     mark = secrets.token_hex(8)
-    options = become(user) | {"start_new_session": True}
+    options, segments = become(user) | {"start_new_session": True}, segment.segments()
     if capture:
         options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     marked = {**(os.environ if env is None else env), MARK: mark}
@@ -71,6 +76,7 @@ def run_job(
         out, error = process.communicate()
     finally:
         end_job(process.pid, mark, grace)  # also after Ctrl-C, and for what a rank left running
+        segment.remove(segment.left_behind(user_id(user), segments))
     code = process.wait()
     status = TIMED_OUT if timed_out else 128 - code if code < 0 else code  # a shell's number for "ended by a signal"
     return Outcome(status, out or "", error or "", timed_out)
@@ -83,6 +89,15 @@ def become(user: str | None) -> dict[str, Any]:
     import pwd
 
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def user_id(user: str | None) -> int:
+    """Return the number of a user, by default oneself."""
+    if user is not None:
+        import pwd
+
+        return pwd.getpwnam(user).pw_uid
+    return os.geteuid() if hasattr(os, "geteuid") else -1
 
 
 def end_job(root: int, mark: str, grace: float) -> None:

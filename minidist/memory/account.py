@@ -174,7 +174,7 @@ class Account:
         yield "parameters", (b for module in modules for b in module._buffers.values() if b is not None)
         # Parameters that no model has belong to the optimizer: the master weights of mixed precision.
         masters = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
-        yield "gradients", (p.grad for p in (*parameters, *masters) if p.grad is not None)
+        yield "gradients", (p._grad for p in (*parameters, *masters) if p._grad is not None)
         yield "optimizer", masters
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         yield "optimizer", (value for state in states for value in state.values() if isinstance(value, Tensor))

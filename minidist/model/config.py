@@ -119,6 +119,12 @@ class GPTConfig:
         attention = 12 * self.layers * self.hidden * (sequence or self.sequence)
         return 6 * (self._count(self.top_k) - looked_up) + attention
 
+    def check_learns(self) -> None:
+        """Raise ValueError if a router drawn anew would learn nothing. One that was trained elsewhere may be read."""
+        if self.top_k == 1 and self.experts and not self.raw_weights:
+            why = "so the router would learn nothing"
+            raise ValueError(f"top_k=1 gives every output the weight 1, {why}: use raw_weights=True.")
+
     def _faults(self) -> Iterator[str]:
         """Yield a sentence for heads that do not divide, for a number that makes no sense, and for idle options."""
         hidden, heads, key_value_heads = self.hidden, self.heads, self.key_value_heads
@@ -151,8 +157,6 @@ class GPTConfig:
                 yield f"{name}={value} is for a model with experts: say how many, or leave it out."
         if self.balance == "none" and self.balance_rate != GPTConfig.balance_rate:
             yield f"balance_rate={self.balance_rate} is for balance='aux' or 'bias': choose one, or leave it out."
-        if self.top_k == 1 and self.experts and not self.raw_weights:
-            yield "top_k=1 gives every output the weight 1, so the router would learn nothing: use raw_weights=True."
 
 
 def _round_up(value: float, multiple: int) -> int:

@@ -124,7 +124,13 @@ class GPT(nn.Module):
 
         Matrices are normal with deviation 0.02. Those that write to the residual stream have 0.02/√(2 * layers), so
         that the sum of all 2 * layers contributions starts as large as one (Radford et al. 2019, GPT-2, section 2.3).
+
+        Raises
+        ------
+        ValueError
+            If the router of such a model would learn nothing.
         """
+        self.config.check_learns()
         for name, parameter in self.named_parameters():
             weight = torch.ones(parameter.shape, device="cpu", dtype=torch.float32)
             if weight.dim() > 1:

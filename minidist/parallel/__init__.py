@@ -1,10 +1,11 @@
 """Floor 4: strategies. Each is applied to a serial model from outside; the model's file never changes.
 
 Read `data/` (DDP), `sharded/` (ZeRO 1 to 3) with `optimizer/`, `tensor/` with `adjoint.py`, `context/`, then
-`pipeline/`. All share two files: `placement.py` records which elements of a parameter a rank has, and `replica.py` says
-what is asked of any strategy over the data axis. The files that join them come last: `recipe.py` says what can be
-combined, `parallelize.py` applies it, in one order (some steps are in `steps.py`), `clip.py` clips gradients, and
-`compiled.py` compiles blocks. `meta.py` is for models that are too large to be built.
+`pipeline/`. All share three files: `placement.py` records which elements of a parameter a rank has, `gradient.py` has
+what is asked of all of a gradient answered by all ranks, so that torch's own clipping and scaling stay right, and
+`replica.py` says what is asked of any strategy over the data axis. The files that join them come last: `recipe.py`
+says what can be combined, `parallelize.py` applies it, in one order (some steps are in `steps.py`), `clip.py` clips
+gradients, and `compiled.py` compiles blocks. `meta.py` is for models that are too large to be built.
 
 `adjoint` has the differentiable collectives, for layers of your own; Megatron's four are exported here as well.
 """
@@ -21,6 +22,7 @@ from minidist.parallel.parallelize import Parallel, parallelize
 from minidist.parallel.placement import Placement, placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.sharded.fsdp import FSDP
+from minidist.parallel.sharded.methods import register_fsdp_forward_method
 from minidist.parallel.sharded.sharded_optimizer import ShardedOptimizer
 from minidist.parallel.sharded.units import MixedPrecision
 from minidist.parallel.sharded.zero import ZeRO1, ZeRO2
@@ -62,6 +64,7 @@ __all__ = [
     "parallelize_tensor",
     "placement_of",
     "reduce_from",
+    "register_fsdp_forward_method",
     "scatter_to",
     "vocabulary_parallel_cross_entropy_sum",
 ]

@@ -62,7 +62,7 @@ def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor", dynam
     torch.compiler.assume_constant_result(capability)  # type: ignore[no-untyped-call]
     # Ranks that are threads of one process share what is compiled, and several may compile the same at once.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
-    for block in blocks:
+    for block in blocks.children() if isinstance(blocks, nn.ModuleList) else blocks:  # a loop has other parts
         for module in block.modules():
             if isinstance(module, Dropout) and module.rate:
                 leave_alone((Dropout.__module__,))

@@ -42,7 +42,7 @@ from minidist.parallel.pipeline import with_communication
 from minidist.parallel.pipeline.actions import Plan
 from minidist.parallel.pipeline.executor import Pipeline, Tensors, tie_stages
 from minidist.parallel.pipeline.stage import balance, take_stages, tied_names
-from minidist.parallel.placement import tensor_placement_of
+from minidist.parallel.placement import record_stages, tensor_placement_of
 from minidist.parallel.recipe import Recipe, RecipeError
 from minidist.parallel.replica import Optimizer, Replica
 from minidist.parallel.steps import adapt, blocks_of, check_recipe_of_experts, recompute_blocks, replicate
@@ -114,6 +114,27 @@ class Parallel:
         self.load = rebalance(self.model, partial(reduce_from, comm=self.mesh.world))  # as do the biases of routers
         return total
 
+    @torch.no_grad()
+    def evaluate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run forward alone, as in evaluation; return the sum of the losses, as `step` does. Collective.
+
+        No gradient, scale or load of experts changes, and each module is then in the mode in which it was.
+        """
+        stages = self.pipeline.stages.values() if self.pipeline else [self.replica.called]
+        modes = {module: module.training for stage in stages for module in stage.modules()}
+        try:
+            for module in modes:
+                module.training = False
+            if self.pipeline is not None:
+                return self.pipeline.evaluate(inputs, targets, *arguments)
+            total = torch.zeros((), device=next(self.model.parameters()).device)
+            for x, target, *rest in zip(inputs, targets, *arguments, strict=True):
+                total = total + self.loss(self.replica.called(x, *rest), target)
+            return total
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
     def _accumulate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
         """Run forward and backward of all microbatches without a pipeline; return the sum of the losses."""
         if len(inputs) != (count := self.recipe.microbatches):
@@ -148,7 +169,7 @@ class Parallel:
 
     def clip(self, limit: float) -> Tensor:
         """Clip by the global norm over the mesh, and return it; see `clip_by_global_norm`. Collective."""
-        return clip_by_global_norm(self.kept, limit, self.mesh.tp, self.mesh.pp)
+        return clip_by_global_norm(self.kept, limit, self.mesh.pp)
 
     def unwrap(self) -> None:
         """End training: gather what ZeRO 3 has cut along the data axis, attend alone, compile nothing. Collective."""
@@ -271,6 +292,7 @@ def parallelize(
     if fit.plan is not None:
         stages = take_stages(model, balance(costs or [1.0] * layers, fit.plan.stages), fit.plan.stages_of(mesh.pp.rank))
         ties = tie_stages(model, tied, mesh.pp)
+        record_stages(model.parameters(), mesh.pp)
     for stage, module in stages.items():
         if fit.recipe.sequence and stage > 0:
             know_all_tokens(module, mesh.tp)

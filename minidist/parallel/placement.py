@@ -6,6 +6,7 @@ copies         several ranks may hold the same elements; only one of them counts
 experts        are a block of a stack, and have fewer copies than all else (`ExpertGroups`)
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from minidist.collectives import all_gather
 from minidist.comm import Communicator
+from minidist.parallel.gradient import Spread, become_part
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """First channel of each rank, and the one after its last."""
@@ -101,6 +103,7 @@ def shard(parameter: Tensor, placement: TensorPlacement) -> None:
         parameter.data = piece if placement.dim is None else piece.clone(memory_format=torch.contiguous_format)
         parameter.grad = None
         parameter.tensor_placement = placement  # type: ignore[attr-defined]
+        mark_gradients(parameter)
     elif (before.dim, before.bounds) != (placement.dim, placement.bounds) or placement.comm is not before.comm:
         fault = f"{placement.name} is {before.name}, which has been cut otherwise (along dim {before.dim})"
         raise ValueError(f"{fault}: give modules that share it styles that cut it alike, and split a model only once")
@@ -143,6 +146,18 @@ def copies_of(parameter: Tensor, data: Communicator) -> Communicator:
     return groups.copies if groups else data
 
 
+def record_stages(parameters: Iterable[nn.Parameter], comm: Communicator) -> None:
+    """Record that these are a stage's, and that other ranks of a pipeline's `comm` hold other parameters."""
+    for parameter in parameters:
+        parameter.stages = comm  # type: ignore[attr-defined]
+        mark_gradients(parameter)
+
+
+def stages_of(parameter: Tensor) -> Communicator | None:
+    """Return the ranks of the pipeline that has a parameter, or a slice of one, in one of its stages."""
+    return getattr(getattr(parameter, "block_of", parameter), "stages", None)
+
+
 @dataclass(frozen=True)
 class Tie:
     """The record of a parameter called `name` that several stages share: each rank of `comm` has a copy."""
@@ -154,6 +169,46 @@ class Tie:
 def tied_across(parameter: Tensor) -> Tie | None:
     """Return the record of a parameter, or of a slice of one, that other stages have, too; None if none has."""
     return getattr(getattr(parameter, "block_of", parameter), "tie", None)
+
+
+def sharing(parameter: Tensor) -> tuple[Communicator, ...]:
+    """Return the ranks that share a parameter, as parts or copies, axis by axis, by its records."""
+    block, piece = tensor_placement_of(parameter), placement_of(parameter)
+    return tuple(record.comm for record in (piece, block) if record is not None and record.comm.size > 1)
+
+
+def spread_of(parameter: Tensor) -> Spread | None:
+    """Return among which ranks a parameter is spread; None if this rank has all of it."""
+    block, axes, staged = tensor_placement_of(parameter), sharing(parameter), stages_of(parameter) is not None
+    counted = True
+    if block is not None and block.copies == block.comm.size:
+        axes = tuple(comm for comm in axes if comm is not block.comm)  # each rank of the tensor axis has all of it
+    elif block is not None:
+        counted = block.comm.rank % block.copies == 0
+    return Spread(axes, counted, staged) if axes or staged else None
+
+
+def marked(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient of a parameter, which from now on knows among which ranks its whole is spread, if it is."""
+    spread = spread_of(parameter)
+    return gradient if spread is None else become_part(gradient, spread)
+
+
+def mark_gradients(parameter: Tensor) -> None:
+    """Have each gradient marked that autograd makes for a parameter, if its whole is spread over ranks."""
+    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+    marks = any(isinstance(hook, Mark) for hook in hooks)
+    if parameter.requires_grad and spread_of(parameter) is not None and not marks:
+        parameter.register_post_accumulate_grad_hook(Mark())  # type: ignore[no-untyped-call]
+
+
+class Mark:
+    """The hook of a parameter that is spread over ranks: it marks each new gradient."""
+
+    def __call__(self, parameter: Tensor) -> None:
+        """Mark what autograd has put there; it stays marked while autograd adds to it."""
+        if type(parameter._grad) is Tensor:
+            marked(parameter._grad, parameter)
 
 
 def counts(parameter: Tensor) -> bool:

@@ -156,6 +156,9 @@ class Recipe:
         own = self.schedule if isinstance(self.schedule, Plan) else None
         if own is None and self.schedule not in NAMES:
             yield f"there is no schedule {self.schedule!r}: choose one of {', '.join(NAMES)}"
+        if layout.pp > 1 and layers < 1:
+            fault = f"pp={layout.pp} cuts a model between the modules of its nn.ModuleList `layers`, and it has none"
+            yield f"{fault}: use pp=1, or a model that has embedding, layers, norm and head, as minidist.model.GPT has"
         row = NO_PIPELINE if layout.pp == 1 else OWN_PLAN if own else str(self.schedule)
         if self.zero not in self.supported[row]:
             offered = " or ".join(str(stage) for stage in self.supported[row] if isinstance(stage, int))

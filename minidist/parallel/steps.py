@@ -37,18 +37,21 @@ def check_recipe_of_experts(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Non
 
 
 def replicate(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    """Apply the recipe's strategy over the data axis, if that has several ranks. Collective."""
+    """Apply the recipe's strategy over the data axis, if that has several ranks. Collective.
+
+    Gradients are summed: the loss is divided by the tokens of all ranks.
+    """
     if mesh.data.size == 1:
         return Alone(model)
     if plain := {"naive": NaiveDataParallel, "server": ParameterServer}.get(recipe.strategy):
-        return plain(model, mesh.data)
+        return plain(model, mesh.data, "sum")
     if recipe.zeropp:
-        return ZeROPlusPlus(model, mesh.data, recipe.node_ranks, allocate=recipe.allocate)
+        return ZeROPlusPlus(model, mesh.data, "sum", node_ranks=recipe.node_ranks, allocate=recipe.allocate)
     if recipe.zero == 3:
-        return FSDP(model, mesh.data, shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
+        return FSDP(model, mesh.data, "sum", shard_ranks=recipe.shard_ranks, allocate=recipe.allocate)
     kind = (DDP, ZeRO1, ZeRO2)[recipe.zero]
-    # A small first bucket: see `Bucketed`.
-    return kind(model, mesh.data, bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=min(MIB, recipe.bucket_bytes))
+    first = min(MIB, recipe.bucket_bytes)  # a small first bucket: see `Bucketed`
+    return kind(model, mesh.data, "sum", bucket_bytes=recipe.bucket_bytes, first_bucket_bytes=first)
 
 
 def recompute_blocks(model: nn.Module, policy: str) -> None:

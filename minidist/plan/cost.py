@@ -7,6 +7,7 @@ failures    one in 50,700 hours of a GPU (Grattafiori et al. 2024: 419 in 54 day
             hours of a run; checkpoints at Daly's cadence (`trainer.checkpoint.cadence`)
 """
 
+from minidist.plan.device import PlanError
 from minidist.plan.search import Found
 from minidist.trainer.checkpoint.cadence import daly, shares
 
@@ -15,6 +16,8 @@ BESIDE = 1.59  # kWh of a cluster for each of its GPUs: (433,196 + 256,646) / 43
 GPU_MTBF = 16384 * 54 * 24 / 419  # hours between two failures of one GPU and what belongs to it
 WRITTEN = 2.3e12 / 40 / 48  # bytes/s of a node into the file system: BLOOM's 2.3 TB in 40 s from 48 nodes
 STATE = 14  # bytes a parameter in a checkpoint: 16-bit weights, masters, two moments
+LONGER = (1.2, 1.8)  # GPU hours of whole published runs beside those that are planned for them: `runs.toml`
+LEAST = 1e-3  # of the time that has to be left for training
 RESTART = 900.0  # seconds until a job computes again: noticed, replaced, loaded
 
 
@@ -32,6 +35,11 @@ def cost(found: Found, tokens: float, price: float | None, grid: float, mtbf_hou
     write = run.model.parameters * STATE / (WRITTEN * max(1, gpus // run.machine.node))
     every = daly(write, mtbf)
     share = shares(every, write, mtbf, RESTART)
+    if share.training < LEAST:
+        raise PlanError(
+            f"a failure every {mtbf / HOUR:,.2g} h leaves no time to train, as a checkpoint takes {write:,.0f} s and a "
+            f"restart {RESTART:.0f} s: use fewer GPUs, or say --mtbf"
+        )
     seconds = steps * found.seconds / share.training
     hours = gpus * seconds / HOUR
     sites = run.machine.sites

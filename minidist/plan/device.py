@@ -10,10 +10,17 @@ All values are in SI units: FLOP/s, bytes, bytes/s, seconds, watts. Bandwidths c
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from minidist.comm.job.number import Limit, one_of, read_number, shown
+from minidist.launch.parser import nearest
+from minidist.trainer.files import FileError, at, flatten, read_tree, retold, typed
+
+Ranges: TypeAlias = Mapping[str, tuple[Any, Limit | None]]
+"""By name: the type of a value, and what a value of it may be."""
 
 
 class PlanError(ValueError):
@@ -24,6 +31,44 @@ class PlanError(ValueError):
 def table(name: str) -> dict[str, dict[str, Any]]:
     """Return the table in `name`.toml beside this file."""
     return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def ranges(section: str) -> Ranges:
+    """Return what each value of a section of `ranges.toml` may be."""
+    kinds = {"int": int, "float": float, "bool": bool, "str": str}
+    return {name: (kinds[said["kind"]], _limit(said)) for name, said in table("ranges")[section].items()}
+
+
+def _limit(said: Mapping[str, Any]) -> Limit | None:
+    if "choices" in said:
+        return one_of(*said["choices"])
+    if "range" not in said:
+        return None
+    low, high = said["range"]
+    zero = "0, or " if said.get("or_zero") else ""
+    least, most = (f"{each:,}" if isinstance(each, int) else f"{each:g}" for each in (low, high))
+    words = f"{zero}from {least} to {most} {said.get('unit', '')}".rstrip()
+    return Limit(words, lambda value: low <= value <= high or (bool(zero) and value == 0))
+
+
+def checked(values: Mapping[str, Any], section: str, unneeded: tuple[str, ...]) -> dict[str, Any]:
+    """Return values by their names, each of its type and inside its range in `ranges.toml`.
+
+    Raises
+    ------
+    FileError
+        For an unknown name, a wrong value, or a missing one, unless it is among the `unneeded`.
+    """
+    known = ranges(section)
+    flat = flatten(dict(values), {name: kind for name, (kind, _) in known.items()})
+    if missing := sorted(set(known) - set(flat) - set(unneeded)):
+        raise FileError(f"does not say {', '.join(missing)}: a {section} has {', '.join(known)}")
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        with retold(FileError, ValueError, before=f"has {name} = {shown(value)}, which "):
+            typed(value, *known[name])
+    return flat
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,52 +153,54 @@ def machine(text: str) -> Machine:
     Raises
     ------
     PlanError
-        If there is no such machine, or the number of GPUs fills no whole nodes.
+        If there is no such machine, a value is outside its range, or the number of GPUs fills no whole nodes.
     """
     if text.endswith(".toml"):
-        return _site(Path(text).stem, {"name": Path(text).stem} | read_tree(text, tomllib.loads))
-    sites, _, thin = text.partition("@")
+        with retold(PlanError, FileError, before=f"{text} "):
+            return _site(Path(text).stem, read_tree(Path(text), tomllib.loads, "TOML"))
+    sites, at_link, thin = text.partition("@")
     found = []
     for site in sites.split("+"):
         name, _, count = site.partition(":")
-        if not count.isdigit() or int(count) < 1:
+        if not count:
             raise PlanError(f"{site!r} does not say how many GPUs: write {name}:64")
-        found.append(_site(name, {"name": name, "gpus": int(count)} | entry("clusters", name)))
-    if len(found) == 1:
+        with retold(PlanError, FileError, ValueError, before=f"{shown(site)} says a number of GPUs that "):
+            gpus = read_number(count, *ranges("machine")["gpus"])
+        found.append(_site(name, {"gpus": gpus} | entry("clusters", name)))
+    if len(found) == 1 and not at_link:
         return found[0]
-    if len(found) > 2 or not thin.replace("e", "").replace(".", "").isdigit():
+    if len(found) != 2:
         raise PlanError(f"{text!r}: two sites and the bytes/s between them are said as h100:32+a100:32@12.5e9")
+    with retold(
+        PlanError, ValueError, before=f"{text!r} says bytes/s between two sites, as h100:32+a100:32@12e9, and "
+    ):
+        between = read_number(thin, *ranges("command")["thin"])
     fast, slow = sorted(found, key=lambda site: -site.device.peak * site.device.reached)
-    return replace(fast, name=text, slower=slow, thin=float(thin))
+    return replace(fast, name=text, slower=slow, thin=between)
 
 
-def _site(name: str, said: dict[str, Any]) -> Machine:
-    device: Any = said.pop("device", None)
-    if isinstance(device, dict):
-        device.setdefault("name", name)
-    keys = {each.name for each in fields(Machine)} - {"device", "slower", "thin"}
-    try:
-        chosen = Device(**device) if isinstance(device, dict) else Device.named(str(device))
-        found = Machine(device=replace(chosen, link=said.pop("inside", chosen.link)), **said)
-    except TypeError as error:
-        raise PlanError(f"{name}: {error}; give {', '.join(sorted(keys))}, and a device") from None
+def _site(name: str, said: Mapping[str, Any]) -> Machine:
+    """Return a machine of a table or file; raise FileError, or PlanError for whole nodes that are not filled."""
+    sizes = {key: value for key, value in said.items() if key != "device"}
+    values = checked(sizes, "machine", unneeded=("name", "inside"))
+    own = said.get("device")
+    if isinstance(own, dict):
+        with retold(FileError, FileError, before="has a device that "):
+            device = Device(**{"name": name} | checked(own, "device", unneeded=("name",)))
+    else:
+        device = Device.named(at(said, "device", kind=str))
+    device = replace(device, link=values.pop("inside", device.link))
+    found = Machine(**{"name": name} | values, device=device)
     if found.gpus > found.node and found.gpus % found.node:
         near = found.gpus // found.node * found.node
         raise PlanError(f"{found.gpus} GPUs fill no whole nodes of {found.node}: say {near} or {near + found.node}")
     return found
 
 
-def read_tree(path: str, parse: Any) -> dict[str, Any]:
-    """Return what a file of TOML or JSON holds."""
-    try:
-        tree: dict[str, Any] = parse(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path}: {error}") from None
-    return tree
-
-
 def entry(file: str, name: str) -> dict[str, Any]:
     """Return an entry of a table."""
     if name not in table(file):
-        raise PlanError(f"{name!r} is not in {file}.toml: choose one of {', '.join(table(file))}, or give a file")
+        meant = nearest(name, table(file))
+        choose = f"{meant} Or choose" if meant else "choose"
+        raise PlanError(f"{name!r} is not in {file}.toml: {choose} one of {', '.join(table(file))}, or give a file")
     return table(file)[name]

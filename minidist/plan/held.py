@@ -2,7 +2,8 @@
 
 The formulas are those of `equation.py` and its papers; here they meet each stage, each schedule and each software:
 
-    parameters, gradients, optimizer   bytes a parameter, shared out by ZeRO; with the framework's own copies
+    parameters, gradients, optimizer   bytes a parameter, shared out by ZeRO among the ranks that hold the same ones
+                   (of experts fewer than of all else); with the framework's own copies
     activations    what the microbatches in flight keep (1F1B: one for each later stage), and one layer at work
     logits         in 16 and 32 bits, where the head is
     communication  gathered layers
@@ -29,8 +30,15 @@ def stage(run: Setup, i: int) -> Bytes:
     table = model.vocabulary * model.hidden / tp
     tables = (i == 0) + (i == run.pp - 1 and not (model.tied and run.pp == 1))
     saved, working = activations(run)
-    talk = 8 * run.held_layer + 4 * table + (4 * tokens * model.hidden if tp > 1 else 0) if run.zero == 3 else 0.0
-    weights, gradients, optimizer = ((layers * run.held_layer + tables * table) * each for each in state_bytes(run))
+    talk = 0.0
+    if run.zero == 3:  # two layers are whole at a time, with their gradients; experts without copies always are
+        gathered = sum(count for count, same in run.parts if same.ranks > 1 or run.ep == 1)
+        talk = 8 * gathered + 4 * table + (4 * tokens * model.hidden if tp > 1 else 0)
+    weights = gradients = optimizer = 0.0
+    for place, (count, same) in enumerate(run.parts):
+        own = layers * count + (tables * table if place == 0 else 0)
+        each = state_bytes(run, same.ranks)
+        weights, gradients, optimizer = weights + own * each[0], gradients + own * each[1], optimizer + own * each[2]
     return {
         "parameters": weights,
         "gradients": gradients,
@@ -42,9 +50,12 @@ def stage(run: Setup, i: int) -> Bytes:
     }
 
 
-def state_bytes(run: Setup) -> tuple[float, float, float]:
-    """Return bytes a parameter of weights, gradients and optimizer. (ZeRO, table 1, and the software's own copies.)"""
-    software, ranks, zero, several = run.software, run.sharded.ranks, run.zero, run.pp > 1
+def state_bytes(run: Setup, ranks: int) -> tuple[float, float, float]:
+    """Return bytes of weights, gradients and optimizer for a parameter that as many `ranks` hold, and ZeRO shards.
+
+    (ZeRO, table 1, and the software's own copies.)
+    """
+    software, zero, several = run.software, run.zero, run.pp > 1
     if zero == 3 and not software.parameters:  # the masters are the parameters; a pipeline keeps them gathered
         if run.offload:
             return 2 / ranks, 2 / ranks, 0.0

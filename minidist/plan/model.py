@@ -10,10 +10,13 @@ reads and writes (4 an element; backward 8), a sum with dropout 7 and 5 (6 and 4
 
 import json
 import tomllib
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from minidist.plan.device import PlanError, entry, read_tree, table
+from minidist.comm.job.number import FRACTION, shown
+from minidist.plan.device import PlanError, entry, ranges, table
+from minidist.trainer.files import FileError, at, read_tree, retold, typed
 
 
 class Product(NamedTuple):
@@ -56,14 +59,22 @@ class Model:
     window: int = 0
 
     def __post_init__(self) -> None:
-        for name, size in (("layers", self.layers), ("hidden", self.hidden), ("heads", self.heads)):
-            if size < 1:
-                raise PlanError(f"{name}={size}: a model has at least one")
+        for name, allowed in ranges("model").items():
+            value = getattr(self, name)
+            with retold(PlanError, ValueError, before=f"a model has {name} = {shown(value)}, which "):
+                typed(value, *allowed)
+        if not self.head_dim and self.hidden % self.heads:
+            raise PlanError(f"{self.heads} heads do not divide hidden={self.hidden}: change one, or say head_dim")
         object.__setattr__(self, "kv", self.kv or self.heads)
         object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.heads)
+        if self.heads % self.kv:
+            shares = "the heads of queries share out those of keys and values evenly"
+            raise PlanError(f"{self.kv} heads of keys and values do not divide {self.heads} heads: {shares}")
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise PlanError(f"top_k={self.top_k} of {self.experts} experts: choose 1 to {self.experts}")
+        if self.shared and not self.experts:
+            raise PlanError(f"{self.shared} shared experts, but no experts: give experts and top_k, or leave them out")
 
     @property
     def projections(self) -> int:
@@ -143,24 +154,35 @@ def model(text: str) -> Model:
     Raises
     ------
     PlanError
-        If there is no such model, or a size is missing.
+        If there is no such model, a size is missing or impossible, or layers are of a kind that no plan is made for.
     """
     if not text.endswith((".json", ".toml")):
         return Model(**entry("models", text))
-    tree = read_tree(text, json.loads if text.endswith(".json") else tomllib.loads)
-    tree = tree.get("model", tree)
-    sizes = {each.name: tree[each.name] for each in fields(Model) if each.name in tree}
-    for ours in {each.name for each in fields(Model)} & set(table("names")):
-        theirs = table("names")[ours]
-        found = [tree[name] for name in theirs["names"] if tree.get(name) is not None]
-        sizes |= {ours: found[0]} if found and ours not in sizes else {}
+    loads, form = (json.loads, "JSON") if text.endswith(".json") else (tomllib.loads, "TOML")
+    with retold(PlanError, FileError, before=f"{text} "):
+        tree = read_tree(Path(text), loads, form)
+        return Model(**sizes_of(at(tree, "model", kind=dict, default=tree)))
+
+
+def sizes_of(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Model` that a file says, whatever it calls them; raise FileError as `model` does."""
+    names = table("names")
+    sizes: dict[str, Any] = {}
+    for ours, (kind, limit) in ranges("model").items():
+        said = [name for name in (ours, *names.get(ours, {"names": []})["names"]) if tree.get(name) is not None]
+        if said and ours == "dropout":  # files say how much
+            sizes[ours] = at(tree, said[0], kind=float, limit=FRACTION) > 0
+        elif said:
+            sizes[ours] = at(tree, said[0], kind=kind, limit=limit)
+    if unknown := [name for name in names["refused"]["names"] if tree.get(name)]:
+        raise FileError(f"has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate")
+    gated, ungated = names["gated"]["names"], names["ungated"]["names"]
+    family = at(tree, "model_type", kind=str, default="")
+    if family and family not in (*gated, *ungated):
+        known = ", ".join((*gated, *ungated))
+        raise FileError(f"has model_type = {shown(family)}, which no plan is made for: there are plans for {known}")
     if missing := {"layers", "hidden", "heads", "vocabulary"} - set(sizes):
-        raise PlanError(f"{text} does not say {', '.join(sorted(missing))}: give a model's config.json or TOML")
-    known = table("names")
-    if unknown := [name for name in known["refused"]["names"] if tree.get(name)]:
-        raise PlanError(f"{text} has {', '.join(unknown)}, which no plan is made for: leave that out for an estimate")
+        raise FileError(f"does not say {', '.join(sorted(missing))}: give a model's config.json or TOML")
     if tree.get("use_sliding_window") is False:
         sizes["window"] = 0
-    if tree.get("model_type") in known["ungated"]["names"]:
-        sizes = {"gated": False, "tied": True} | sizes
-    return Model(**sizes)
+    return ({"gated": False, "tied": True} if family in ungated else {}) | sizes

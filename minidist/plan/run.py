@@ -131,10 +131,32 @@ class Setup:
         )
 
     @property
-    def held_layer(self) -> float:
-        """Parameters of a layer on this rank."""
+    def copies(self) -> Group:
+        """The ranks with the same experts, over which ZeRO shards those: every `ep`-th of `sharded`."""
+        same = self.sharded
+        return Group(max(1, same.ranks // self.ep), same.stride * self.ep, same.rails)
+
+    @property
+    def dense_layer(self) -> float:
+        """Parameters of a layer on this rank but for its routed experts. A router is whole on every rank."""
         model = self.model
-        return (model.layer - model.experts * model.expert * (1 - 1 / self.ep)) / self.tp
+        router = model.hidden * model.experts
+        return (model.layer - model.experts * model.expert - router) / self.tp + router
+
+    @property
+    def held_experts(self) -> float:
+        """Parameters of a layer's routed experts on this rank: whole experts are dealt out over ep x tp ranks."""
+        return float(-(-self.model.experts // (self.ep * self.tp)) * self.model.expert) if self.model.experts else 0.0
+
+    @property
+    def parts(self) -> tuple[tuple[float, Group], ...]:
+        """Parameters of a layer on this rank, each with the ranks that hold the same ones.
+
+        The first part has all but experts. Experts that ranks have shared out have fewer copies: dp x cp / ep.
+        """
+        if self.ep == 1:
+            return ((self.dense_layer + self.held_experts, self.sharded),)
+        return ((self.dense_layer, self.sharded), (self.held_experts, self.copies))
 
     def site(self, stage: int) -> Machine:
         """Return where a stage of the pipeline is: of two sites, the slower one has the last stages."""

@@ -10,11 +10,12 @@ graphs of operators, need solvers.)
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any
 
+from minidist.launch.parser import nearest
 from minidist.mesh import AXES
 from minidist.plan.device import PlanError
 from minidist.plan.held import GB, held
@@ -36,6 +37,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 ALSO = {"recompute": ("none", "selective", "full"), "schedule": SCHEDULES, "order": (*permutations(AXES),)}  # if fixed
 LONG = 16384  # tokens of a sequence from which context parallelism is looked at
 FINALISTS = 24
+VARIANTS = 4  # at most so many finalists have equal axes and shards
+RESERVE = 0.05  # of a GPU's memory: what an allocator cannot use, and a batch that is longer than others
+UNEVEN = "share a step's sequences out unevenly"
+NEAREST = 3  # batches that divide are tried where none does: each takes a search
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,31 @@ class Found:
 
 @dataclass(frozen=True)
 class Answer:
-    """The layouts that fit, best first, and how many were refused for each reason."""
+    """The layouts that fit, best first, and how many were refused for each reason.
+
+    The first were timed on a clock: a few of each group, so that layouts which differ are among them.
+    """
 
     found: tuple[Found, ...]
     refused: Mapping[str, int]
 
+    def groups(self) -> list[list[Found]]:
+        """Return the layouts that have equal axes and shards as one list, best first; the best list first."""
+        groups: dict[tuple[int, ...], list[Found]] = {}
+        for each in self.found:
+            groups.setdefault(shares(each.run), []).append(each)
+        return list(groups.values())
 
-def search(start: Setup, fixed: Mapping[str, Any] | None = None) -> Answer:
-    """Return the layouts of a run on its machine. `fixed` holds fields of `Setup` that are not looked for.
+
+def search(start: Setup, fixed: Mapping[str, Any] | None = None, reserve: float = 0.0) -> Answer:
+    """Return the layouts of a run on its machine.
+
+    Parameters
+    ----------
+    fixed : mapping, optional
+        Fields of `Setup` that are not looked for.
+    reserve : float
+        The share of a GPU's memory that has to stay free; the command keeps `RESERVE`.
 
     Raises
     ------
@@ -71,24 +93,72 @@ def search(start: Setup, fixed: Mapping[str, Any] | None = None) -> Answer:
     fixed = dict(fixed or {})
     check_fixed(fixed)
     refused: Counter[str] = Counter()
+    found, smallest = fitting(start, fixed, reserve, refused)
+    if not found:
+        near = "" if smallest == float("inf") else f"; the smallest holds {smallest / GB:,.0f} GB a GPU"
+        near += nearest_batch(start, fixed, reserve, +refused)
+        why = "; ".join(f"{count:,} {reason}" for reason, count in (+refused).most_common(3))
+        raise PlanError(f"no layout fits {start.machine.total:,} GPUs of {start.machine.name}: {why}{near}")
+    found.sort(key=lambda each: each.seconds)
+    first, rest = finalists(found)
+    timed = [replace(each, step=step(each.run, exact=True)) for each in first]
+    return Answer((*sorted(timed, key=lambda each: each.seconds), *rest), +refused)
+
+
+def fitting(start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Counter[str]) -> tuple[list[Found], float]:
+    """Return the layouts that fit, timed in closed form, and the bytes of a GPU in the smallest of all."""
+    memory = min(site.device.memory for site in start.machine.sites)
+    room, smallest = memory * (1 - reserve), float("inf")
     found: list[Found] = []
-    smallest, room = float("inf"), start.machine.device.memory
-    room = min(room, start.machine.slower.device.memory) if start.machine.slower else room
     for offload in options(fixed, "offload"):  # to the host's memory only if nothing fits without
-        for run in candidates(start, {**fixed, "offload": offload}, refused) if not found else ():
+        if found:
+            break
+        for run in candidates(start, {**fixed, "offload": offload}, refused):
             bytes = held(run)
             smallest = min(smallest, sum(bytes.values()))
-            if sum(bytes.values()) > room:
-                refused[f"hold more than the {room / GB:.0f} GB of a GPU"] += 1
-            else:
+            if sum(bytes.values()) <= room:
                 found.append(Found(run, step(run), bytes))
-    if not found:
-        nearest = "" if smallest == float("inf") else f"; the smallest holds {smallest / GB:.0f} GB a GPU"
-        why = "; ".join(f"{count} {reason}" for reason, count in refused.most_common(3))
-        raise PlanError(f"no layout fits {start.machine.total} GPUs of {start.machine.name}: {why}{nearest}")
-    found.sort(key=lambda each: each.seconds)
-    finalists = [replace(each, step=step(each.run, exact=True)) for each in found[:FINALISTS]]
-    return Answer((*sorted(finalists, key=lambda each: each.seconds), *found[FINALISTS:]), +refused)
+            else:
+                kept = f", of which {reserve:.0%} stay free" if reserve else ""
+                refused[f"hold more than the {memory / GB:.0f} GB of a GPU{kept}"] += 1
+    return found, smallest
+
+
+def finalists(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
+    """Part the layouts, which are sorted, into those that are worth a clock and the others."""
+    first: list[Found] = []
+    rest: list[Found] = []
+    alike: Counter[tuple[int, ...]] = Counter()
+    for each in found:
+        group = shares(each.run)
+        alike[group] += 1
+        (first if alike[group] <= VARIANTS and len(first) < FINALISTS else rest).append(each)
+    return first, rest
+
+
+def shares(run: Setup) -> tuple[int, ...]:
+    """Return what makes two layouts differ: how many ranks share what. The rest, such as an order, are variants."""
+    return run.tp, run.pp, run.cp, run.ep, run.dp, run.zero, run.shard
+
+
+def nearest_batch(start: Setup, fixed: Mapping[str, Any], reserve: float, refused: Mapping[str, int]) -> str:
+    """Name the nearest batch for which a layout fits, if layouts were refused for the batch."""
+    if UNEVEN not in refused:
+        return ""
+    total = start.machine.total
+    parts = {total // size for size in range(1, total + 1) if total % size == 0}
+    near = {max(1, start.batch // part + more) * part for part in parts for more in (0, 1)}
+    tried = 0
+    for batch in sorted(near, key=lambda each: abs(each - start.batch)):
+        run = replace(start, batch=batch)
+        if next(candidates(run, {**fixed, "offload": False}, Counter()), None) is None:
+            continue  # it divides nothing, either
+        if fitting(run, fixed, reserve, Counter())[0]:
+            return f"; the nearest batch that fits is {batch:,} sequences: --batch {batch * start.sequence}"
+        tried += 1
+        if tried == NEAREST:
+            break
+    return ""
 
 
 def check_fixed(fixed: Mapping[str, Any]) -> None:
@@ -96,9 +166,11 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
     known = CHOICES | {"pp": (1,), "dp": (1,)} | ALSO
     for name, value in fixed.items():
         if name not in known:
-            raise PlanError(f"{name} cannot be fixed: choose among {', '.join(known)}")
+            choose = f"{meant} Or choose" if (meant := nearest(name, known)) else "choose"
+            raise PlanError(f"{name} cannot be fixed: {choose} among {', '.join(known)}")
         counts = name in ("tp", "pp", "dp", "cp", "ep", "microbatch", "chunks")
-        if not (type(value) is int and value >= 1 if counts else value in known[name]):
+        alike = [each for each in known[name] if type(each) is type(value) and each == value]  # True is not 1
+        if not (type(value) is int and value >= 1 if counts else alike):
             can = "a whole number, at least 1" if counts else f"one of {', '.join(map(str, known[name]))}"
             raise PlanError(f"{name}={value} cannot be: it is {can}")
 
@@ -115,9 +187,10 @@ def candidates(start: Setup, fixed: Mapping[str, Any], refused: Counter[str]) ->
         dp = total // (tp * pp * cp)
         for microbatch, ep in product(options(fixed, "microbatch"), options(fixed, "ep")):
             if start.batch % (dp * microbatch):
-                refused["share a step's sequences out unevenly"] += 1
+                refused[UNEVEN] += 1
             elif ep > 1 and not model.experts:
-                refused["share out experts, of which the model has none"] += "ep" in fixed
+                if "ep" in fixed:
+                    refused["share out experts, of which the model has none"] += 1
             elif model.experts % (ep * tp) or dp * cp % ep:
                 refused["share experts out unevenly"] += 1
             else:
@@ -142,11 +215,13 @@ def policies(base: Setup, fixed: Mapping[str, Any], refused: Counter[str]) -> It
             refused["cut layers or microbatches into uneven chunks"] += 1
         elif pp > 1 and m < pp:
             refused["have fewer microbatches than stages"] += 1
+        elif pp > 1 and base.bits8 and schedule.startswith("zb"):
+            refused["put weight gradients off, which products of 8 bits do not allow"] += 1
         else:
             run = replace(base, zero=zero, recompute=recompute, offload=offload, schedule=schedule, chunks=chunks)
             yield run
             node = max(1, base.machine.node // base.tp)
-            if zero == 3 and 1 < node < ranks and ranks % node == 0:
+            if zero == 3 and 1 < node < ranks and ranks % node == 0 and base.ep == 1:  # as the package has it
                 yield replace(run, shard=node)
 
 
@@ -163,8 +238,8 @@ def misfit(start: Setup, tp: int, pp: int, cp: int, fixed: Mapping[str, Any]) ->
         "do not divide the GPUs": machine.total % (tp * pp * cp)
         or fixed.get("dp", machine.total // (tp * pp * cp)) != machine.total // (tp * pp * cp),
         "put tensor parallelism across nodes": tp > machine.node and "tp" not in fixed,
-        "cut heads": model.heads % tp or model.kv % min(tp, model.kv),
-        f"cut sequences of fewer than {LONG} tokens": cp > 1 and "cp" not in fixed and start.sequence < LONG,
+        "cut heads": model.heads % tp or (model.kv % tp and tp % model.kv),
+        f"cut sequences of fewer than {LONG:,} tokens": cp > 1 and "cp" not in fixed and start.sequence < LONG,
         "cut sequences unevenly": start.sequence % (2 * cp * tp),
         "cut layers unevenly": not machine.slower and model.layers % pp and (model.layers + 2) % pp,
         "have a stage on two sites": any(sites),

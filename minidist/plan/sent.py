@@ -30,12 +30,14 @@ def sent(run: Setup) -> dict[str, float]:
 
     root = -(-model.vocabulary // tp) * tp * model.hidden * (1 if model.tied and run.pp == 1 else 2) + model.hidden * tp
     experts = layers * model.experts * model.expert
-    dense = layers * model.layer - experts + root + 2 * layers * model.hidden * tp
+    routers = layers * model.experts * model.hidden * (tp - 1)  # a router is whole on each rank along tp
+    dense = layers * model.layer - experts + routers + root + 2 * layers * model.hidden * tp
     shards = run.shard or data
     scattered = data - data // shards  # ranks that are not the first of their group, each of which sends all bytes
     if run.zero == 3:
         along_data = scattered * (dense * (2 * m * width + gradient) - m * root * width)
         along_data += 2 * (data // shards - 1) * dense * gradient
+        along_data += (data // run.ep - 1) * experts * (2 * m * width + gradient)
     else:
         along_data = (data - 1) * dense * (gradient + (width if run.zero else gradient))
         along_data += (data // run.ep - 1) * experts * (gradient + (width if run.zero else gradient))

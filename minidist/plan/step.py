@@ -65,8 +65,9 @@ def passes(run: Setup) -> tuple[Pass, Pass]:
     whole = max(sum(forward.values()), known["host"])
     whole_back = max(sum(backward.values()), known["host"] * (3 if full else 2))
     if run.zero == 3:
-        gathered = links.gather(run.held_layer * share.width, run.sharded, machine, known)
-        scattered = links.gather(run.held_layer * run.gradients, run.sharded, machine, known) / run.reductions
+        gathered = sum(links.gather(count * share.width, same, machine, known) for count, same in run.parts)
+        scattered = sum(links.gather(count * run.gradients, same, machine, known) for count, same in run.parts)
+        scattered /= run.reductions
         again = gathered * (2 if run.software.regather and full else 1)
         whole, whole_back = beside(run, whole, gathered), beside(run, whole_back, again + scattered)
     return Pass(forward, whole), Pass(backward, whole_back)
@@ -112,8 +113,8 @@ def step(run: Setup, exact: bool = False) -> Seconds:
     kinds |= {"sharding": waited, "host": 0.0} if run.zero == 3 else {"sharding": 0.0, "host": waited}
     kinds |= {"pipeline": m * waits, "bubble": bubble}
     kinds["data"] = reduction(run, layers[slow], layers[slow] * forward.whole, layers[slow] * backward.whole)
-    held = layers[slow] * run.held_layer + model.vocabulary * model.hidden / run.tp
-    owned = held / (run.sharded.ranks if run.zero else 1)
+    table = model.vocabulary * model.hidden / run.tp
+    owned = sum(held / (same.ranks if run.zero else 1) for held, same in shared(run, layers[slow], table))
     offloaded = owned * (run.gradients + 2 + known["optimizer_bytes"]) / known["host_link"] if run.offload else 0.0
     kinds["optimizer"] = share.streamed(known["optimizer_bytes"] * owned) + offloaded
     return kinds | {"input": m * 16 * share.tokens / known["host_link"], "other": known["synchronize"]}
@@ -151,20 +152,29 @@ def reduction(run: Setup, layers: float, forward: float, backward: float) -> flo
     model, m, width, gradient = run.model, run.microbatches, run.software.width, run.gradients
     table = model.vocabulary * model.hidden / run.tp
     ends = table * (1 if model.tied or run.pp > 1 else 2)
-    held, hides = layers * run.held_layer + ends, backward
-    gather = partial(links.gather, group=run.sharded, machine=run.machine, known=run.known)
+    held, hides = shared(run, layers, ends), backward
+    gather = partial(links.gather, machine=run.machine, known=run.known)
     reduce = partial(links.all_reduce, machine=run.machine, known=run.known)
     if run.zero == 3:
         shards = run.sharded.ranks
-        shown = gather((ends + m * run.held_layer) * width) + gather((ends + run.held_layer) * gradient)
-        talking = reduce(held * gradient / shards, Group(run.dp * run.cp // shards, run.tp * shards))
+        replicas = Group(run.dp * run.cp // shards, run.tp * shards)
+        shown = sum(gather(some * width, same) for some, same in shared(run, m, ends))
+        shown += sum(gather(some * gradient, same) for some, same in shared(run, 1, ends))
+        talking = sum(reduce(some * gradient / same.ranks, replicas) for some, same in held)
     elif run.zero:
         each = m / run.reductions if run.zero == 2 and run.pp == 1 else 1
-        shown = gather(table * gradient)
-        talking, hides = each * gather(held * gradient) - shown, each * backward
-        shown += max(0.0, gather(held * width) - forward * run.software.gathers_ahead)
+        shown = gather(table * gradient, run.sharded)
+        talking = each * sum(gather(some * gradient, same) for some, same in held) - shown
+        hides = each * backward
+        gathered = sum(gather(some * width, same) for some, same in held)
+        shown += max(0.0, gathered - forward * run.software.gathers_ahead)
     else:
         shown = reduce(table * gradient, run.sharded)
-        talking = reduce(held * gradient, run.sharded) - shown
+        talking = sum(reduce(some * gradient, same) for some, same in held) - shown
     hidden = min(talking, hides) if run.software.overlap else 0.0
     return shown + talking - hidden + run.known[run.software.stolen] * hidden
+
+
+def shared(run: Setup, layers: float, ends: float) -> list[tuple[float, Group]]:
+    """Return the parameters of so many layers and of the ends on this rank, each with the ranks that hold the same."""
+    return [(layers * count + (0 if place else ends), same) for place, (count, same) in enumerate(run.parts)]

@@ -25,7 +25,7 @@ from minidist.parallel.parallelize import Fit, check_fit
 from minidist.parallel.pipeline import Plan, ScheduleError, read_plan
 from minidist.parallel.recipe import RecipeError
 from minidist.trainer.checkpoint.resume import sizes_of
-from minidist.trainer.config import Config, ConfigError
+from minidist.trainer.config import Config, ConfigError, in_flags
 from minidist.trainer.files import FileError, read_text, retold
 from minidist.trainer.spread import shard_memory, tokens_multiple
 
@@ -59,7 +59,7 @@ def layout_of(config: Config, ranks: int) -> Layout:
         If it does not have as many ranks as were started, or `--hsdp` does not divide its data axis.
     """
     asked = config.parallel
-    with retold(ConfigError, ValueError):
+    with retold(ConfigError, ValueError, words=in_flags):
         others = asked.pp * asked.cp * asked.tp
         sizes = {"dp": asked.dp or max(1, ranks // others), "pp": asked.pp, "cp": asked.cp, "tp": asked.tp}
         named = asked.order.split(",")
@@ -101,9 +101,10 @@ def check_run(config: Config, mesh: Mesh, vocabulary: int) -> CheckedRun:
     try:
         fit = check_fit(GPT(sizes, device="meta"), mesh, recipe)
     except RecipeError as error:
-        raise ConfigError(f"--plan {config.parallel.plan}: {error}" if config.parallel.plan else str(error)) from None
+        plan = f"--plan {config.parallel.plan}: " if config.parallel.plan else ""
+        raise ConfigError(f"{plan}{in_flags(str(error))}") from None
     except ValueError as error:
-        raise ConfigError(f"--tp {mesh.layout.tp}: {error}") from None
+        raise ConfigError(f"--tp {mesh.layout.tp}: {in_flags(str(error))}") from None
     if (time := config.data.sequence) % (multiple := tokens_multiple(recipe, mesh.layout)):
         flags = " and ".join(["--cp"] * (mesh.cp.size > 1) + ["--sp"] * recipe.sequence)
         fix = f"use a --sequence that {multiple} divides, such as {time // multiple * multiple or multiple}"

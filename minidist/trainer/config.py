@@ -9,6 +9,7 @@ Each field is a flag (`--key-value-heads 2`) and a line of a TOML file (`key_val
 `Recipe` refuses the same combinations of strategies, in its own names, for those who call `parallelize` directly.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from minidist.parallel.expert.expert_parallel import WAYS as EP_WAYS
 from minidist.parallel.pipeline import NAMES
 from minidist.parallel.recipe import RECOMPUTES, STRATEGIES, is_policy
 from minidist.trainer.files import retold
+from minidist.trainer.schedule import SHAPES
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16", "fp8")
 OFFLOADS = ("none", "memory", "disk")
@@ -79,17 +81,21 @@ class ModelOptions:
 class DataOptions:
     """What is trained on."""
 
-    text: tuple[str, ...] = option((), "text files; none: the documentation inside Python")
+    text: tuple[str, ...] = option(
+        (), "files, or folders of them: text, .jsonl, .parquet; none: the documentation inside Python"
+    )
+    text_field: str = option("text", "what holds the text: a field of .jsonl, a column of .parquet")
     tokenizer: str = option("", "a tokenizer.json; none: one token a byte")
     sequence: int = option(128, "tokens a sequence", AT_LEAST_ONE)
     batch: int = option(16, "sequences a step, over all ranks", AT_LEAST_ONE)
     by_length: bool = option(False, "train on paragraphs, those of similar length together")
     held_out: float = option(0.05, "fraction of the text kept for measuring", FRACTION)
+    eval_text: tuple[str, ...] = option((), "files to measure on, as those of --text, in place of its end")
 
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW (Loshchilov & Hutter 2019) with warm-up and cosine decay."""
+    """AdamW (Loshchilov & Hutter 2019), and how the learning rate goes up and down."""
 
     lr: float = option(1e-3, "peak learning rate", POSITIVE)
     base_batch: int = option(0, "batch that --lr is meant for: scale it linearly to --batch; 0: do not", NOT_NEGATIVE)
@@ -98,6 +104,8 @@ class OptimizerOptions:
     beta1: float = option(0.9, "decay of the first moment", FRACTION)
     beta2: float = option(0.95, "decay of the second moment", FRACTION)
     clip: float = option(1.0, "largest global gradient norm; 0: do not clip", NOT_NEGATIVE)
+    lr_schedule: str = option("cosine", f"how the rate goes on after --warmup: {', '.join(SHAPES)}", one_of(*SHAPES))
+    cooldown: int = option(0, "with --lr-schedule wsd: steps of its fall; 0: a fifth of --steps", NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,9 @@ class ParallelOptions:
     schedule: str = option("1f1b", f"of the pipeline: {', '.join(NAMES)}", one_of(*NAMES))
     chunks: int = option(0, "stages a rank, of the interleaved schedule; 0: 2", NOT_NEGATIVE)
     microbatches: int = option(0, "microbatches a step in a pipeline; 0: two for each stage", NOT_NEGATIVE)
-    plan: str = option("", "file with a schedule of your own, in place of --schedule and --microbatches")
+    plan: str = option(
+        "", "file with a schedule of your own, or torch's CSV, in place of --schedule and --microbatches"
+    )
     strategy: str = option("ddp", f"how gradients are reduced: {', '.join(STRATEGIES)}", one_of(*STRATEGIES))
     zero: int = option(0, "ZeRO: shard the optimizer's state (1), and gradients (2), and parameters (3)", STAGE)
     hsdp: int = option(0, "with --zero 3: ranks in a group that shares parameters out; 0: all", NOT_NEGATIVE)
@@ -143,10 +153,15 @@ class RunOptions:
 
     steps: int = option(100, "optimizer steps", AT_LEAST_ONE)
     seed: int = option(0, "what weights, order of samples and dropout are drawn from", SEED)
-    init: str = option("", "folder of a Hugging Face Llama to start from, unless with --resume; none: draw weights")
+    init: str = option(
+        "", "folder of a Hugging Face Llama to start from: weights, sizes, tokenizer; none: draw weights"
+    )
     lora: int = option(0, "with --init: train adapters of this rank, and nothing else; 0: none", NOT_NEGATIVE)
     qlora: bool = option(False, "with --init: adapters (of --lora, or rank 8) beside matrices stored in 4 bits")
     precision: str = option("", f"{', '.join(PRECISIONS)}; none: float32, float64 with --verify", PRECISION)
+    log_every: int = option(0, "steps between two lines on the screen; 0: some forty lines in all", NOT_NEGATIVE)
+    eval_every: int = option(0, "steps between two measurements on held-out text; 0: none", NOT_NEGATIVE)
+    eval_batches: int = option(0, "with --eval-every: batches to measure on, the first ones; 0: all", NOT_NEGATIVE)
     verify: bool = option(False, "afterwards repeat the run on one rank and compare; the exit status is the verdict")
     save: str = option("", "folder for checkpoints; none: save nothing")
     save_every: int = option(0, "steps between two checkpoints; 0: only at the end", NOT_NEGATIVE)
@@ -154,7 +169,9 @@ class RunOptions:
     keep_every: int = option(0, "keep those of every so many steps, too; 0: none", NOT_NEGATIVE)
     mtbf: float = option(0.0, "hours between two failures of the job, for advice on --save-every; 0: none", HOURS)
     resume: bool = option(False, "continue from the newest checkpoint in --save")
-    metrics: str = option("", "file for one JSON object a step; none: metrics.jsonl in --save")
+    metrics: str = option(
+        "", "file for one JSON object a step, and *.serial.* of --verify; none: metrics.jsonl in --save"
+    )
     trace: str = option("", "file for a trace that Perfetto opens")
     profile: str = option("", "folder for torch.profiler's trace of steps 2 to 4, a file a rank; none: no profile")
     sample: int = option(0, "tokens of text to write at the end", NOT_NEGATIVE)
@@ -200,6 +217,9 @@ class Config:
                 if name in changed and not there:
                     asked = flag(name) if changed[name] is True else f"{flag(name)} {changed[name]}"
                     yield f"{asked} is for runs with {need}: add that, or leave {flag(name)} out"
+        if self.data.eval_text and "held_out" in changed:
+            both = f"--held-out {self.data.held_out} and --eval-text both say what to measure on"
+            yield f"{both}: leave one of them out"
         yield from self._faults_of_parallel_options()
         memory, layers = self.memory, self.model.layers
         kind, _, blocks = memory.recompute.partition(" ")
@@ -223,6 +243,8 @@ class Config:
             "--schedule interleaved": (parallel.schedule == "interleaved", ("chunks",)),
             "--offload disk": (self.memory.offload == "disk", ("offload_folder",)),
             "--init FOLDER": (bool(run.init), ("lora", "qlora")),
+            "--eval-every STEPS": (run.eval_every > 0, ("eval_batches",)),
+            "--lr-schedule wsd": (self.optimizer.lr_schedule == "wsd", ("cooldown",)),
             "--save FOLDER": (bool(run.save), ("resume", "save_every", "keep", "keep_every", "mtbf")),
         }
 
@@ -270,12 +292,15 @@ class Config:
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the model's sizes for a tokenizer's vocabulary."""
-        with retold(ConfigError, ValueError):
-            return GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
+        with retold(ConfigError, ValueError, words=in_flags):
+            sizes = GPTConfig(vocabulary=vocabulary, sequence=self.data.sequence, **asdict(self.model))
+            sizes.check_learns()
+        return sizes
 
     def without_files(self) -> "Config":
-        """Return the run that computes the same, and leaves nothing on the disk."""
-        names = ("save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace", "profile")
+        """Return the run that computes the same, measures nothing beside, and leaves nothing on the disk."""
+        names = ["save", "save_every", "keep", "keep_every", "mtbf", "resume", "metrics", "trace", "profile"]
+        names += ["eval_every", "eval_batches"]
         unsaved: dict[str, Any] = {name: getattr(RunOptions, name) for name in names}
         memory = self.memory
         if memory.offload == "disk" and not memory.offload_folder:
@@ -290,3 +315,32 @@ class Config:
 def flag(name: str) -> str:
     """Return how an option is written on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+ELSEWHERE = {"shard_ranks": "hsdp", "sequence": "sp", "fp8": "precision fp8"}
+"""Names of `Recipe` that are not those of flags. (Where `sequence` is a number, it is of tokens.)"""
+
+
+def in_flags(sentence: str) -> str:
+    """Return a sentence on arguments, such as `raw_weights=True`, as one on flags: `--raw-weights`.
+
+    Who calls `parallelize` or makes a `GPTConfig` reads the names of arguments, and who types a command reads flags.
+    """
+    sections = (ModelOptions, DataOptions, OptimizerOptions, ParallelOptions, MemoryOptions, RunOptions)
+    named = {option.name for section in sections for option in fields(section)}
+    return re.sub(ARGUMENT, lambda found: _as_flag(found, named), sentence)
+
+
+ARGUMENT = r"(?<![\w/.=-])([a-z][a-z_0-9]*)(?:=('[^']*'(?: or '[^']*')*|[\w.+-]*\w(?:,\w+)*))?(?![\w/=-])"
+
+
+def _as_flag(found: re.Match[str], named: set[str]) -> str:
+    """Return a word, or name=value, as a flag if it is an argument; a plain word such as heads stays one."""
+    name, value = found[1], found[2]
+    if name not in named | ELSEWHERE.keys() or (value is None and "_" not in name):
+        return found[0]
+    switch = value in ("True", "False")
+    known = ELSEWHERE.get(name, name) if switch or name not in named else name
+    if value is None or value == "True":
+        return flag(known)
+    return f"--no-{flag(known)[2:]}" if switch else flag(known) + " " + value.replace("'", "")

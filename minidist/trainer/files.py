@@ -46,12 +46,21 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def retold(kind: type[Exception], *faults: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
-    """Raise faults of the `with` block as a `kind`, whose sentence says which option or file is meant."""
+def retold(
+    kind: type[Exception],
+    *faults: type[Exception],
+    before: str = "",
+    after: str = "",
+    words: Callable[[str], str] = str,
+) -> Iterator[None]:
+    """Raise faults of the `with` block as a `kind`, whose sentence says which option or file is meant.
+
+    `words` puts what the fault says into the words of whoever reads it.
+    """
     try:
         yield
     except faults as error:
-        raise kind(f"{before}{reason(error)}{after}") from None
+        raise kind(f"{before}{words(reason(error))}{after}") from None
 
 
 def check_regular(path: Path) -> None:
@@ -80,19 +89,24 @@ def read_tree(path: Path, loads: Callable[[str], Any] = json.loads, form: str = 
 
 def parse_tree(text: str, loads: Callable[[str], Any] = json.loads, form: str = "JSON") -> dict[str, Any]:
     """Return the sections and values in a text; see `read_tree`."""
+    tree = parse(text, loads, form)
+    if not isinstance(tree, dict):
+        raise FileError(f"must be {WORDS[dict]}")
+    check_values(tree)
+    return tree
+
+
+def parse(text: str, loads: Callable[[str], Any] = json.loads, form: str = "JSON") -> Any:
+    """Return what a text says, a tree or a list, whose values are still to be checked; see `read_tree`."""
     try:
-        tree = loads(text)
+        return loads(text)
     except RecursionError:
         raise FileError(f"is not {form}: it is nested too deeply") from None
     except ValueError as error:
         raise FileError(f"is not {form}: {error}") from None
-    if not isinstance(tree, dict):
-        raise FileError(f"must be {WORDS[dict]}")
-    _check_values(tree)
-    return tree
 
 
-def _check_values(node: Any, name: str = "", depth: int = 0) -> None:
+def check_values(node: Any, name: str = "", depth: int = 0) -> None:
     """Refuse impossible or too large numbers, and a tree that is nested deeper than anyone writes."""
     if depth == DEEPEST:
         raise FileError(f"is nested more than {DEEPEST} deep at {name[:20]}")
@@ -101,7 +115,7 @@ def _check_values(node: Any, name: str = "", depth: int = 0) -> None:
             read_number(node, type(node))
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
-        _check_values(value, f"{name}.{key}" if name else str(key), depth + 1)
+        check_values(value, f"{name}.{key}" if name else str(key), depth + 1)
 
 
 def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
@@ -115,9 +129,11 @@ def typed(value: Any, kind: Any, limit: Limit | None = None) -> Any:
     if kind in (int, float):
         return read_number(None if isinstance(value, str) else value, kind, limit)
     if kind in (str, bool, list, dict):
-        if type(value) is kind and not (kind is str and "\0" in value):  # no file has such a name
-            return value
-        raise ValueError(f"must be {WORDS[kind]}")
+        if type(value) is not kind or (kind is str and "\0" in value):  # no file has such a name
+            raise ValueError(f"must be {WORDS[kind]}")
+        if limit is not None and not limit.holds(value):
+            raise ValueError(f"must be {limit.words}")
+        return value
     entry, *more = kind.__args__
     try:
         if not isinstance(value, list) or (... not in more and len(value) != 1 + len(more)):

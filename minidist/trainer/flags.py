@@ -1,7 +1,9 @@
-"""From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`, then flags."""
+"""From a command line to a `Config`: the defaults, then `--config FILE`, then `--deepspeed FILE`, then flags.
+
+With `--init FOLDER`, the folder's own sizes and tokenizer take the place of the defaults.
+"""
 
 import argparse
-import difflib
 import json
 import tomllib
 import typing
@@ -11,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.launch.parser import flag_of
+from minidist.launch.parser import flag_of, unknown_flag
+from minidist.trainer.checkpoint.resume import with_folder
 from minidist.trainer.config import Config, ConfigError, Sections, flag
 from minidist.trainer.files import FileError, flatten, read_tree, retold
 from minidist.trainer.foreign.names import MEGATRON, MEGATRON_BATCH
@@ -51,7 +54,7 @@ def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train"
     _add_foreign(parser, "--megatron" in words)
     given, unknown = parser.parse_known_args(words)
     if unknown:
-        raise ConfigError(_nearest(unknown[0], parser))
+        raise ConfigError(unknown_flag(unknown[0], parser))
     values = vars(given)
     if values.pop("help", False):
         raise HelpAsked(parser.format_help().rstrip())
@@ -68,7 +71,8 @@ def parse_with_notes(argv: Sequence[str], prog: str = "python -m minidist train"
     if "megatron" in values:
         theirs, more = translate(MEGATRON, MEGATRON_BATCH, values, sections, flags)
         sections, notes = merged(sections, theirs), notes + more
-    config = Config(**{name: classes()[name](**options) for name, options in merged(sections, flags).items()})
+    sections = with_folder(merged(sections, flags))
+    config = Config(**{name: classes()[name](**options) for name, options in sections.items()})
     if "print_config" in values:
         raise HelpAsked(to_toml(config).rstrip())
     return config, notes
@@ -124,17 +128,6 @@ def _dashes(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
-
-
-def _nearest(word: str, parser: argparse.ArgumentParser) -> str:
-    name = word.partition("=")[0]
-    if not name.startswith("-"):
-        return f"{word!r} belongs to no option: see --help"
-    sought = name.strip("-")
-    helps = {action.option_strings[0].strip("-"): action.help or "" for action in parser._actions}
-    near = difflib.get_close_matches(sought, helps, n=1)
-    near = near or [known for known, help in helps.items() if len(sought) > 2 and sought.replace("-", " ") in help]
-    return f"there is no option {name}: " + (f"did you mean --{near[0]}?" if near else "see --help")
 
 
 # ---------------------------------------------------------------- TOML

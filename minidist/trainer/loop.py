@@ -10,7 +10,8 @@ float32 masters. In float16 the loss is scaled, and all ranks leave out a step i
 import contextlib
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Trainer:
     bubble: float | None = None  # of the last step
     planned_seconds: float | None = None  # of a step, if somebody has predicted them
 
-    def __init__(self, run: CheckedRun, samples: Samples) -> None:
+    def __init__(self, run: CheckedRun, samples: Samples, held_out: Samples | None = None) -> None:
         self.checked, self.config, self.mesh, self.comm = run, run.config, run.mesh, run.mesh.world
         self.recipe, self.device, self.dtype = run.fit.recipe, device_of(self.comm), run.config.dtype
         config, mesh = run.config, run.mesh
@@ -85,12 +86,22 @@ class Trainer:
         self.model = GPT(run.sizes, generator, dtype=self.dtype, device=self.device)
         if config.run.init and (self.recipe.lora or not config.run.resume):  # adapters are saved without their base
             resume.load_initial(Path(config.run.init), self.model)
+        self.origin = resume.origin_of(config)
         self.base = fingerprint(self.model) if self.recipe.lora else ""
         self.scaler = LossScaler(self.comm) if self.dtype == torch.float16 else None
         dp, batch, lengths = mesh.dp, config.data.batch, samples.lengths if config.data.by_length else None
         sampler = DistributedSampler(len(samples), dp.size, dp.rank, config.run.seed, batch=batch, lengths=lengths)
         multiple, columns = spread.tokens_multiple(self.recipe, mesh.layout), spread.columns_of(self.recipe, mesh)
         self.batches = Batches(samples, sampler, multiple, columns)
+        self.held_out: Batches | None = None
+        if config.run.eval_every:
+            if held_out is None:
+                short = f"the held-out text is too short for a sequence of {config.data.sequence} tokens"
+                raise ConfigError(
+                    f"--eval-every {config.run.eval_every}: {short}: use --eval-text FILE, or a larger --held-out"
+                )
+            in_order = DistributedSampler(len(held_out), dp.size, dp.rank, batch=batch, shuffle=False)
+            self.held_out = Batches(held_out, in_order, multiple, columns)
         self.resumed: resume.Resumed | None = None
         if config.run.resume:
             shapes = spread.adapted(self.model.config, self.dtype, self.recipe)
@@ -126,10 +137,13 @@ class Trainer:
                     history.append(self._measured_step(step, batch.to(self.device)))
                 if self.profiler is not None:
                     self.profiler.step()
+                if self.held_out is not None and self._due(step + 1, run.eval_every):
+                    sent = self._sent()
+                    history[-1] = replace(history[-1], eval_loss=self.evaluate(self.held_out))
+                    before = {axis: before[axis] + now - sent[axis] for axis, now in self._sent().items()}
                 if reporter is not None:
                     reporter.step(history[-1])
-                due = step + 1 == run.steps or (run.save_every and (step + 1) % run.save_every == 0)
-                if writer is not None and due:
+                if writer is not None and self._due(step + 1, run.save_every):
                     self._save(writer, step + 1, batches.state_dict())
         sent = {axis: now - before[axis] for axis, now in self._sent().items()}
         if writer is not None:
@@ -157,6 +171,30 @@ class Trainer:
             all_or_none(self.comm, lambda: load_pieces(path, self.parallel, self.optimizer), CheckpointError)
             self.parallel.stepped()
         return self.parallel
+
+    def _due(self, step: int, every: int) -> bool:
+        """Tell whether what is done every so many steps, and after the last, is to be done after this one."""
+        return step == self.config.run.steps or (every > 0 and step % every == 0)
+
+    def evaluate(self, held_out: Batches) -> float:
+        """Return the loss per token of held-out text, without dropout. Collective.
+
+        It is the same on every layout: a sum over all tokens, divided by their number. Nothing changes for training:
+        no gradient is computed, and batches to train on stay where they are.
+        """
+        total, tokens = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for whole in islice(held_out.epoch(), self.config.run.eval_batches or None):
+            batch = whole.to(self.device)
+            parts = batch.microbatches(self.recipe.microbatches)
+            where = [Where(rows=part.first_row, positions=part.positions) for part in parts]
+            loss = self.parallel.evaluate([part.inputs for part in parts], parts, where)
+            total += loss.double() * batch.tokens
+            tokens += batch.tokens
+        total /= self.scaler.scale if self.scaler else 1.0
+        if self.mesh.tp.rank > 0:
+            total.zero_()  # it is the same along the tensor axis
+        all_reduce(total, self.comm)
+        return float(total) / tokens
 
     def step(self, step: int, batch: Batch, rate: float) -> tuple[float, float]:
         """Take one optimizer step; return the loss per token of the global batch, and the norm of the gradients."""
@@ -197,8 +235,7 @@ class Trainer:
 
     def _measured_step(self, step: int, batch: Batch) -> StepMetrics:
         started, waited = time.perf_counter(), self.comm.traffic.seconds
-        total = self.config.run.steps
-        rate = learning_rate(step, self.peak_rate, min(self.config.optimizer.warmup, total), total)
+        rate = self._rate(step)
         loss, norm = self.step(step, batch, rate)
         seconds = time.perf_counter() - started
         speed = batch.tokens / seconds
@@ -208,6 +245,12 @@ class Trainer:
         return StepMetrics(
             step + 1, loss, norm, rate, seconds, speed, share, used, self.parallel.load, self.bubble, planned, predicted
         )
+
+    def _rate(self, step: int) -> float:
+        options, total = self.config.optimizer, self.config.run.steps
+        warmup = min(options.warmup, total)
+        cooldown = min(options.cooldown or -(-total // 5), total - warmup) if options.lr_schedule == "wsd" else 0
+        return learning_rate(step, self.peak_rate, warmup, total, shape=options.lr_schedule, cooldown=cooldown)
 
     def _utilisation(self, tokens_per_second: float) -> float | None:
         peak = self.config.run.peak_tflops * 1e12
@@ -227,7 +270,7 @@ class Trainer:
     def _save(self, writer: Writer, step: int, position: State) -> None:
         """Begin to write a checkpoint; training continues meanwhile."""
         state = {"batches": position, "config": self.config.sections(), "model": asdict(self.model.config)}
-        state |= {"base": self.base, "scaler": self.scaler.state_dict() if self.scaler else None}
+        state |= {"base": self.base, "origin": self.origin, "scaler": self.scaler.state_dict() if self.scaler else None}
         writer.save(step, pieces_to_save(self.parallel, self.optimizer), state)
 
     def _whole_model(self) -> GPT:

@@ -1,8 +1,14 @@
-"""What a run says about itself: a line a step for people, an object a step for programs."""
+"""What a run says about itself: some forty lines for people, an object a step for programs.
+
+    step 250/250  loss 1.7935  norm 1.23  13,549 tokens/s  left 0:00  waiting 12%
+
+On a terminal that line stays in place, and shows every step. Elsewhere, as under `mpirun`, lines follow each other.
+"""
 
 import contextlib
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +17,9 @@ from pathlib import Path
 
 from minidist.model.moe import Load
 from minidist.trainer.files import FileError, at, parse_tree
+
+WIDTH = 80  # columns of a line
+LINES = 40  # of a whole run, about, unless somebody says otherwise
 
 # Dense bfloat16 FLOP/s of one device, from the makers' data sheets.
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12, "L40S": 362e12, "A10G": 125e12}
@@ -22,7 +31,7 @@ class StepMetrics:
 
     `load` is that of the experts, if there are some. `bubble` is the share of a pipeline's time in which ranks were
     idle, as measured, and `planned_bubble` that of its plan, whose stages all take the same time; `planned_utilisation`
-    is what the planner predicts.
+    is what the planner predicts. `eval_loss` is that on held-out text after this step, if it was measured.
     """
 
     step: int
@@ -37,6 +46,7 @@ class StepMetrics:
     bubble: float | None = None
     planned_bubble: float | None = None
     planned_utilisation: float | None = None
+    eval_loss: float | None = None
 
 
 def known_peak(device_name: str) -> float:
@@ -54,12 +64,25 @@ class Reporter:
     file : Path, optional
         Where each step becomes a line of JSON. Steps that a killed run wrote there after its last checkpoint are
         removed first, because they happen again.
-    label, every
-        Printed before each line; print every so many steps.
+    label : str
+        Printed before each line.
+    every : int
+        Print every so many steps, and the last one; 0: so that there are about `LINES` lines.
+    in_place : bool
+        Print every step over the one before it.
     """
 
-    def __init__(self, steps: int, file: Path | None, first_step: int, label: str = "", every: int = 1) -> None:
-        self.steps, self.first_step, self.label, self.every = steps, first_step, label, every
+    def __init__(
+        self,
+        steps: int,
+        file: Path | None,
+        first_step: int,
+        label: str = "",
+        every: int = 0,
+        in_place: bool = False,
+    ) -> None:
+        self.steps, self.first_step, self.label = steps, first_step, label
+        self.every, self.in_place = every or -(-steps // LINES), in_place
         self.started = time.perf_counter()
         self.file = file
         if file is not None and first_step == 0:
@@ -73,8 +96,19 @@ class Reporter:
         """Report one step."""
         if self.file is not None:
             self._record(self.file, metrics)
-        if metrics.step % self.every == 0:
-            print(self._line(metrics), flush=True)
+        last = metrics.step == self.steps
+        if self.in_place:
+            print(self._over(self._lines(metrics)[0]), end="\n" if last else "", flush=True)
+        elif last or metrics.step % self.every == 0:
+            print("\n".join(self._lines(metrics)), flush=True)
+        if metrics.eval_loss is not None:
+            measured = f"{self.label}{self._step(metrics)}  loss on held-out text {metrics.eval_loss:.4f}"
+            print(self._over(measured) if self.in_place and not last else measured, flush=True)
+
+    def _over(self, line: str) -> str:
+        """Return a line that takes the place of the one on which the cursor stands: it must not reach the border."""
+        width = min(WIDTH, shutil.get_terminal_size().columns) - 1
+        return f"\r{line[:width]:<{width}}"
 
     def _record(self, file: Path, metrics: StepMetrics) -> None:
         numbers = {name: value for name, value in vars(metrics).items() if not isinstance(value, Load)}
@@ -87,21 +121,33 @@ class Reporter:
             print(f"minidist train: {file} takes no more metrics ({error.strerror}): going on without", file=sys.stderr)
             self.file = None
 
-    def _line(self, m: StepMetrics) -> str:
+    def _step(self, metrics: StepMetrics) -> str:
+        return f"step {metrics.step:{len(str(self.steps))}}/{self.steps}"
+
+    def _lines(self, m: StepMetrics) -> list[str]:
+        """Return what people read about a step: one line, and further ones for what only some runs have."""
         done = m.step - self.first_step
         left = int((time.perf_counter() - self.started) / done * (self.steps - m.step))
-        utilisation = f"  mfu {m.utilisation:5.1%}" if m.utilisation is not None else ""
-        utilisation += f" (plan {m.planned_utilisation:.1%})" if m.planned_utilisation is not None else ""
-        experts = (
-            f"  load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy {m.load.entropy:.2f}" if m.load else ""
-        )
-        bubble = f"  bubble {m.bubble:4.0%} (plan {m.planned_bubble:.0%})" if m.bubble is not None else ""
-        width = len(str(self.steps))
-        return (
-            f"{self.label}step {m.step:{width}}/{self.steps}  loss {m.loss:.4f}  norm {m.gradient_norm:.3f}  "
-            f"{m.tokens_per_second:9,.0f} tokens/s{utilisation}{experts}{bubble}  "
-            f"communication {m.communication:4.0%}  left {left // 60}:{left % 60:02d}"
-        )
+        first = [f"{self.label}{self._step(m)}", f"loss {m.loss:.4f}", f"norm {m.gradient_norm:.2f}"]
+        first += [f"{m.tokens_per_second:,.0f} tokens/s", f"left {left // 60}:{left % 60:02d}"]
+        if len("  ".join(first)) > WIDTH:  # of a million steps, at a million tokens a second
+            del first[-2]
+        lines, waiting, parts = ["  ".join(first)], f"  waiting {m.communication:.0%}", []
+        if m.communication and len(lines[0] + waiting) <= WIDTH:  # else the summary says it, and the metrics
+            lines[0] += waiting
+        if m.utilisation is not None:
+            planned = f" (plan {m.planned_utilisation:.1%})" if m.planned_utilisation is not None else ""
+            parts.append(f"mfu {m.utilisation:.1%}{planned}")
+        if m.load:
+            parts.append(f"load {m.load.imbalance:.2f}  dropped {m.load.dropped}  entropy {m.load.entropy:.2f}")
+        if m.bubble is not None:
+            parts.append(f"bubble {m.bubble:.0%} (plan {m.planned_bubble:.0%})")
+        for part in parts:
+            if len(lines) > 1 and len(lines[-1]) + 2 + len(part) <= WIDTH:
+                lines[-1] += f"  {part}"
+            else:
+                lines.append(f"    {part}")
+        return lines
 
 
 def _lines_until(file: Path, step: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The text a model is trained on, and how it becomes numbers.
 
-    files ──load_text──▶ bytes ──encode──▶ tokens ──split──▶ training part, held-out part ──sequences──▶ samples
+    files ──`corpus/`──▶ pieces ──encode──▶ tokens ──split──▶ training part, held-out part ──sequences──▶ samples
 
     tokens      t0 t1 t2 t3 t4 t5 t6 t7 t8 ...            T = 4
     sample 0    t0 t1 t2 t3 t4                inputs t0..t3, targets t1..t4
@@ -9,46 +9,129 @@
 With no file given, the text is the documentation that every Python carries for its `help()`: 0.45 MB of English that
 needs no download. It is the same on every run of one Python version, not between versions.
 
+A text is read, turned into tokens and kept piece by piece, so it may be larger than memory. Between documents, those of
+`.jsonl` and `.parquet`, stands the tokenizer's end of text, or else a blank line.
+
 The default token is the byte: no vocabulary to train, nothing unknown, every file readable. A tokenizer of Hugging
 Face's library packs about four bytes of English into a token, for the price of a larger embedding.
 """
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from minidist.parallel.data.sampler import Indices
 from minidist.trainer.config import DataOptions
-from minidist.trainer.files import check_regular, retold
+from minidist.trainer.corpus.sources import Piece, read_pieces
+from minidist.trainer.corpus.sources import TextError as TextError
+from minidist.trainer.corpus.token_file import TokenFile
+from minidist.trainer.files import FileError, check_regular, read_tree, retold
 
 ON_BYTES = "train on bytes (no --tokenizer)"
 Tokens = npt.NDArray[np.integer[Any]]
-Parts = TypeVar("Parts", Tokens, list[Tokens])
+Parts = TypeVar("Parts", Tokens, Indices, list[Tokens])
 
 
-class TextError(ValueError):
-    """The text, or the tokenizer, cannot be used; the message says why and what to do."""
+class Corpus(NamedTuple):
+    """What a run reads.
+
+    Attributes
+    ----------
+    tokenizer : Tokenizer
+    samples : Samples
+        To train on.
+    prompt : Tokens
+        An opening from the held-out text, or else from the text.
+    held_out : Samples or None
+        To measure on; None if the held-out text is too short for one sample.
+    """
+
+    tokenizer: "Tokenizer"
+    samples: "Samples"
+    prompt: Tokens
+    held_out: "Samples | None"
 
 
-def read_corpus(options: DataOptions) -> "tuple[Tokenizer, Samples, Tokens]":
-    """Return the tokenizer, the samples to train on, and an opening from the held-out text, or else from the text."""
-    text, tokenizer = load_text(options.text), load_tokenizer(options.tokenizer or None)
-    name = " ".join(options.text) or "the built-in text"
-    if options.by_length:
-        training, rest = split([tokenizer.encode(part) for part in paragraphs(text)], options.held_out)
-        samples = documents(training, options.sequence, name)
-        prompt = next(part for part in (*rest, *training) if len(part))
+def read_corpus(options: DataOptions) -> Corpus:
+    """Read the text of a run, cut it into samples, and hold some of it out, or read that from files of its own.
+
+    Raises
+    ------
+    TextError
+        If a file cannot be read, or the text is too short for one sample.
+    """
+    tokenizer, name = load_tokenizer(options.tokenizer or None), " ".join(options.text) or "the built-in text"
+    training = tokenized(
+        read_pieces(options.text, options.text_field) if options.text else _built_in(), tokenizer, options
+    )
+    if options.eval_text:
+        held_out = tokenized(read_pieces(options.eval_text, options.text_field, "--eval-text"), tokenizer, options)
     else:
-        tokens, held_out = split(tokenizer.encode(text), options.held_out)
-        samples = sequences(tokens, options.sequence, name)
-        prompt = held_out if len(held_out) else tokens
-    return tokenizer, samples, _opening(prompt, tokenizer)
+        training, held_out = training.split(options.held_out)
+    samples = training.samples(options.sequence, name)
+    prompt = held_out.beginning() if len(held_out.tokens) else training.beginning()
+    try:
+        measured = held_out.samples(options.sequence, "the held-out text")
+    except TextError:
+        measured = None
+    return Corpus(tokenizer, samples, _opening(prompt, tokenizer), measured)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Tokens, and how many of them each document has; `sizes` is None if nobody asks for documents."""
+
+    tokens: Tokens
+    sizes: Indices | None
+
+    def split(self, held_out: float) -> "tuple[Text, Text]":
+        """Cut off the end, a fraction of the tokens, or of the documents."""
+        if self.sizes is None:
+            return tuple(Text(part, None) for part in split(self.tokens, held_out))  # type: ignore[return-value]
+        sizes = split(self.sizes, held_out)
+        border = int(sizes[0].sum())
+        return Text(self.tokens[:border], sizes[0]), Text(self.tokens[border:], sizes[1])
+
+    def samples(self, T: int, name: str) -> "Samples":
+        """Return what to train on, or to measure on."""
+        return (
+            sequences(self.tokens, T, name) if self.sizes is None else cut_documents(self.tokens, self.sizes, T, name)
+        )
+
+    def beginning(self) -> Tokens:
+        """Return the first document that is not empty; without documents, all."""
+        if self.sizes is None:
+            return self.tokens
+        return self.tokens[: int(self.sizes[self.sizes > 0][0])]
+
+
+def tokenized(pieces: Iterable[Piece], tokenizer: "Tokenizer", options: DataOptions) -> Text:
+    """Turn pieces of text into tokens, one after the other.
+
+    With `--by-length`, each paragraph of plain text is a document.
+
+    Raises
+    ------
+    TextError
+        If the tokenizer refuses the text, or the disk is full.
+    """
+    sizes: list[int] = []
+    dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
+    full = "the tokens do not fit on the disk ("
+    with TokenFile(dtype) as file, retold(TextError, OSError, before=full, after="): set TMPDIR to a larger one"):
+        for text, document in pieces:
+            parts = paragraphs(text) if options.by_length and not document else [text]
+            for part in parts:
+                tokens = tokenizer.encode_document(part) if document else tokenizer.encode(part)
+                file.append(tokens)
+                sizes.append(len(tokens))
+        return Text(file.finish(), np.array(sizes, np.int64) if options.by_length else None)
 
 
 def load_text(files: Sequence[str | Path] = ()) -> bytes:
@@ -59,7 +142,7 @@ def load_text(files: Sequence[str | Path] = ()) -> bytes:
     TextError
         If a file cannot be read or is empty.
     """
-    return b"".join(_read(Path(file)) for file in files) if files else _python_documentation()
+    return b"".join(piece.text for piece in (read_pieces(files) if files else _built_in()))
 
 
 def load_tokenizer(file: str | Path | None = None) -> "Tokenizer":
@@ -146,9 +229,19 @@ def sequences(tokens: Tokens, T: int, name: str = "the text") -> Samples:
 
 
 def documents(texts: Sequence[Tokens], T: int, name: str = "the text") -> Samples:
+    """Make each document a sample; see `cut_documents`."""
+    whole = np.concatenate(texts) if len(texts) else np.zeros(0, np.uint8)
+    return cut_documents(whole, np.array([len(text) for text in texts], np.int64), T, name)
+
+
+def cut_documents(tokens: Tokens, sizes: Indices, T: int, name: str = "the text") -> Samples:
     """Make each document a sample, cutting those of more than T inputs into several.
 
-    A document of a single token has no target and is left out.
+    Parameters
+    ----------
+    tokens, sizes
+        Of all documents, one after the other, and how many tokens each has. A document of a single token has no target
+        and is left out.
 
     Raises
     ------
@@ -157,13 +250,13 @@ def documents(texts: Sequence[Tokens], T: int, name: str = "the text") -> Sample
     """
     spans = []
     first = 0  # where this document begins in the long array
-    for text in texts:
-        spans += [(first + start, min(T + 1, len(text) - start)) for start in range(0, len(text) - 1, T)]
-        first += len(text)
+    for size in sizes.tolist():
+        spans += [(first + start, min(T + 1, size - start)) for start in range(0, size - 1, T)]
+        first += size
     if not spans:
-        raise TextError(f"{name} has {len(texts)} documents, none with two tokens or more: give more text")
+        raise TextError(f"{name} has {len(sizes)} documents, none with two tokens or more: give more text")
     starts, lengths = np.array(spans).T
-    return Samples(np.concatenate(texts), starts, lengths)
+    return Samples(tokens, starts, lengths)
 
 
 class ByteTokenizer:
@@ -174,6 +267,10 @@ class ByteTokenizer:
     def encode(self, text: bytes) -> Tokens:
         """Return the bytes as numbers, uint8; nothing is copied."""
         return np.frombuffer(text, dtype=np.uint8)
+
+    def encode_document(self, text: bytes) -> Tokens:
+        """Return the bytes of a document and of the blank line that ends it."""
+        return self.encode(text + b"\n\n")
 
     def decode(self, tokens: Tokens | Sequence[int]) -> str:
         """Return the text; bytes that are no UTF-8, common in the output of a young model, become �."""
@@ -207,6 +304,7 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         # Not the number of entries: a vocabulary may have gaps, and the embedding needs a row for the largest token.
         self.vocabulary = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
+        self.end = self._end_of_text(Path(file).with_name("tokenizer_config.json"))
         if self.vocabulary == 0:
             raise TextError(f"the tokenizer {file} has an empty vocabulary: give one that has been trained")
 
@@ -226,6 +324,23 @@ class FileTokenizer:
             tokens = self._tokenizer.encode(decoded, add_special_tokens=False).ids
         return np.array(tokens, dtype=np.min_scalar_type(self.vocabulary - 1))
 
+    def encode_document(self, text: bytes) -> Tokens:
+        """Return the tokens of a document, and behind them the mark for its end, or else a blank line."""
+        if self.end is None:
+            return self.encode(text + b"\n\n")
+        tokens = self.encode(text)
+        return np.append(tokens, tokens.dtype.type(self.end))
+
+    def _end_of_text(self, beside: Path) -> int | None:
+        """Return the token that ends a text, if `tokenizer_config.json` names one; published models have that file."""
+        if not beside.is_file():
+            return None
+        with retold(TextError, FileError, before=f"{beside} "):
+            said = read_tree(beside).get("eos_token")
+        said = said.get("content") if isinstance(said, dict) else said
+        found: int | None = self._tokenizer.token_to_id(said) if isinstance(said, str) else None
+        return found
+
     def decode(self, tokens: Tokens | Sequence[int]) -> str:
         """Return the text, special tokens included."""
         text: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
@@ -242,7 +357,11 @@ def _opening(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
     return (tokenizer.encode(found[1].encode()) if found else tokens)[:32]
 
 
-def _read(path: Path, option: str = "--text") -> bytes:
+def _built_in() -> Iterator[Piece]:
+    yield Piece(_python_documentation(), document=False)
+
+
+def _read(path: Path, option: str) -> bytes:
     with retold(TextError, OSError, before=f"cannot read {path} (", after=f"): check the path given to {option}"):
         check_regular(path)
         content = path.read_bytes()

@@ -11,6 +11,7 @@ a fifth of one at most in models of 1 to 12 layers, while the mean instead of th
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -35,10 +36,13 @@ class Verdict(NamedTuple):
     criterion: str
 
 
-def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
-    """Train on one rank from the first step on, without a strategy; return what came of it."""
+def serial_run(config: Config, samples: Samples, vocabulary: int, metrics: Path | None = None) -> Outcome:
+    """Train on one rank from the first step on, without a strategy; return what came of it.
+
+    Each step becomes a line of the file `metrics`, if there is one.
+    """
     alone = replace(config.without_files(), parallel=ParallelOptions(dp=1), memory=MemoryOptions())
-    reporter = Reporter(config.run.steps, None, 0, label="serial ", every=max(1, config.run.steps // 5))
+    reporter = Reporter(config.run.steps, metrics, 0, label="serial ", every=max(1, config.run.steps // 5))
 
     def program(comm: Communicator) -> Outcome:
         return Trainer(check_run(alone, Mesh(comm, Layout()), vocabulary), samples).run(reporter)
@@ -46,9 +50,12 @@ def serial_run(config: Config, samples: Samples, vocabulary: int) -> Outcome:
     return run(program, 1)[0]
 
 
-def compare(config: Config, samples: Samples, vocabulary: int, ours: Outcome) -> Verdict:
-    """Repeat the run serially and compare. One rank calls this."""
-    exact = serial_run(replace(config, run=replace(config.run, precision="float64")), samples, vocabulary)
+def compare(config: Config, samples: Samples, vocabulary: int, ours: Outcome, metrics: Path | None = None) -> Verdict:
+    """Repeat the run serially, in float64 first, and compare. One rank calls this.
+
+    The steps of the run in float64 go into the file `metrics`.
+    """
+    exact = serial_run(replace(config, run=replace(config.run, precision="float64")), samples, vocabulary, metrics)
     reference = exact if config.precision == "float64" else serial_run(config, samples, vocabulary)
     if reference is exact:
         difference, limit = largest_difference(ours.model, exact.model), TOLERANCE

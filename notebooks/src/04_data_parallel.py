@@ -6,6 +6,7 @@
 
 # %%
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ MIB = 1 << 20
 def step(comm, wrap, layers=8, width=4096, seconds=3e-3):
     """Return when backward began, and when all gradients were reduced."""
     model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(layers)))
-    wrapped = wrap(model, comm)
+    wrapped = wrap(model, comm, op="sum")
 
     def work(*_):
         with comm.span("backward of a layer"):
@@ -42,7 +43,7 @@ def step(comm, wrap, layers=8, width=4096, seconds=3e-3):
 
 
 def buckets_of(bytes):
-    return lambda model, comm: DDP(model, comm, bucket_bytes=bytes, first_bucket_bytes=min(bytes, MIB))
+    return partial(DDP, bucket_bytes=bytes, first_bucket_bytes=min(bytes, MIB))
 
 
 def draw(variants, file):
@@ -131,7 +132,7 @@ def train(model, rank=0, ranks=1, divisor=10):
 
 
 def parallel(comm, divisor=10):
-    return train(NaiveDataParallel(build(seed=comm.rank), comm), comm.rank, comm.size, divisor)
+    return train(NaiveDataParallel(build(seed=comm.rank), comm, op="sum"), comm.rank, comm.size, divisor)
 
 
 serial = train(build(seed=0))
@@ -171,7 +172,7 @@ print("largest difference to the serial run:", f"{float((found[0] - serial).abs(
 
 # %%
 def leaves_one_out(comm):
-    model = DDP(build(seed=0), comm)
+    model = DDP(build(seed=0), comm, op="sum")
     output = model(INPUTS) if comm.rank == 0 else model.module[2].bias
     output.sum().backward()
 
@@ -236,7 +237,7 @@ picture(draw_curve, "Milliseconds of a backward against the size of a bucket")
 
 # %%
 def accumulate(comm, quiet):
-    model = DDP(nn.Linear(1000, 1000), comm)
+    model = DDP(nn.Linear(1000, 1000), comm, op="sum")
     sent = comm.traffic.bytes_sent
     for number in range(4):
         with model.no_sync() if quiet and number < 3 else nullcontext():
@@ -292,7 +293,7 @@ from minidist.parallel import DDP
 
 comm = minidist.init()
 torch.manual_seed(comm.rank)
-model = DDP(nn.Linear(3, 1).double(), comm)
+model = DDP(nn.Linear(3, 1).double(), comm, op="sum")
 rows = torch.arange(12, dtype=torch.float64).view(4, 3)[comm.rank].view(1, 3)
 (model(rows).sum() / comm.size).backward()
 print(f"rank {comm.rank} of {comm.size} has row {rows.tolist()[0]}; gradient {model.module.weight.grad.tolist()[0]}")

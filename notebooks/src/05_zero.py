@@ -37,7 +37,7 @@ def train(comm, strategy):
     for layer in model:
         layer.register_forward_hook(look)
         layer.weight.register_post_accumulate_grad_hook(look)
-    wrapped = strategy(model, comm)
+    wrapped = strategy(model, comm, op="sum")
     adamw = torch.optim.AdamW
     optimizer = adamw(model.parameters()) if strategy is DDP else wrapped.optimizer(adamw)
     account.watch(wrapped, optimizer)
@@ -195,7 +195,7 @@ def steps(model, optimizer, rows):
 
 def sharded(comm):
     model = build()
-    wrapped = ZeRO2(model, comm)
+    wrapped = ZeRO2(model, comm, op="sum")
     optimizer = wrapped.optimizer(torch.optim.AdamW, lr=0.05)
     steps(wrapped, optimizer, ROWS.tensor_split(comm.size)[comm.rank])
     state = sum(value.numel() for held in optimizer.state.values() for value in held.values() if value.dim())
@@ -218,7 +218,7 @@ print("within 1e-9 of the serial run:", all(torch.allclose(each, expected, rtol=
 
 # %%
 def norms(comm):
-    model = ZeRO1(build(), comm)
+    model = ZeRO1(build(), comm, op="sum")
     model.optimizer(torch.optim.AdamW)
     (model(ROWS.tensor_split(comm.size)[comm.rank]).square().sum() / len(ROWS)).backward()
     local = torch.cat([piece.grad for piece in model.slices]).norm().item()
@@ -242,7 +242,7 @@ print("root of the sum of squares:", f"{sum(local**2 for local, _ in found) ** 0
 
 # %%
 def unsharded(comm):
-    model = ZeRO1(build(), comm)
+    model = ZeRO1(build(), comm, op="sum")
     optimizer = torch.optim.AdamW(model.parameters())
     model(ROWS).sum().backward()
     optimizer.step()
@@ -269,7 +269,7 @@ from torch import nn
 from minidist.parallel import ZeRO2
 
 comm = minidist.init()
-model = ZeRO2(nn.Linear(100, 10), comm)
+model = ZeRO2(nn.Linear(100, 10), comm, op="sum")
 optimizer = model.optimizer(torch.optim.AdamW)
 model(torch.ones(1, 100)).sum().backward()
 optimizer.step()

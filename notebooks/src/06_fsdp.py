@@ -52,7 +52,7 @@ def step(model, width=64, dtype=torch.float64):
 
 
 def sent(comm, wrap, **options):
-    model = wrap(blocks(), comm, **options)
+    model = wrap(blocks(), comm, op="sum", **options)
     before = comm.traffic.bytes_sent
     step(model)
     return comm.traffic.bytes_sent - before
@@ -77,7 +77,7 @@ for wrap, options in ((DDP, {}), (FSDP, {}), (FSDP, {"reshard_after_forward": Fa
 
 # %%
 def whole_units(comm):
-    model, seen = FSDP(blocks(), comm), []
+    model, seen = FSDP(blocks(), comm, op="sum"), []
     step(model)  # in the first forward nobody knows which unit comes next
     for layer in model.module:
         look = lambda *_: seen.append("".join("■" if unit in model.whole else "·" for unit in model.units[:-1]))  # noqa: E731
@@ -136,7 +136,7 @@ class Block(nn.Module):
 
 
 def second_step(comm, seconds):
-    model = FSDP(nn.Sequential(*(Block(comm, unit, seconds) for unit in range(4))), comm)
+    model = FSDP(nn.Sequential(*(Block(comm, unit, seconds) for unit in range(4))), comm, op="sum")
     for _ in range(2):
         begin = comm.clock()
         model(torch.empty(1, 4096, device="meta")).sum().backward()
@@ -207,7 +207,8 @@ def crossing(comm):
 
 
 def between_nodes(comm, wrap, options):
-    model = wrap(blocks(4, 256, torch.float32), comm, precision=MixedPrecision(torch.bfloat16), **options)
+    bits = MixedPrecision(torch.bfloat16)
+    model = wrap(blocks(4, 256, torch.float32), comm, op="sum", precision=bits, **options)
     before = crossing(comm)
     step(model, 256, torch.float32)
     return crossing(comm) - before
@@ -281,7 +282,7 @@ from torch import nn
 from minidist.parallel import FSDP
 
 comm = minidist.init()
-model = FSDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), comm)
+model = FSDP(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), comm, op="sum")
 loss = model(torch.ones(2, 64)).square().mean()
 loss.backward()
 held = sum(flat.mine.nbytes for flat in model.flats)

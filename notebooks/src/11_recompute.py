@@ -289,7 +289,7 @@ tokens = torch.randint(64, (2, 33), generator=torch.Generator().manual_seed(comm
 for policy in ("none", "full"):
     model, account = GPT(GPTConfig(vocabulary=64, layers=9, hidden=32, heads=2, sequence=32)), Account()
     recompute(model, policy)
-    wrapped = DDP(model, comm)
+    wrapped = DDP(model, comm, op="sum")
     account.watch(wrapped)
     with account.recording():
         cross_entropy_sum(wrapped(tokens[:, :-1]), tokens[:, 1:]).backward()

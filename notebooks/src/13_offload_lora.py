@@ -114,7 +114,7 @@ def traffic(comm, rank):
     model = GPT(CONFIG)
     if rank:
         add_lora(model, rank, targets=EVERY_MATRIX)
-    wrapped, before = DDP(model, comm), comm.traffic.bytes_sent
+    wrapped, before = DDP(model, comm, op="sum"), comm.traffic.bytes_sent
     cross_entropy_sum(wrapped(TOKENS[:, :-1]), TOKENS[:, 1:]).backward()
     return comm.traffic.bytes_sent - before
 
@@ -289,7 +289,7 @@ for name, order in ("one by one", ONE_BY_ONE), ("read ahead by one", log):
 
 # %%
 def too_late(comm):
-    wrapped = DDP(GPT(CONFIG), comm)
+    wrapped = DDP(GPT(CONFIG), comm, op="sum")
     add_lora(wrapped.module, rank=4)
     try:
         wrapped(TOKENS[:, :-1])

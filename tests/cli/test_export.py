@@ -18,6 +18,7 @@ from training import losses, short_text, tensors, train_on
 from minidist.__main__ import main
 from minidist.model import GPT, GPTConfig
 from minidist.trainer.foreign import load_llama, save_llama
+from minidist.trainer.text import load_text
 
 RUN = "--dropout 0.1 --precision float64 --lr 0.01 --layers 2 --key-value-heads 2 --save-every 1 --keep 9"
 SMALL = GPTConfig(layers=1, hidden=16, heads=2, sequence=64, rope_theta=500_000.0, norm_epsilon=1e-3)
@@ -118,7 +119,8 @@ def test_the_tokenizer_of_the_run_is_named(run: Path, tmp_path: Path, capsys: py
     assert train_on(1, f"--steps 1 --text {text} --tokenizer {file} --save {tmp_path / 'a'}") == 0
     capsys.readouterr()
     assert export(f"{tmp_path / 'a'} --to {tmp_path / 'b'}") == 0
-    assert f"copy {file} there, as tokenizer.json" in capsys.readouterr().out
+    assert f"its tokenizer is {file}, copied there as tokenizer.json" in capsys.readouterr().out
+    assert (tmp_path / "b" / "tokenizer.json").read_bytes() == file.read_bytes()
     # A published model may have more rows than its tokenizer has tokens, but bytes would mean nothing to it
     words = f"--steps 1 --text {text} --init {tmp_path / 'padded'} --sample 20"
     save(replace(load_llama(tmp_path / "b").config, vocabulary=320), tmp_path / "padded")
@@ -265,10 +267,67 @@ FLAGS = "--layers 1 --hidden 16 --heads 2 --key-value-heads 2 --intermediate 48 
 )
 def test_init_of_another_model(words: str, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_on(2, f"--steps 1 --init {llama} {words}") == 2
-    message = sentence(capsys, "train")
-    assert message.startswith(f"--init {llama} is another model than --layers ") and message.endswith(f": use {FLAGS}")
-    assert words in message.partition(": use")[0]
+    other = f"--init {llama} is another model than {words}: leave sizes out, or use {FLAGS}"
+    assert sentence(capsys, "train") == other
     assert train_on(2, f"--steps 1 --init {llama} {words} {FLAGS}") == 0
+
+
+@pytest.fixture
+def odd_llama(tmp_path: Path) -> Path:
+    """A folder as `transformers` saves it: no value is a default, neither of theirs nor of ours."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path / "odd"
+    plain = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    marks = ["<unk>", "<begin>", "<end>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=301, special_tokens=marks)
+    plain.train_from_iterator([load_text()[:20_000].decode()], trainer)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", bos_token="<begin>", eos_token="<end>", model_max_length=77
+    )
+    theirs.save_pretrained(folder)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 52, "vocab_size": 305, "max_position_embeddings": 77}
+    others = {"rms_norm_eps": 3e-4, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": [2, 7]}
+    rotary = {"rope_type": "default", "rope_theta": 123_456.0}
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(**sizes, **others, rope_parameters=rotary, initializer_range=0.3, pad_token_id=9)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_init_takes_everything_from_the_folder_and_export_gives_it_back(odd_llama: Path, tmp_path: Path) -> None:
+    """No size and no tokenizer is said; what comes back is the same model to `transformers`, one tiny step later."""
+    import transformers
+
+    run, back, text = tmp_path / "a", tmp_path / "b", short_text(tmp_path)
+    words = ["train", "--init", str(odd_llama), "--text", str(text), "--sequence", "16", "--batch", "4", "--steps", "1"]
+    assert main([*words, "--lr", "1e-12", "--weight-decay", "0", "--save", str(run)]) == 0
+    assert export(f"{run} --to {back}") == 0
+    first, second = (json.loads((folder / "config.json").read_text()) for folder in (odd_llama, back))
+    assert second == first and first["eos_token_id"] == [2, 7]
+    for file in odd_llama.iterdir():
+        if file.suffix != ".safetensors":
+            assert json.loads((back / file.name).read_text()) == json.loads(file.read_text()), file.name
+    tokens = torch.tensor([[1, 50, 300, 7, 2]])
+    before, after = (transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in (odd_llama, back))
+    torch.testing.assert_close(after(tokens).logits, before(tokens).logits, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(load_llama(back)(tokens), before(tokens).logits, rtol=1e-5, atol=1e-5)
+    assert transformers.AutoTokenizer.from_pretrained(back).eos_token == "<end>"
+
+
+def test_init_refuses_what_contradicts_the_folder(
+    odd_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"--heads 4 --no-tied": "--heads 4 --no-tied", "--experts 2 --layers 3": "--experts 2"}
+    for words, named in said.items():
+        assert main(["train", "--init", str(odd_llama), *words.split(), "--steps", "1"]) == 2
+        assert f"is another model than {named}: leave sizes out, or use --layers 3 " in sentence(capsys, "train")
+    tree = json.loads((odd_llama / "tokenizer.json").read_text())
+    tree["model"]["vocab"]["<end>"], tree["model"]["vocab"]["<begin>"] = 1, 2
+    (tmp_path / "t.json").write_text(json.dumps(tree))
+    assert main(["train", "--init", str(odd_llama), "--tokenizer", str(tmp_path / "t.json"), "--steps", "1"]) == 2
+    assert "numbers tokens in another way" in sentence(capsys, "train")
 
 
 def test_init_of_a_folder_that_is_none(

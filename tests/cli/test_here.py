@@ -20,7 +20,7 @@ from minidist.trainer.text import read_corpus
 @pytest.mark.parametrize(("ranks", "words"), [(ranks, words) for ranks in LAYOUTS for words in LAYOUTS[ranks]])
 def test_a_run_sends_what_is_predicted_for_it(ranks: int, words: str) -> None:
     config = parse([*SIZES.split(), *words.split(), "--steps", "2", "--layers", "2", "--hidden", "64"])
-    tokenizer, samples, _ = read_corpus(config.data)
+    tokenizer, samples, *_ = read_corpus(config.data)
 
     def program(comm: Communicator) -> tuple[int, float]:
         run = check_run(config, Mesh(comm.split(0), layout_of(config, ranks)), tokenizer.vocabulary)

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import clean_environment, warm_python
 
 from minidist.cli import doctor, launch
@@ -158,7 +159,7 @@ def test_ranks_that_cannot_share_gpus_are_not_started(
         monkeypatch.setattr(gpus, "nccl_version", lambda: (2, 29, 7))
         assert launch.main(["-n", "2", "--ranks-per-gpu", each, __file__]) == 2
         said = capsys.readouterr().err
-        assert said.startswith("minidist launch: MINIDIST_RANKS_PER_GPU=") and words in said and said.count("\n") == 1
+        assert said.startswith(f"minidist launch: --ranks-per-gpu {each}") and words in said and said.count("\n") == 1
 
 
 def test_ranks_that_share_gpus_are_started_by_torchrun_and_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,11 +249,27 @@ def test_open_mpi_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_finds_everything_well() -> None:
     job = start("doctor")
     assert job.returncode == 0, job.stdout
-    lines = job.stdout.splitlines()
+    said, _, report = job.stdout.partition("\n\nwhat torch says of this machine, for whoever is asked for help:\n")
+    lines = said.splitlines()
     assert all(line.startswith("ok  ") for line in lines[:-1])
     for words in ("Python 3.", " cores: ", "shared memory", "MPI: ", "two MPI ranks: met", "two gloo ranks", "GPUs: "):
         assert any(words in line for line in lines), words
     assert lines[-1] == "all is well"
+    assert f"PyTorch version: {torch.__version__}" in report and "Versions of relevant libraries:" in report
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import no_such_module", "gave no report (status 1): ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import time; time.sleep(60)", "gave no report (status 124): "),
+        ("", "gave no report (status 0): it said nothing"),
+    ],
+)
+def test_doctor_says_so_where_torch_gives_no_report(program: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "REPORT", program)
+    monkeypatch.setattr(doctor, "PATIENCE", 0.4 if "sleep" in program else 60.0)
+    assert words in doctor.environment_report()
 
 
 def test_doctor_names_what_is_wrong(
@@ -261,12 +278,13 @@ def test_doctor_names_what_is_wrong(
     fake_mpirun(tmp_path / "bin", "mpirun of nobody")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setattr(doctor, "check_torch", list)
+    monkeypatch.setattr(doctor, "REPORT", "print('versions')")
     monkeypatch.setattr(doctor, "TWO_RANKS", "import sys; sys.stdout.write('alone\\n')")
     assert doctor.main([]) == 1
     said = capsys.readouterr().out
     assert f"!!  mpirun: {tmp_path}/bin/mpirun comes first on PATH, but belongs to an unknown MPI" in said
     assert "!!  two MPI ranks: status 0, they said: alone; alone" in said
-    assert said.endswith("2 to fix\n")
+    assert "\n2 to fix\n" in said and said.endswith("for whoever is asked for help:\nversions\n")
 
 
 @pytest.mark.parametrize(

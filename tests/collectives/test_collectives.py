@@ -352,3 +352,47 @@ def test_meta_tensors_keep_their_shapes_through_all_collectives() -> None:
     shapes = run(program, 4, cluster=Cluster.h100(1))
     assert shapes[0] == [(8, 5), (3, 2), (8, 2), (3, 3)]
     assert shapes[3] == [(8, 5), (2, 2), (8, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ([4, 4], "counts=[4, 4] must be 3 numbers of rows, one for each rank"),
+        ([8, -1, 1], "counts=[8, -1, 1] must be 3 numbers of rows, one for each rank"),
+        ([3, 3, 3], "counts=[3, 3, 3] add up to 9, but there are 8 rows: give every row to one rank"),
+    ],
+)
+def test_reduce_scatter_refuses_counts_that_cannot_be(counts: list[int], words: str, debug: bool) -> None:
+    def program(comm: Communicator) -> None:
+        comm.debug = debug
+        for algorithm in available("reduce_scatter", comm):
+            with pytest.raises(ValueError) as error:
+                reduce_scatter(np.ones((8, 2)), comm, algorithm=algorithm, counts=counts)
+            assert str(error.value) == words
+        assert comm.traffic.messages_sent == 0
+
+    run(program, 3)
+
+
+def test_ranks_that_disagree_about_counts_are_told() -> None:
+    def program(comm: Communicator) -> None:
+        comm.debug = True
+        reduce_scatter(np.ones(4), comm, counts=[4, 0] if comm.rank else [2, 2])
+
+    with pytest.raises(MismatchError, match=r"rank 0 calls reduce_scatter\(.*counts=\[2, 2\].*counts=\[4, 0\]"):
+        run(program, 2)
+
+
+def test_uneven_shards_that_are_gathered_give_the_reduction() -> None:
+    """In segments, too: shards of more than a megabyte, and one that is empty."""
+
+    def program(comm: Communicator) -> None:
+        counts, whole = [300_001, 0, 7, 400_000], 700_008
+        mine = np.arange(whole, dtype="float64") + comm.rank
+        for algorithm in available("reduce_scatter", comm):
+            shard = reduce_scatter(mine, comm, algorithm=algorithm, counts=counts)
+            assert shard.shape == (counts[comm.rank],)
+            assert np.array_equal(all_gather(shard, comm, counts=counts), 4 * np.arange(whole) + 6.0)
+
+    run(program, 4)

@@ -167,6 +167,33 @@ FAULTS: dict[str, Fault] = {
         """,
         [r"rank 0 waits .* all ranks to come to", r"rank 1 waits .* receive from rank 0"],
     ),
+    "registered memory that one rank alone reduces": Fault(
+        """
+        buffer = comm.allocate(8, "f8")
+        while comm.rank == 1:
+            time.sleep(0.1)
+        all_reduce(buffer, comm)
+        """,
+        [
+            r"rank 0 waits .* all ranks to come to the first fence in all_reduce at program\.py:\d+",
+            r"rank 1 computes at program\.py:\d+",
+        ],
+    ),
+    "a rank asleep before its first backward": Fault(
+        """
+        import torch
+        from minidist.parallel import DDP
+        model = DDP(torch.nn.Linear(300, 300), comm, op="mean")
+        while comm.rank == 1:
+            time.sleep(0.1)
+        model(torch.ones(3, 300)).sum().backward()
+        """,
+        [
+            r"rank 0 waits .* the stream's all_reduce at program\.py:\d+ in <module>; "
+            r"waits .* on a stream: all ranks to come to the first fence in all_reduce",
+            r"rank 1 computes at program\.py:\d+",
+        ],
+    ),
     "a message too long": Fault(
         """
         comm.send(np.ones(100_000), 1) if comm.rank == 0 else comm.recv(one(), 0)

@@ -89,7 +89,7 @@ def test_nothing_of_a_dropped_wrapper_stays_and_parameters_do(name: str, unwrap:
 
     def program(comm: Communicator) -> None:
         serial, before = layers(), set(threading.enumerate())
-        model = kind(serial, comm, **options)
+        model = kind(serial, comm, op="sum", **options)
         loss = train(model)
         if unwrap:
             assert model.unwrap() is serial
@@ -125,7 +125,7 @@ def test_nothing_of_a_dropped_wrapper_stays_and_parameters_do(name: str, unwrap:
 def test_a_graph_keeps_the_wrapper_until_its_backward_has_reduced_the_gradients() -> None:
     def program(comm: Communicator, kind: Any) -> list[float]:
         model = nn.Linear(2, 1, bias=False)
-        loss = kind(model, comm)(torch.full((1, 2), comm.rank + 1.0)).sum()
+        loss = kind(model, comm, op="sum")(torch.full((1, 2), comm.rank + 1.0)).sum()
         assert threads_of(comm)
         loss.backward()
         for thread in threads_of(comm):
@@ -141,9 +141,9 @@ def test_a_model_whose_wrapper_was_dropped_can_be_wrapped_again() -> None:
     def program(comm: Communicator) -> None:
         model = layers()
         for kind in (DDP, ZeRO1, ZeRO2, DDP):
-            wrapped = kind(model, comm)
+            wrapped = kind(model, comm, op="sum")
             with pytest.raises(ValueError, match=r"belongs to another DDP already.*: call unwrap\(\) on the other"):
-                DDP(model, comm)
+                DDP(model, comm, op="sum")
             train(wrapped)
             del wrapped
 
@@ -308,7 +308,7 @@ WRAPS = """
     def wrap(number):
         kind, options = kinds[number % len(kinds)]
         model = nn.Linear(4, 4)
-        wrapped = kind(model, comm, **options)
+        wrapped = kind(model, comm, op="sum", **options)
         wrapped(torch.ones(1, 4)).sum().backward()
         if number % 2:
             wrapped.unwrap()
@@ -353,7 +353,7 @@ def test_the_memory_of_mpi_ranks_outlives_the_wrapper_where_a_parameter_lies_in_
         comm = minidist.init(limit=60)
         windows = lambda: open("/proc/self/maps").read().count("memfd:minidist")
         model = torch.nn.Linear(300, 300)
-        expected = ZeRO1(model, comm).module.weight.detach().clone()
+        expected = ZeRO1(model, comm, op="sum").module.weight.detach().clone()
         model.zero_grad()  # gradients lie in a window as well
         assert windows() == 1 and torch.equal(model.weight, expected)
         weight = model.weight

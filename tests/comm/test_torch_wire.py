@@ -217,7 +217,7 @@ FAILURES = """
 
     def calls_other_units(comm):
         from minidist.parallel import FSDP
-        model = FSDP(torch.nn.ModuleList([torch.nn.Linear(4, 5), torch.nn.Linear(4, 6)]), comm, unused=True)
+        model = FSDP(torch.nn.ModuleList([torch.nn.Linear(4, 5), torch.nn.Linear(4, 6)]), comm, op="sum", unused=True)
         model.module.forward = lambda x: model.module[comm.rank](x)
         model(torch.ones(1, 4))
         time.sleep(30)

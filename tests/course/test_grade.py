@@ -322,6 +322,29 @@ def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> Non
     assert "checks.py:8 in stub (NotImplementedError of a library: of the check's own)" in stub
 
 
+def test_none_and_other_arguments_are_told_as_the_answer_s_doing(tmp_path: Path) -> None:
+    """They raise in a line of the checks, where the answer is none."""
+    lesson_file = """
+        from minidist.course.grader.contract import Case, Check, Task
+        def once(rng): return [Case(({},), "one")]
+        def nothing(exercise, comm, given): return {"x": float(exercise.f(1))}
+        def arguments(exercise, comm, given): return {"x": exercise.f(1, 2)}
+        def own(exercise, comm, given): return {"x": exercise.f(1) or once()}
+        def judge(case, results, notes): pass
+        CHECKS = [Check(Task(1, "t"), f.__name__, 1, once, f, judge) for f in (nothing, arguments, own)]
+    """
+    (tmp_path / "checks.py").write_text(textwrap.dedent(lesson_file))
+    lesson = Lesson(tmp_path, tuple(load_checks(tmp_path / "checks.py")))
+    (tmp_path / "student").mkdir()
+    nothing, arguments, own = (
+        test.output for test in grade(lesson, answer(tmp_path / "student", "def f(x):\n    pass\n"))
+    )
+    assert nothing.startswith("rank 0: the check meets None where a value is expected (checks.py:4 in nothing: float()")
+    assert nothing.endswith("and f returned None: does it return, or leave, what its docstring says?")
+    assert arguments.startswith("rank 0: f() takes 1 positional argument but 2 were given: keep the arguments as they")
+    assert own.startswith("the check fails at checks.py:6 in own (TypeError: once() missing 1 required positional")
+
+
 def test_a_function_that_returns_nothing_is_told_so(tmp_path: Path) -> None:
     source = HONEST.replace("return leaving if", "leaving if")
     tests = grade(LESSON, answer(tmp_path, source), only=pick(task=1))
@@ -435,7 +458,8 @@ def test_bad_input_is_one_sentence_and_status_2(argv: list[str], told: str, caps
 def test_a_command_line_that_says_nothing_clear_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["grade", *argv])
-    assert "minidist grade: error" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("minidist grade: ") and said.count("\n") == 1
 
 
 def test_the_default_lessons_are_this_checkout_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

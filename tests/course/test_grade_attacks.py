@@ -125,7 +125,8 @@ def attack(*_):
 def test_write_the_results(then: str, tmp_path: Path) -> None:
     tests = attack(tmp_path, FORGED + f"    {then}\n" + EVERYWHERE, task=2)
     assert scores(tests) == 0
-    assert then == "return None" or "left no record of this run" in tests[0].output
+    told = "calls minidist.course.grader.record" if then == "return None" else "left no record of this run"
+    assert all(told in test.output for test in tests)
 
 
 def test_the_nonces_are_gone_before_the_students_code_comes(tmp_path: Path) -> None:
@@ -141,23 +142,60 @@ def test_the_nonces_are_gone_before_the_students_code_comes(tmp_path: Path) -> N
         assert "given-" not in tests[0].output
 
 
-@pytest.mark.parametrize(
-    "patch",
-    (
-        "np.array_equal = np.allclose = lambda *_, **__: True; np.argwhere = lambda *_: []",
-        "np.ndarray = object; np.asarray = lambda *_: 1 / 0",
-        "import checks; checks.CHECKS.clear(); checks.judge_gather = checks.expect_ring = lambda *_: None",
-        "import checks, types; vars(checks).update({name: lambda *_, **__: None for name in list(vars(checks))})",
-        "import minidist.course.grader.contract as c; c.expect_equal = lambda *_: None; c.leaning = lambda *_: ''",
-        "import minidist.course.grader.record as r; r.write = lambda *_: None",
-        "import minidist.course.grader.grading as g; g.verdict = lambda *_: (1, 'passed', '')",
-        "import builtins; builtins.len = lambda *_: 0",
-        "import json; json.dumps = lambda *_, **__: '{}'",
+PATCHES = {  # by what is replaced: how, where (at import, or in a call), and what the grader says
+    "numpy's comparisons": (
+        "import numpy as np; np.array_equal = np.allclose = lambda *_, **__: True; np.argwhere = lambda *_: []",
+        "all chunks, one after the other",
     ),
-)
-def test_patch_numpy_or_the_checks(patch: str, tmp_path: Path) -> None:
-    source = f"import numpy as np\nimport minidist\n{patch}\ndef attack(*_):\n    return None\n{EVERYWHERE}"
-    assert scores(attack(tmp_path, source, task=2, title=FEW)) == 0
+    "numpy's arrays": (
+        "import numpy as np; real = np.asarray; np.asarray = lambda value, *_, **__: real(value) * 0",
+        "all chunks, one after the other",
+    ),
+    "what judges": (
+        "import sys; space = sys._getframe(2).f_globals; space['judge_gather'] = space['expect_ring'] = print",
+        "all chunks, one after the other",
+    ),
+    "all that the judges use": (
+        "import sys; space = sys._getframe(2).f_globals; mine = ('judge', 'expec'); "
+        "space.update({name: print for name in space if name[:5] in mine})",
+        "all chunks, one after the other",
+    ),
+    "the words of the grader": (
+        "import minidist.course.grader.contract as c; c.expect_equal = lambda *_: None; c.leaning = lambda *_: ''",
+        "replaces minidist.course.grader.contract.expect_equal, which belongs to minidist",
+    ),
+    "what writes records": (
+        "import minidist.course.grader.record as r; real = r.write; r.write = lambda path, facts, *rest: "
+        "real(path, {**facts, 'error': None, 'done': True, 'notes': []}, *rest)",
+        "replaces minidist.course.grader.record.write, which belongs to minidist",
+    ),
+    "the verdict": (
+        "import minidist.course.grader.grading as g; g.verdict = lambda *_: (1, 'passed', '')",
+        "all chunks, one after the other",
+    ),
+    "json": (
+        "import json; real = json.dumps; json.dumps = lambda facts, **_: "
+        "real({**facts, 'error': None, 'done': True, 'notes': []})",
+        "all chunks, one after the other",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PATCHES)
+def test_patch_numpy_or_the_checks(what: str, tmp_path: Path) -> None:
+    """The judge is in another process, so it goes on; what the grader needs here was taken before."""
+    patch, told = PATCHES[what]
+    source = f"done = []\ndef attack(*_):\n    if not done:\n        done.append(1)\n        {patch}\n{EVERYWHERE}"
+    tests = attack(tmp_path, source, task=2, title=FEW)
+    assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
+
+
+def test_a_patched_writer_hides_no_leaning(tmp_path: Path) -> None:
+    """An answer that is the package's own, and would have records without the notes that say so."""
+    for what in ("what writes records", "json"):
+        source = f"{LEANING['the reference itself']}\n{PATCHES[what][0]}\n"
+        tests = attack(tmp_path, source, task=2, title=FEW)
+        assert scores(tests) == 0 and all("calls minidist.collectives.ring" in test.output for test in tests)
 
 
 REFERENCE = "from minidist.collectives import all_reduce, all_gather, reduce_scatter, ring\nimport numpy as np\n"
@@ -304,6 +342,28 @@ CALLS = {
     return found[0]"""
         ),
         "calls sys.settrace, which hides calls",
+    ),
+    "its text": (
+        "from pathlib import Path\nfrom minidist.collectives import fast\nspace = {}\n"
+        "exec(Path(fast.__file__).read_text(), space)\ncut = space['cut']\n"
+        + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "runs the code of minidist.collectives.fast",
+    ),
+    "its text under another name": (
+        "import json\nfrom pathlib import Path\nfrom minidist.collectives import fast\nspace = {'__name__': 'json'}\n"
+        "exec(compile(Path(fast.__file__).read_text(), json.__file__, 'exec'), space)\ncut = space['cut']\n"
+        + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "runs the code of minidist.collectives.fast",
+    ),
+    "its code": (
+        "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, co_name='mine')\n"
+        "cut = FunctionType(mine, cut.__globals__)\n" + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "runs the code of minidist.collectives.fast",
+    ),
+    "its code, by nobody": (
+        "from types import FunctionType\nmine = cut.__code__.replace(co_filename=__file__, co_name='mine')\n"
+        "cut = FunctionType(mine, {})\n" + ELSEWHERE.format("[cut(elements, ranks)]"),
+        "runs the code of minidist.collectives.fast",
     ),
     "an audit hook": (
         "import sys\n"
@@ -455,6 +515,16 @@ def test_colors_of_a_split_carry_no_data(tmp_path: Path) -> None:
     split = "flag[0] |= self.comm.split(int(flag[0])).size < self.comm.size"
     tests = attack(tmp_path, honest.replace(reduce, split), task=2, lesson="12")
     assert scores(tests) == 0 and "in overflowed uses comm.split, which tells ranks more" in tests[0].output
+
+
+def test_a_rank_splits_only_a_few_times(tmp_path: Path) -> None:
+    """Where a task offers it: one split of two colors tells a bit of every rank."""
+    honest = (find_lesson(LESSON.folder.parent, "14").folder / "honest.py").read_text()
+    more = honest.replace("    return comm.split(", "    comm.split(0), comm.split(1)\n    return comm.split(")
+    assert more != honest
+    tests = attack(tmp_path, more, task=1, lesson="14", title="three axes")
+    assert scores(tests) == 0 and "calls of comm.split on 8 ranks, expected 4 on each at most" in tests[0].output
+    assert scores(attack(tmp_path, honest, task=1, lesson="14", title="three axes")) > 0
 
 
 BALANCE = "from minidist.parallel.pipeline.stage import balance\n"
@@ -642,7 +712,9 @@ def test_one_process_imports_for_cases_beside_each_other(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ("os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)"))
 def test_put_something_else_where_the_record_goes(kind: str, tmp_path: Path) -> None:
     source = FOLDER + "import os\nfor rank in range(8):\n    path = folder / f'record-{rank}'\n    " + kind
-    assert scores(attack(tmp_path, source + "\ndef attack(*_): pass\n" + EVERYWHERE, task=2, limit=0.5)) == 0
+    tests = attack(tmp_path, source + "\ndef attack(*_): pass\n" + EVERYWHERE, task=2, limit=0.5)
+    told = "did not end within 0.5 seconds" if "fifo" in kind else "left no record of this run"
+    assert scores(tests) == 0 and all(told in test.output for test in tests), tests[0].output
 
 
 def test_files_beside_the_answer_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,26 @@ SLIPS = {  # by mistake, what its rejection says
     "one_card_for_a_node": "share one card",
     "at_least_one_failure": "at least one failure is expected",
     "how_many_more": "not how many more",
+    "largest_begins_at_zero": "the largest score so far begins at 0, not at -inf",
+    "one_largest_score_for_all": "one largest score serves all queries",
+    "a_mask_of_zeros": "a masked score becomes 0, not -inf",
+    "a_mask_that_ends": "not -inf, and some scores lie below",
+    "masks_after_the_sum": "weights are masked when their sum has been taken",
+    "empty_rank_weighs": "lse is 0, not -inf, on a rank without keys",
+    "adds_to_what_is_there": "reduce adds to the gradient that a slice has",
+    "lse_is_the_larger": "lse becomes the larger of the two",
+    "counts_inputs": "tokens count that are no padding themselves",
+    "deals_heads_like_cards": "heads are dealt like cards",
+    "never_refuses_heads": "raises no ValueError for 3 heads, 1 of keys, on 2 ranks",
+    "ties_by_topk": "experts with equal scores come in any order",
+    "leaves_none_after_the_sum": "when synchronize returns, `.grad` of its experts is None",
+    "closes_before_it_overflows": "a bucket is closed before a parameter that would take it beyond the limit",
+    "in_the_order_of_backward": "they come in the order of backward",
+    "stops_at_the_largest": "what rounds up beyond the largest bfloat16 stays at it",
+    "fails_less_with_more_ranks": "the time between failures is multiplied by the ranks",
+    "attention_forward_alone": "attention counts 4 L s h, its forward alone",
+    "one_buffer_for_all_sends": "so each needs a tensor of its own",
+    "half_of_the_mean": "a rank is compared with the mean of all",
 }
 
 
@@ -251,6 +271,13 @@ def loses(graded: Grader, name: str, mistake: str, **options: Any) -> None:
     assert failed and {test.status for test in failed} == {FAILED}
     assert not any(re.match(r"rank \d+ raised|the check fails", test.output) for test in failed), "it crashes"
     assert any(SLIPS.get(mistake, "") in test.output for test in failed), "the rejection names the slip"
+
+
+def test_a_missing_error_costs_its_own_share_alone(graded: Grader) -> None:
+    """What is computed is right, and has its points."""
+    lesson = "18_context_parallel"
+    tests = graded(lesson, reference_answer(load(lesson), "mistakes/never_refuses_heads.py"), 4)
+    assert {test.check.title for test in tests if not test.score} == {"heads that cannot be shared out"}
 
 
 def test_who_clears_the_folder_is_told_so(graded: Grader) -> None:

@@ -39,7 +39,7 @@ def groups(pool: Any) -> int:
 def train(kind: Any, options: dict[str, Any], comm: minidist.Communicator, device: torch.device) -> int:
     """Wrap a model, take two steps and drop it; return how many bytes it had allocated."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).to(device)
-    wrapped = kind(model, comm, **options)
+    wrapped = kind(model, comm, op="sum", **options)
     optimizer = wrapped.optimizer(torch.optim.AdamW) if kind is not DDP else torch.optim.AdamW(model.parameters())
     for _ in range(2):
         wrapped.zero_grad()

@@ -227,7 +227,7 @@ def test_what_a_holder_says_comes_first() -> None:
 def test_a_bucket_counts_once_and_as_gradients_while_empty_too() -> None:
     def program(comm: Communicator) -> tuple[list[dict[str, int]], int]:
         model = GPT(CONFIG)
-        wrapped = DDP(model, comm, bucket_bytes=8192, first_bucket_bytes=1024)
+        wrapped = DDP(model, comm, op="sum", bucket_bytes=8192, first_bucket_bytes=1024)
         account = Account(comm)
         account.watch(wrapped)
         seen = []
@@ -252,7 +252,7 @@ def test_measured_states_of_every_stage_are_those_of_the_zero_paper(stage: int) 
 
     def program(comm: Communicator) -> dict[str, int]:
         model = GPT(replace(CONFIG, hidden=64), dtype=torch.bfloat16)
-        wrapped = (DDP, ZeRO1, ZeRO2, FSDP)[stage](model, comm)
+        wrapped = (DDP, ZeRO1, ZeRO2, FSDP)[stage](model, comm, op="sum")
         if isinstance(wrapped, Sharded):
             optimizer = wrapped.optimizer(MasterWeights, optimizer=torch.optim.AdamW)
         else:

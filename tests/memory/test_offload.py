@@ -148,7 +148,7 @@ def test_state_of_shards_goes_elsewhere_and_is_whole_in_a_checkpoint(
         draws = torch.Generator().manual_seed(0)
         for weight in layers.parameters():
             nn.init.normal_(weight, generator=draws)
-        model = ZeRO1(layers, comm)
+        model = ZeRO1(layers, comm, op="sum")
         kind = {"kind": MasterWeights} if to is None else {"kind": OffloadedOptimizer, "to": to}
         optimizer: Any = model.optimizer(**kind, lr=0.05)
         if given:

@@ -131,9 +131,37 @@ COMM = [
     Mutation(
         "a report names the line of the package instead of its caller's",
         "minidist/comm/report.py",
-        old="while caller is not None and not (entered and not _in_package(caller)):",
-        new="while caller is not None and not entered:",
+        old="while frame is not None and not _of_a_user(frame):",
+        new='while frame is not None and _folder(frame) == "":',
         tests=("tests/comm/test_deadlock.py::test_the_line_named_is_the_callers_own",),
+    ),
+    Mutation(
+        "a rank that waits for its own stream's work is accused",
+        "minidist/comm/threads_wire/world.py",
+        old="if lane.idle or lane.waits_for[1] == lane.rank or waited <= self.limit:",
+        new="if lane.idle or waited <= self.limit:",
+        tests=("tests/comm/test_limit.py::test_computing_longer_than_the_limit_is_no_fault",),
+    ),
+    Mutation(
+        "a job that is killed leaves MPI's segment",
+        "minidist/comm/mpi_wire/mpi.py",
+        old="        take_names_away()",
+        new="        pass",
+        tests=("tests/comm/test_segment.py::test_a_job_under_a_bare_mpirun_leaves_no_segment_however_it_ends",),
+    ),
+    Mutation(
+        "a segment that a process has open, and maps no more, is taken for a dead job's",
+        "minidist/comm/mpi_wire/segment.py",
+        old='used.add(Path(os.readlink(process / "fd" / descriptor)))',
+        new='os.readlink(process / "fd" / descriptor)',
+        tests=("tests/comm/test_segment.py::test_a_segment_that_somebody_uses_stays",),
+    ),
+    Mutation(
+        "the first fence waits behind the watchdog's back",
+        "minidist/comm/mpi_wire/mpi.py",
+        old='status.awaiting(Awaited("the first fence", self.members), self.clock())',
+        new='Status().awaiting(Awaited("the first fence", self.members), self.clock())',
+        tests=("tests/comm/test_faults_mpi.py::test_a_fault_ends_the_job[a rank asleep before its first backward]",),
     ),
     Mutation(
         "a read-only buffer may receive",
@@ -370,9 +398,16 @@ COLLECTIVES = [
     Mutation(
         "the mean of a reduce-scatter is a sum",
         "minidist/collectives/operations.py",
-        old="out, comm.internal, combine), counts)\n    finish(op, out, comm.size)\n",
-        new="out, comm.internal, combine), counts)\n",
+        old="out, comm.internal, combine), lengths)\n    finish(op, out, comm.size)\n",
+        new="out, comm.internal, combine), lengths)\n",
         tests=(f"{EVERY_ALGORITHM}[reduce_scatter-4]",),
+    ),
+    Mutation(
+        "a reduce-scatter deals its own shards, whatever it was told",
+        "minidist/collectives/operations.py",
+        old="rows = cut(_rows(full), ranks) if counts is None else [*counts]",
+        new="rows = cut(_rows(full), ranks)",
+        tests=("tests/collectives/test_collectives.py::test_uneven_shards_that_are_gathered_give_the_reduction",),
     ),
     Mutation(
         "unequal shards are cut with the longer ones last",
@@ -504,6 +539,8 @@ SAMPLER = "tests/parallel/data/test_sampler.py"
 DDP_TRAPS = "tests/parallel/data/test_ddp_traps.py"
 ZERO = "tests/parallel/sharded/test_zero.py"
 SHARDED_OPTIMIZER = "tests/parallel/sharded/test_sharded_optimizer.py"
+ALONE = "tests/parallel/sharded/test_sharded_alone.py"
+AXES = "tests/parallel/test_axes.py"
 ADJOINT = "tests/parallel/test_adjoint.py"
 SCHEDULES = "tests/parallel/pipeline/test_schedules.py"
 PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
@@ -539,7 +576,7 @@ DATA = [
     Mutation(
         "a gradient that is not in its bucket yet is not copied there",
         "minidist/parallel/data/buckets.py",
-        old="        elif parameter.grad is not view:\n            view.copy_(parameter.grad)\n",
+        old="        elif parameter._grad is not view:\n            view.copy_(parameter._grad)\n",
         new="",
         tests=(f"{DDP_TRAPS}::test_gradients_replaced_by_hand_are_reduced[DDP]",),
     ),
@@ -558,6 +595,20 @@ DATA = [
         tests=(
             "tests/parallel/data/test_ddp_wrapper.py::test_ranks_start_with_the_parameters_and_buffers_of_rank_0[DDP]",
         ),
+    ),
+    Mutation(
+        "ranks are compared by the shapes of their blocks, not by which these are",
+        "minidist/parallel/data/replicas.py",
+        old="            if cut is not None and other != first:\n",
+        new="            if cut is not None and other is not None and first is None:\n",
+        tests=(f"{AXES}::test_ranks_with_other_blocks_are_no_replicas[DDP]",),
+    ),
+    Mutation(
+        "an op that nobody has said is the sum",
+        "minidist/parallel/data/strategy.py",
+        old='    if op in ("sum", "mean"):\n        return op\n',
+        new='    if op in ("sum", "mean", None):\n        return op or "sum"\n',
+        tests=("tests/parallel/data/test_ddp_wrapper.py::test_how_gradients_are_joined_is_to_be_said[DDP-1]",),
     ),
 ]
 
@@ -658,9 +709,30 @@ OPTIMIZER = [
     Mutation(
         "nobody asks what kind of optimizer another one is around",
         "minidist/parallel/optimizer/elementwise.py",
-        old="    if isinstance(optimizer, MasterWeights):\n        _check(optimizer.inner, said)\n",
-        new="",
+        old="inside = [optimizer.inner] if isinstance(optimizer, MasterWeights) else []",
+        new="inside: list[type] = []",
         tests=(f"{SHARDED_OPTIMIZER}::test_what_is_not_known_to_work_element_by_element_is_refused[ZeRO1]",),
+    ),
+    Mutation(
+        "nobody watches the steps of optimizers over blocks",
+        "minidist/parallel/tensor/plan.py",
+        old="    GuardOfBlocks(model)\n",
+        new="",
+        tests=(f"{AXES}::test_an_optimizer_that_needs_whole_parameters_is_refused_at_its_step[tensor]",),
+    ),
+    Mutation(
+        "parameters in other memory of the same dtype count as in place",
+        "minidist/parallel/sharded/shard.py",
+        old="return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.device",
+        new="return tensor.dtype, tensor.device",
+        tests=(f"{ALONE}::test_steps_that_would_be_in_vain_are_refused[another ShardedOptimizer]",),
+    ),
+    Mutation(
+        "experts are shared out over all ranks, not over their copies",
+        "minidist/parallel/sharded/sharded_optimizer.py",
+        old="BucketShard(alike, names, copies_of(alike[0], comm))",
+        new="BucketShard(alike, names, comm)",
+        tests=(f"{AXES}::test_experts_that_ranks_have_shared_out_are_reduced_among_their_copies[2-ShardedOptimizer]",),
     ),
     Mutation(
         "Muon's matrices go to their owners in the order of the model",
@@ -686,9 +758,23 @@ OPTIMIZER = [
     Mutation(
         "clipping counts what several ranks hold once for each of them",
         "minidist/parallel/clip.py",
-        old="gradients = [p.grad for p in parameters if p.grad is not None and counts(p)]",
-        new="gradients = [p.grad for p in parameters if p.grad is not None]",
+        old="for parameter, gradient in parts if counts(parameter)]",
+        new="for _, gradient in parts]",
         tests=("tests/parallel/tensor/test_tensor_parallel.py::test_parity_with_clipping_counts_each_element_once",),
+    ),
+    Mutation(
+        "torch's clipping counts a key-value head once for each rank that holds it",
+        "minidist/parallel/placement.py",
+        old="counted = block.comm.rank % block.copies == 0",
+        new="counted = True",
+        tests=("tests/parallel/test_gradient.py::test_a_head_that_two_ranks_share_counts_once",),
+    ),
+    Mutation(
+        "each rank decides for itself whether torch's GradScaler leaves a step out",
+        "minidist/parallel/gradient.py",
+        old='all_reduce(found, comm, op="max")',
+        new="pass",
+        tests=("tests/parallel/test_gradient.py::test_torchs_scaler_skips_a_step_on_all_ranks[FSDP-False]",),
     ),
 ]
 
@@ -808,10 +894,10 @@ EXPERTS = [
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
-        "the norm leaves out the experts of other ranks",
-        "minidist/parallel/clip.py",
-        old="*((groups.ep,) if groups else ()))",
-        new="*(() if groups else ()))",
+        "the norm leaves out the experts, and the blocks, of other ranks",
+        "minidist/parallel/placement.py",
+        old="for record in (piece, block) if",
+        new="for record in (piece,) if",
         tests=(EXPERT_TEST + "test_parity",),
     ),
     Mutation(
@@ -949,7 +1035,7 @@ MEMORY = [
     Mutation(
         "a plan lets ZeRO 1 gather parameters for nothing",
         "minidist/plan/step.py",
-        old="shown += max(0.0, gather(held * width) - forward * run.software.gathers_ahead)",
+        old="shown += max(0.0, gathered - forward * run.software.gathers_ahead)",
         new="shown += 0.0",
         tests=(f"{OPINION}[zero 1]",),
     ),
@@ -982,11 +1068,53 @@ MEMORY = [
         tests=("tests/plan/test_plain_plan.py::test_bytes_are_near_the_planners_without_sequence_parallelism",),
     ),
     Mutation(
+        "a plan divides the state of experts by all ranks of the data axis",
+        "minidist/plan/held.py",
+        old="each = state_bytes(run, same.ranks)",
+        new="each = state_bytes(run, run.sharded.ranks)",
+        tests=("tests/plan/test_second_opinion.py::test_experts_states_are_divided_by_their_copies[ep 2, zero 1]",),
+    ),
+    Mutation(
+        "a plan is made from numbers of any size",
+        "minidist/plan/device.py",
+        old="            typed(value, *known[name])\n",
+        new="            typed(value, known[name][0])\n",
+        tests=("tests/plan/test_input.py::test_what_is_impossible_is_refused_by_its_name",),
+    ),
+    Mutation(
+        "a published row may say what nobody reads",
+        "minidist/plan/published/fields.py",
+        old="if name not in READ and name not in EITHER and name not in BESIDE:",
+        new='if name == "":',
+        tests=("tests/plan/test_rows.py::test_what_is_not_known_leaves_a_row_out",),
+    ),
+    Mutation(
         "a plan gives each ring of a node the whole network",
         "minidist/plan/links.py",
         old='machine.across * known["across"] / machine.node * (together if self.rails else 1)',
         new='machine.across * known["across"]',
         tests=("tests/plan/test_planner.py::test_both_orders_of_the_axes_are_looked_at",),
+    ),
+    Mutation(
+        "the command of a plan loses what the model ties",
+        "minidist/cli/plan/runnable.py",
+        old='        "tied": model.tied,\n',
+        new="",
+        tests=("tests/plan/test_answer.py::test_what_is_planned_can_be_trained",),
+    ),
+    Mutation(
+        "a plan's reserve is said, and not kept",
+        "minidist/plan/search.py",
+        old="memory * (1 - reserve)",
+        new="memory",
+        tests=("tests/plan/test_answer.py::test_five_percent_of_the_memory_stay_free",),
+    ),
+    Mutation(
+        "gradients on their way look like computing",
+        "minidist/draw/plan.py",
+        old='"data": Look("#009E73", "||")',
+        new='"data": Look("#0072B2")',
+        tests=("tests/plan/test_answer.py::test_no_two_kinds_look_alike[looks1]",),
     ),
     Mutation(
         "tensor parallelism may be ordered across nodes",
@@ -1111,6 +1239,7 @@ STORE = "tests/trainer/checkpoint/test_store.py"
 PIECES = "tests/trainer/checkpoint/test_pieces.py"
 CHECKPOINT = "tests/trainer/checkpoint/test_checkpoint.py"
 RATE = "tests/trainer/test_schedule.py"
+MEASURED = "tests/trainer/test_evaluation.py::test_every_layout_measures_the_serial_number_and_trains_as_if_it_did_not"
 
 TRAINER = [
     Mutation(
@@ -1140,6 +1269,57 @@ TRAINER = [
         old="done = step + 1  # steps taken once this one is",
         new="done = step",
         tests=(f"{RATE}::test_it_starts_low_reaches_the_peak_and_ends_at_the_final_rate",),
+    ),
+    Mutation(
+        "the rate falls from the end of the warm-up, though it was to be stable",
+        "minidist/trainer/schedule.py",
+        old='fall = total - cooldown if shape == "wsd" else warmup',
+        new="fall = warmup",
+        tests=(f"{RATE}::test_other_shapes_fall_along_a_straight_line_or_late_or_not_at_all",),
+    ),
+    Mutation(
+        "what is measured on held-out text is measured with dropout",
+        "minidist/parallel/parallelize.py",
+        old="                module.training = False\n",
+        new="                module.training = True\n",
+        tests=("tests/trainer/test_evaluation.py::test_it_is_the_loss_of_the_model_that_was_saved",),
+    ),
+    Mutation(
+        "measuring leaves the model in evaluation",
+        "minidist/parallel/parallelize.py",
+        old="                module.training = training\n",
+        new="                pass\n",
+        tests=(f"{MEASURED}[2-dense---zero 2 --recompute full]",),
+    ),
+    Mutation(
+        "each batch of held-out text counts alike, however few tokens it has",
+        "minidist/trainer/loop.py",
+        old="            total += loss.double() * batch.tokens\n            tokens += batch.tokens\n",
+        new="            total += loss.double()\n            tokens += 1\n",
+        tests=("tests/trainer/test_evaluation.py::test_it_is_the_loss_of_the_model_that_was_saved",),
+    ),
+    Mutation(
+        "what was in memory is lost when the tokens go into a file",
+        "minidist/trainer/corpus/token_file.py",
+        old="            self._file.write(self._short)\n",
+        new="",
+        tests=("tests/trainer/test_corpus.py::test_tokens_in_a_file_are_those_in_memory",),
+    ),
+    Mutation(
+        "a piece of text ends inside a character",
+        "minidist/trainer/corpus/sources.py",
+        old="        end -= 1\n",
+        new="        break\n",
+        tests=(
+            "tests/trainer/test_corpus.py::test_a_long_text_is_cut_where_a_paragraph_ends_or_a_line_or_a_character",
+        ),
+    ),
+    Mutation(
+        "an exported model forgets the tokens that begin and end its texts",
+        "minidist/trainer/foreign/llama.py",
+        old="        return {**origin, **changed}\n",
+        new="        pass\n",
+        tests=("tests/cli/test_export.py::test_init_takes_everything_from_the_folder_and_export_gives_it_back",),
     ),
     Mutation(
         "a shard may still be in memory when it is said to be written",
@@ -1204,8 +1384,8 @@ TRAINER = [
     Mutation(
         "a file wins over the flags",
         "minidist/trainer/flags.py",
-        old="for name, options in merged(sections, flags).items()})",
-        new="for name, options in merged(flags, sections).items()})",
+        old="with_folder(merged(sections, flags))",
+        new="with_folder(merged(flags, sections))",
         tests=("tests/trainer/test_flags.py::test_flags_win_over_the_file_and_the_file_over_defaults",),
     ),
     Mutation(
@@ -1233,9 +1413,37 @@ COURSE = [
     Mutation(
         "a shortcut past the messages is not looked at",
         "minidist/course/grader/contract.py",
-        old='names = note.through if note.kind in verbs else () if within else (f"comm.{note.kind}",)',
+        old="names = note.through if note.kind in verbs else own",
         new="names = note.through",
         tests=(f"{ATTACKS}::test_lean_on_the_package[a roll call]",),
+    ),
+    Mutation(
+        "the package's own text may run under another name",
+        "minidist/course/grader/watch.py",
+        old='found = "" if code in self.own else self.recognized(code)',
+        new='found = ""',
+        tests=(f"{ATTACKS}::test_lean_without_a_message[its text under another name]",),
+    ),
+    Mutation(
+        "colors may carry data, a bit at a time",
+        "minidist/course/grader/contract.py",
+        old="    if len(splits) > task.splits * ranks:\n",
+        new="    if not task.may_use and splits:\n",
+        tests=(f"{ATTACKS}::test_a_rank_splits_only_a_few_times",),
+    ),
+    Mutation(
+        "a writer that the answer has replaced writes the record",
+        "minidist/course/grader/child.py",
+        old='            write(folder / f"record-{share.rank}"',
+        new='            record.write(folder / f"record-{share.rank}"',
+        tests=(f"{ATTACKS}::test_a_patched_writer_hides_no_leaning",),
+    ),
+    Mutation(
+        "None from an answer is told as the check's own fault",
+        "minidist/course/grader/child.py",
+        old='            last = name if nothing else ""\n',
+        new='            last = ""\n',
+        tests=(f"{GRADE}::test_none_and_other_arguments_are_told_as_the_answer_s_doing",),
     ),
     Mutation(
         "an answer's stream sends past the witness",
@@ -1321,8 +1529,8 @@ REST = [
     Mutation(
         "FSDP is measured in float32, beside peers in 16 bits",
         "minidist/bench/gpu/competitors.py",
-        old="partial(FSDP, precision=MixedPrecision(BITS))",
-        new="FSDP",
+        old='partial(FSDP, op="sum", precision=MixedPrecision(BITS))',
+        new='partial(FSDP, op="sum")',
         tests=("tests/bench/test_bench.py::test_each_competitor_is_what_it_says",),
     ),
     Mutation(
@@ -1381,7 +1589,7 @@ UNITS = [
     Mutation(
         "gradients laid end to end are not forgotten",
         "minidist/parallel/data/buckets.py",
-        old="        parameter.grad = None\n    return torch.cat",
+        old="        parameter._grad = None\n    return torch.cat",
         new="        pass\n    return torch.cat",
         tests=(MIXED,),
     ),
@@ -1528,6 +1736,45 @@ CONTEXT += [
         old="reduce=mesh.data.size > 1",
         new="reduce=mesh.dp.size > 1",
         tests=("tests/parallel/test_random_layouts.py::test_every_layout",),
+    ),
+    Mutation(
+        "a probe of attention takes a scale for another",
+        "minidist/parallel/context/probe.py",
+        old="if close(found, plain, tried.tolerance):",
+        new="if close(found, plain, 1.0):",
+        tests=(f"{ACROSS}::test_another_attention_is_refused_before_anything_is_sent",),
+    ),
+    Mutation(
+        "a probe of attention asks a model that evaluates for dropout",
+        "minidist/parallel/context/probe.py",
+        old="                part.training = True\n",
+        new="                part.training = False\n",
+        tests=(f"{ACROSS}::test_dropout_is_found_in_a_model_that_evaluates",),
+    ),
+    Mutation(
+        "experts that all ranks copy are cut among all, beside groups",
+        "minidist/parallel/sharded/sharded_model.py",
+        old="return self.shard_comm if copies is self.comm else copies",
+        new="return copies",
+        tests=("tests/parallel/expert/test_expert_parallel.py::test_parity",),
+    ),
+    Mutation(
+        "a layer of FSDP computes with NaN outside of its unit",
+        "minidist/parallel/sharded/sharded_model.py",
+        old="self.watches = watched(model, self.units)",
+        new="self.watches: list[Any] = []",
+        tests=(
+            "tests/parallel/sharded/test_fsdp_traps.py::test_a_method_that_nobody_registered_says_so_in_place_of_nan",
+        ),
+    ),
+    Mutation(
+        "a unit is freed by a forward in the midst of its own method",
+        "minidist/parallel/sharded/fsdp.py",
+        old="        if unit in self.within:\n            return output\n",
+        new="",
+        tests=(
+            "tests/parallel/sharded/test_fsdp_traps.py::test_methods_of_units_train_and_evaluate_as_in_a_serial_run",
+        ),
     ),
 ]
 

@@ -255,3 +255,18 @@ def test_it_cannot_be_differentiated_twice() -> None:
     (once,) = torch.autograd.grad(flash_attention(query, key, value, True)[0].sum(), query, create_graph=True)
     with pytest.raises(RuntimeError, match=r"derivative .* not implemented"):
         once.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", (torch.int64, torch.int8, torch.bool))
+def test_numbers_without_a_fraction_are_refused(dtype: torch.dtype) -> None:
+    """Weights between 0 and 1 would become zeros and ones."""
+    parts = [torch.ones(1, 2, 3, 4).to(dtype) for _ in range(3)]
+    with pytest.raises(ValueError, match=rf"attention of {dtype} would truncate its weights.*query.to.torch.float32"):
+        flash_attention(*parts, True)
+
+
+def test_without_numbers_lse_has_a_gradient_too() -> None:
+    parts = [torch.empty(1, 2, 5, 4, device="meta", requires_grad=True) for _ in range(3)]
+    output, lse = flash_attention(*parts, True)
+    (output.sum() + lse.sum()).backward()  # type: ignore[no-untyped-call]
+    assert all(part.grad is not None and part.grad.shape == part.shape for part in parts)

@@ -328,6 +328,17 @@ def test_mistakes_get_a_sentence_before_anything_is_sent(layout: Layout, recipe:
     assert len(found) == 1 and sentence in found.pop()
 
 
+def test_a_model_without_a_list_of_layers_has_no_pipeline() -> None:
+    """As those of Hugging Face, whose list is deeper inside."""
+
+    def program(comm: Communicator) -> None:
+        sentence = "pp=2 cuts a model between the modules of its nn.ModuleList `layers`, and it has none: use pp=1"
+        with pytest.raises(RecipeError, match=sentence):
+            parallelize(nn.Sequential(nn.Linear(2, 2)), Mesh(comm, PP2), Recipe(), cross_entropy_sum, lambda x: x)
+
+    minidist.run(program, 2)
+
+
 def test_options_that_do_not_fit_the_model_are_found_before_anything_is_sent() -> None:
     def program(comm: Communicator) -> None:
         mesh, short = Mesh(comm, PP2), Recipe(microbatches=2)

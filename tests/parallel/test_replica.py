@@ -45,7 +45,7 @@ def backward(replica: Replica, tokens: Tensor, rows: int) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_loop_that_knows_no_strategy_trains_with_each(strategy: Callable[[GPT, Communicator], Replica]) -> None:
     def program(comm: Communicator) -> dict[str, Tensor]:
-        return trained(strategy(build(CONFIG, seed=comm.rank), comm), comm)
+        return trained(strategy(build(CONFIG, seed=comm.rank), comm, op="sum"), comm)
 
     check_parity(minidist.run(program, 2), CONFIG)
     check_parity(minidist.run(lambda comm: trained(Alone(build(CONFIG, seed=0)), comm), 1), CONFIG)
@@ -56,7 +56,7 @@ def test_what_is_kept_is_the_whole_model_once_a_group_and_what_is_trained_is_a_p
     strategy: Callable[[GPT, Communicator], Replica],
 ) -> None:
     def program(comm: Communicator) -> tuple[int, int]:
-        replica = strategy(build(CONFIG, seed=0), comm)
+        replica = strategy(build(CONFIG, seed=0), comm, op="sum")
         kept = {id(parameter) for parameter in replica.kept}
         assert kept >= {id(parameter) for parameter in replica.trained} and not replica.alone
         return sum(p.numel() for p in replica.kept), sum(p.numel() for p in replica.trained)

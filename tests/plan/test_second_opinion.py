@@ -13,11 +13,15 @@ import torch
 import minidist
 from minidist.comm import Communicator
 from minidist.comm.threads_wire.cluster import Cluster, Link
+from minidist.memory.account import Account
+from minidist.memory.precision.masters import MasterWeights
 from minidist.mesh import AXES, Layout, Mesh
-from minidist.model import GPT, GPTConfig
+from minidist.model import GPT, GPTConfig, Where
 from minidist.parallel import Recipe, parallelize
 from minidist.parallel.meta import Computing
+from minidist.parallel.placement import copies_of
 from minidist.plan.device import Constants, Device, Machine
+from minidist.plan.held import held
 from minidist.plan.model import Model
 from minidist.plan.run import Setup, Software
 from minidist.plan.sent import sent
@@ -73,13 +77,18 @@ def really(run: Setup, microbatches: int) -> tuple[dict[str, int], float]:
             before, started = {axis: axes[axis].traffic.bytes_sent for axis in axes}, comm.clock()
             with Computing(comm, FLOPS):
                 parallel.zero_grad()
-                parallel.step(tokens, tokens)
+                parallel.step(tokens, tokens, [whereabouts(run.cp)] * microbatches)
                 optimizer.step()
         return {axis: axes[axis].traffic.bytes_sent - before[axis] for axis in axes}, comm.clock() - started
 
     cluster = Cluster(Link(0.0, INSIDE), Link(0.0, ACROSS), NODE)
     ranks = minidist.run(program, layout.size, cluster=cluster)
     return {axis: sum(each[axis] for each, _ in ranks) for axis in ranks[0][0]}, max(seconds for _, seconds in ranks)
+
+
+def whereabouts(cp: int) -> Where:
+    """Return where a rank's tokens of each sequence are; without numbers, as all else here."""
+    return Where(positions=torch.empty(128 // cp, dtype=torch.long, device="meta"))
 
 
 LAYOUTS = {
@@ -118,3 +127,90 @@ def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
     predicted = sent(run)
     assert {axis: predicted[axis] for axis in counted} == counted
     assert sum(step(run, exact=True).values()) == pytest.approx(seconds, rel=0.02)
+
+
+# ---------------------------------------------------------------- a mixture of experts: what a rank holds
+
+MIXED_SIZES = replace(SIZES, layers=4, intermediate=128, experts=8, top_k=2, shared_experts=1)
+MIXED = Model(4, 256, 8, 1024, kv=4, ffn=128, experts=8, top_k=2, shared=1)
+MIXTURES: dict[str, dict[str, int]] = {
+    "ep 2": {"dp": 4, "ep": 2},
+    "ep 2, zero 1": {"dp": 4, "ep": 2, "zero": 1},
+    "ep 2, zero 2": {"dp": 4, "ep": 2, "zero": 2},
+    "ep 2, zero 3": {"dp": 4, "ep": 2, "zero": 3},
+    "experts with one copy": {"dp": 4, "ep": 4, "zero": 1},
+    "experts with one copy, zero 3": {"dp": 4, "ep": 4, "zero": 3},
+    "no experts shared out": {"dp": 4, "zero": 3},
+    "along tp, too": {"dp": 2, "tp": 2, "ep": 2, "zero": 1},
+    "along tp alone": {"dp": 2, "tp": 2, "zero": 3},
+    "dp x cp": {"dp": 2, "cp": 2, "ep": 2, "zero": 2},
+}
+
+
+def really_held(run: Setup) -> dict[str, int]:
+    """Take a step of the real program; return the bytes by category that the fullest rank holds after it."""
+    layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
+
+    def program(comm: Communicator) -> dict[str, int]:
+        mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
+        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        trained = list(parallel.model.parameters())
+        optimizer = parallel.optimizer(MasterWeights, trained, optimizer=torch.optim.AdamW)
+        tokens = torch.zeros(run.microbatch, 128 // run.cp, dtype=torch.long, device="meta")
+        parallel.step([tokens], [tokens], [whereabouts(run.cp)])
+        optimizer.step()
+        account = Account()
+        account.watch(parallel.replica.called, optimizer)
+        return account.sample()
+
+    ranks = minidist.run(program, layout.size)
+    return max(ranks, key=lambda each: each["parameters"] + each["optimizer"])
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_states_are_divided_by_their_copies(name: str) -> None:
+    """To an element of each tensor, as shards are whole ones, and AdamW's 4 bytes for the number of its steps.
+
+    The planner leaves out norms, 2 hidden a layer and one more, and what ZeRO 1 of this package has beside the whole
+    gradients, its shards of their sum.
+    """
+    run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch)
+    planned, counted = held(run), really_held(run)
+    planned["gradients"] += planned["optimizer"] / 12 * 2 if run.zero == 1 else 0
+    norms, tensors = (2 * MIXED.layers + 1) * MIXED.hidden, len([*GPT(MIXED_SIZES, device="meta").parameters()])
+    data = run.dp * run.cp
+    each = {
+        "parameters": 2 / (data if run.zero == 3 else 1),
+        "gradients": 2 / (data if run.zero >= 2 else 1) + (2 / data if run.zero == 1 else 0),
+        "optimizer": 12 / (data if run.zero else 1),
+    }
+    for state, bytes in each.items():
+        beside = counted[state] - planned[state] - bytes * norms
+        assert 0 <= beside <= (16 if state == "optimizer" else 2) * tensors, state
+
+
+@pytest.mark.parametrize("name", ("ep 2, zero 1", "ep 2, zero 3", "along tp, too"))
+def test_gradients_of_experts_go_to_their_copies(name: str) -> None:
+    """To the byte, in the second step: in the first, ZeRO 3 only learns in which order the layers come."""
+    run = replace(setup(), model=MIXED, **MIXTURES[name])  # type: ignore[arg-type]
+    run = replace(run, batch=run.dp * run.microbatch)
+    layout, recipe = Layout(run.dp, run.pp, run.cp, run.tp, run.ep), Recipe(zero=run.zero)
+
+    def program(comm: Communicator) -> int:
+        mesh, model = Mesh(comm, layout), GPT(MIXED_SIZES, dtype=torch.bfloat16, device="meta")
+        parallel = parallelize(model, mesh, recipe, loss_of(model, mesh), carried_of(model, mesh, recipe))
+        trained = [{"params": list(parallel.model.parameters())}]
+        optimizer = parallel.optimizer(torch.optim.SGD, trained, elementwise=True, lr=0.1)
+        tokens = torch.zeros(run.microbatch, 128, dtype=torch.long, device="meta")
+        groups = {mesh.data} | {copies_of(parameter, mesh.data) for parameter in model.parameters()}
+        counts = []
+        for _ in range(3):
+            comm.barrier()
+            counts.append(sum(group.traffic.bytes_sent for group in groups))
+            parallel.zero_grad()
+            parallel.step([tokens], [tokens], [whereabouts(run.cp)])
+            optimizer.step()
+        return counts[2] - counts[1]
+
+    assert sum(minidist.run(program, layout.size)) == sent(run)["dp"]

@@ -150,9 +150,9 @@ def test_a_base_that_changed_or_is_gone_is_named(
     [
         (1, "--lora 4", "--lora 4 is for runs with --init FOLDER: add that, or leave --lora out"),
         (1, "--qlora", "--qlora is for runs with --init FOLDER: add that, or leave --qlora out"),
-        (2, "--init {} --qlora --tp 2", "qlora=True shares scales out within whole matrices, which tp=2 cuts"),
-        (1, "--init {} --qlora --precision fp8", "fp8=True multiplies matrices of 16 bits or more"),
-        (2, "--pp 2 --schedule zb-h1 --precision fp8", "fp8=True does not go with zb-h1: use the schedule"),
+        (2, "--init {} --qlora --tp 2", "--qlora shares scales out within whole matrices, which --tp 2 cuts"),
+        (1, "--init {} --qlora --precision fp8", "--precision fp8 multiplies matrices of 16 bits or more"),
+        (2, "--pp 2 --schedule zb-h1 --precision fp8", "--precision fp8 does not go with zb-h1: use the schedule"),
         (2, "--zeropp", "--zeropp is for runs with --zero 3: add that, or leave --zeropp out"),
         (4, "--zeropp --zero 3 --hsdp 2", "not in --hsdp 2"),
         (2, "--zeropp --zero 3 --verify", "its parameters are not those of the serial run"),

@@ -163,6 +163,7 @@ def test_ctrl_c_of_a_single_process(tmp_path: Path) -> None:
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     """`| head -1` is no failure to complain about."""
     command = [sys.executable, "-m", "minidist", "train", *ENDLESS, "ddp", "--save", str(tmp_path / "run")]
+    command += ["--log-every", "1"]
     with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout and process.stderr and process.stdout.readline()

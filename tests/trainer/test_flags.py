@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import string
 from dataclasses import fields
@@ -15,19 +16,19 @@ from training import train_on
 from minidist.cli.train import main
 from minidist.model import GPTConfig
 from minidist.parallel.recipe import STRATEGIES
-from minidist.trainer.config import Config, ConfigError, DataOptions, OptimizerOptions, RunOptions
+from minidist.trainer.config import Config, ConfigError, DataOptions, OptimizerOptions, RunOptions, in_flags
 from minidist.trainer.flags import HelpAsked, build_parser, classes, parse, read_toml, to_toml
 
 FROZEN = """
     --help --config --print-config
     --layers --hidden --heads --key-value-heads --intermediate --dropout --tied
     --experts --top-k --shared-experts --capacity --scores --raw-weights --balance --balance-rate --z-loss
-    --text --tokenizer --sequence --batch --by-length --held-out
-    --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip
+    --text --text-field --tokenizer --sequence --batch --by-length --held-out --eval-text
+    --lr --base-batch --warmup --weight-decay --beta1 --beta2 --clip --lr-schedule --cooldown
     --dp --tp --sp --cp --cp-comm --cp-order --ep --ep-comm --ep-fp8 --pp --order --schedule --chunks --microbatches
     --plan --strategy --zero --hsdp --zeropp --accumulate --compile --bucket-mib
     --recompute --offload --offload-folder
-    --steps --seed --init --lora --qlora --precision --verify
+    --steps --seed --init --lora --qlora --precision --log-every --eval-every --eval-batches --verify
     --save --save-every --keep --keep-every --mtbf --resume --metrics --trace
     --profile --sample --peak-tflops --debug
 """
@@ -110,7 +111,8 @@ def test_switches_have_a_no(tmp_path: Path) -> None:
         ("--batch_size", "--batch"),
         ("--warm-up", "--warmup"),
         ("--learning-rate", "--lr"),
-        ("--no-tide", ""),
+        ("--no-tide", "--no-tied"),
+        ("--lerning-rate", "--lr"),
         ("--precison", "--precision"),
         ("--xyzzy", ""),
         ("-n", ""),
@@ -124,6 +126,38 @@ def test_an_unknown_flag_names_the_nearest(wrong: str, right: str) -> None:
 
 def test_words_that_belong_to_nothing() -> None:
     assert refused("runs/a") == "'runs/a' belongs to no option: see --help"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--experts 4 --top-k 1", "--top-k 1 gives every output the weight 1, so .* use --raw-weights"),
+        ("--heads 4 --key-value-heads 3", "--heads 4 does not divide by --key-value-heads 3"),
+        ("--balance aux", "--balance aux is for a model with experts"),
+        ("--experts 2 --balance-rate 0.1", "--balance-rate 0.1 is for --balance aux or bias"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_flags(words: str, complaint: str) -> None:
+    assert re.match(complaint, refused(*words.split()))
+
+
+@pytest.mark.parametrize(
+    ("told", "in_words_of_flags"),
+    [
+        ("fp8=True multiplies what qlora=True replaces", "--precision fp8 multiplies what --qlora replaces"),
+        ("shard_ranks=3 does not divide dp*cp = 8", "--hsdp 3 does not divide dp*cp = 8"),
+        ("experts, which shard_ranks does not know", "experts, which --hsdp does not know"),
+        ("sequence=True, but tp=1: use tp=2", "--sp, but --tp 1: use --tp 2"),
+        ("sequence=0 is not a whole number", "--sequence 0 is not a whole number"),
+        ("raw_weights=False, recompute='every 2'.", "--no-raw-weights, --recompute every 2."),
+        ("order=dp,pp,cp,tp must name them", "--order dp,pp,cp,tp must name them"),
+        ("runs/lr=3/x has 4 heads, or zero layers", "runs/lr=3/x has 4 heads, or zero layers"),
+        ("rope_theta=-1 is not a positive number", "rope_theta=-1 is not a positive number"),
+        ("use --top-k=2, or a-batch=3", "use --top-k=2, or a-batch=3"),
+    ],
+)
+def test_arguments_become_flags_and_other_words_stay(told: str, in_words_of_flags: str) -> None:
+    assert in_flags(told) == in_words_of_flags
 
 
 # ---------------------------------------------------------------- values
@@ -169,6 +203,11 @@ def test_words_that_belong_to_nothing() -> None:
          "--accumulate 8"),
         ("--resume", "--resume is for runs with --save FOLDER: add that, or leave --resume out"),
         ("--save-every 3", "--save-every 3 is for runs with --save FOLDER: add that, or leave --save-every out"),
+        ("--eval-batches 3", "--eval-batches 3 is for runs with --eval-every STEPS: add that, or leave --eval-batches "
+         "out"),
+        ("--held-out 0.1 --eval-text a", "--held-out 0.1 and --eval-text both say what to measure on: leave one of "
+         "them out"),
+        ("--cooldown 3", "--cooldown 3 is for runs with --lr-schedule wsd: add that, or leave --cooldown out"),
         ("--keep 3", "--keep 3 is for runs with --save FOLDER: add that, or leave --keep out"),
         ("--keep-every 3", "--keep-every 3 is for runs with --save FOLDER: add that, or leave --keep-every out"),
         ("--verify=yes", "--verify/--no-verify: ignored explicit argument 'yes'; see --help"),
@@ -182,9 +221,9 @@ def test_values_that_cannot_be(words: str, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ("--hidden 10 --heads 4", "use hidden=12"),
+        ("--hidden 10 --heads 4", "use --hidden 12"),
         ("--heads 4 --key-value-heads 3", "use a divisor of 4"),
-        ("--hidden 12 --heads 4", "use hidden=16"),
+        ("--hidden 12 --heads 4", "use --hidden 16"),
         ("--dropout 1", "use 0 for none"),
         ("--layers 0", "at least 1"),
     ],

@@ -37,8 +37,8 @@ def test_a_run_says_which_axis_leaves_the_nodes(words: str, leaves: str, capsys:
             "--tp 2 --order tp,dp,pp",
             "--order tp,dp,pp,cp spreads the 2 ranks of tp, which talk several times a layer",
         ),
-        ("--tp 2 --order dp,pp", "order=dp,pp,cp must name dp, pp, cp and tp once each"),
-        ("--pp 2 --order dp,ep,pp", "order=dp,ep,pp,cp,tp must name dp, pp, cp and tp once each"),
+        ("--tp 2 --order dp,pp", "--order dp,pp,cp must name dp, pp, cp and tp once each"),
+        ("--pp 2 --order dp,ep,pp", "--order dp,ep,pp,cp,tp must name dp, pp, cp and tp once each"),
     ),
 )
 def test_an_order_that_cannot_be_meant_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

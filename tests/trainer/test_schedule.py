@@ -43,6 +43,20 @@ def test_a_run_that_is_all_warm_up_ends_at_the_peak() -> None:
     assert learning_rate(9, PEAK, warmup=10, total=10) == PEAK
 
 
+def test_other_shapes_fall_along_a_straight_line_or_late_or_not_at_all() -> None:
+    def rates(shape: str, cooldown: int = 0) -> list[float]:
+        return [learning_rate(step, 1.0, 2, 10, 0.2, shape, cooldown) for step in range(11)]
+
+    assert rates("linear") == pytest.approx([0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2])
+    assert rates("wsd", 4) == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert rates("constant") == [0.5, *[1] * 10]
+    assert rates("wsd", 8) == pytest.approx(rates("linear"))
+    with pytest.raises(ValueError, match="cooldown = 9 does not fit into the 8 steps"):
+        rates("wsd", 9)
+    with pytest.raises(ValueError, match="shape = 'step' is unknown: choose one of cosine, linear"):
+        rates("step")
+
+
 def test_numbers_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="warmup = 20 steps do not fit into total = 10"):
         learning_rate(0, PEAK, warmup=20, total=10)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -21,14 +24,15 @@ from training import PROGRAM, TINY, losses, metrics, short_text, train_on
 from minidist.cli.train import main
 from minidist.launch.jobs import run_job
 from minidist.mesh import Mesh
+from minidist.model.moe import Load
 from minidist.parallel import NaiveDataParallel, Recipe
 from minidist.parallel.replica import Alone, Replica
 from minidist.trainer import loop, verify
 from minidist.trainer.metrics import Reporter, StepMetrics
 
 STEP = re.compile(
-    r"step 3/3  loss \d\.\d{4}  norm \d\.\d{3}  +[\d,]+ tokens/s  "
-    r"(mfu +\d+\.\d% \(plan \d+\.\d%\)  )?communication +\d+%  left 0:00"
+    r"step 3/3  loss \d\.\d{4}  norm \d\.\d{2}  [\d,]+ tokens/s  left 0:00(  waiting \d+%)?"
+    r"(\n    mfu \d+\.\d% \(plan \d+\.\d%\))?"
 )
 
 
@@ -104,7 +108,7 @@ class WrongLater(NaiveDataParallel):
 
 
 def forgotten(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    return NeverReduced(model, mesh.dp) if mesh.dp.size > 1 else Alone(model)
+    return NeverReduced(model, mesh.dp, op="sum") if mesh.dp.size > 1 else Alone(model)
 
 
 def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
@@ -112,7 +116,7 @@ def averaged(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
 
 
 def later(model: nn.Module, mesh: Mesh, recipe: Recipe) -> Replica:
-    return WrongLater(model, mesh.dp) if mesh.dp.size > 1 else Alone(model)
+    return WrongLater(model, mesh.dp, op="sum") if mesh.dp.size > 1 else Alone(model)
 
 
 @pytest.mark.parametrize("precision", ["", "--precision float32"])
@@ -156,7 +160,7 @@ def test_not_a_number_is_no_agreement() -> None:
 def test_metrics_and_the_line_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "new" / "metrics.jsonl"
     assert train_on(2, f"--steps 3 --batch 7 --lr 0.01 --warmup 2 --peak-tflops 0.5 --metrics {file}") == 0
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    printed = re.findall(r"^step .*(?:\n    .*)?", capsys.readouterr().out, re.M)
     assert len(printed) == 3 and STEP.fullmatch(printed[2]) and "mfu" in printed[2]
     recorded = metrics(file)
     assert [line["step"] for line in recorded] == [1, 2, 3]
@@ -178,10 +182,67 @@ def test_utilisation_is_left_out_where_the_peak_is_unknown(tmp_path: Path, capsy
 
 
 def test_time_left_counts_the_steps_of_this_start(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = Reporter(steps=130, file=None, first_step=100)
+    reporter = Reporter(steps=130, file=None, first_step=100, every=1)
     reporter.started -= 20.0  # ten steps took twenty seconds, so twenty more take forty
     reporter.step(StepMetrics(110, 1.0, 1.0, 1e-3, 2.0, 100.0, 0.5))
-    assert re.search(r"step 110/130 .* communication  50%  left 0:40$", capsys.readouterr().out)
+    assert re.search(r"step 110/130 .* left 0:40  waiting 50%$", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(1, 1), (40, 40), (41, 21), (1000, 40), (999_999, 40)])
+def test_some_forty_lines_whatever_the_number_of_steps(
+    steps: int, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each in 80 columns, whatever stands in it; the last step is among them, and programs get every step."""
+    few = range(1, steps + 1) if steps <= 1000 else [*range(25_000, steps, 25_000), steps]
+    reporter = Reporter(steps, tmp_path / "m", 0, label="serial ")
+    everything = (0.123, Load(12.34, 123_456, 12.34), 0.12, 0.12, 0.123, 1.5)
+    for step in few:
+        reporter.step(StepMetrics(step, 10.12345, 1234.5678, 1e-3, 2.0, 12_345_678.0, 0.5, *everything))
+    out = capsys.readouterr().out.splitlines()
+    printed = [line for line in out if line.startswith("serial step ") and "  norm " in line]
+    assert len(printed) == lines and f"step {steps}/{steps}" in printed[-1]
+    assert max(map(len, out)) <= 80
+    assert [line["step"] for line in metrics(tmp_path / "m")] == [*few]
+
+
+def test_log_every_says_how_often_to_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_on(2, f"--steps 7 --log-every 3 --metrics {tmp_path / 'm'}") == 0
+    assert re.findall(r"^step (\d)/7", capsys.readouterr().out, re.M) == ["3", "6", "7"]
+    assert len(metrics(tmp_path / "m")) == 7
+
+
+def test_on_a_terminal_the_line_stays_in_place() -> None:
+    """Nothing of a longer line is left behind a shorter one; what was measured stays above."""
+    leader, follower = os.openpty()
+    command = ["train", *TINY, "--steps", "30", "--eval-every", "20"]
+    job = subprocess.Popen([sys.executable, "-m", "minidist", *command], stdout=follower, env=clean_environment())
+    os.close(follower)
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux says so at its end
+        while block := os.read(leader, 1 << 16):
+            seen += block
+    os.close(leader)
+    assert job.wait(60) == 0
+    steps = seen.decode().partition("\r\n")[2].partition("\r\n\r\n")[0]
+    drawn = [line for line in steps.split("\r") if line.strip()]
+    assert len(drawn) == 32 and all(len(line.rstrip("\n")) <= 79 for line in drawn)
+    assert len({len(line.strip("\n")) for line in drawn[:-1]}) == 1
+    assert steps.count("\n") == 2 and "step 20/30  loss on held-out text" in steps
+
+
+@pytest.mark.parametrize(
+    ("words", "rates"),
+    [
+        ("wsd --cooldown 2", [0.01, 0.01, 0.01, 0.0055, 0.001]),
+        ("wsd", [0.01, 0.01, 0.01, 0.01, 0.001]),  # a fifth of the steps
+        ("linear", [0.01, 0.00775, 0.0055, 0.00325, 0.001]),
+        ("constant", [0.01] * 5),
+    ],
+)
+def test_the_rate_goes_on_as_it_was_told_to(words: str, rates: list[float], tmp_path: Path) -> None:
+    told = f"--steps 5 --warmup 1 --lr 0.01 --lr-schedule {words} --metrics {tmp_path / 'm'}"
+    assert train_on(1, told) == 0
+    assert [line["learning_rate"] for line in metrics(tmp_path / "m")] == pytest.approx(rates)
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ MISTAKES = [
         "--pp 2 --plan {no backward}",
         "--plan .*: stage 0, microbatch 1: the plan has 0F1, but this needs 0F1, and either 0B1",
     ),
-    (2, "--pp 2 --plan {three ranks}", "--plan .*: the plan is for 3 ranks, but pp=2: use pp=3"),
+    (2, "--pp 2 --plan {three ranks}", "--plan .*: the plan is for 3 ranks, but --pp 2: use --pp 3"),
     (2, "--pp 2 --plan {nonsense}", "--plan .*: rank 0, word 1: 'hello' is no action: write stage, kind and micro"),
     (2, "--pp 2 --plan {empty}", "--plan .*: the text holds no action: write one line for each rank"),
     (2, "--pp 2 --plan {with sends}", "--plan .* names sends and receives, which are added to a plan before it runs"),
@@ -225,7 +225,7 @@ MISTAKES = [
         "--cp 2 --sequence 10",
         "--cp: the 10 tokens of a sequence are not shared out evenly: use .* 4 divides, such as 8",
     ),
-    (2, "--cp 2 --cp-comm ulysses --heads 1 --key-value-heads 1", "cp=2: Ulysses shares 1 heads, and 1 of keys and"),
+    (2, "--cp 2 --cp-comm ulysses --heads 1 --key-value-heads 1", "--cp 2: Ulysses shares 1 heads, and 1 of keys and"),
     (
         2,
         "--tp 2 --sp --sequence 15",
@@ -287,6 +287,7 @@ def test_mistakes_under_launchers(files: dict[str, Path]) -> None:
         by_mpi, by_torch = ours.result(), theirs.result()
     assert by_mpi.returncode == 2 and by_mpi.stdout == "" and by_torch.returncode != 0 and by_torch.stdout == ""
     assert (
-        by_mpi.stderr == f"minidist train: --plan {files['three ranks']}: the plan is for 3 ranks, but pp=2: use pp=3\n"
+        by_mpi.stderr
+        == f"minidist train: --plan {files['three ranks']}: the plan is for 3 ranks, but --pp 2: use --pp 3\n"
     )
     assert by_torch.stderr.count("minidist train: ZeRO 2 does not go with zb-h1") == 1

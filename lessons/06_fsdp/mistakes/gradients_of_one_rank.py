@@ -14,5 +14,5 @@ class Alone(FSDP):
 
 class ShardedModel(HybridModel):
     def __init__(self, modules, comm):
-        self.model = Alone(torch.nn.Sequential(*modules), comm, allocate=in_plain_memory)
+        self.model = Alone(torch.nn.Sequential(*modules), comm, "sum", allocate=in_plain_memory)
         self.shards = [flat.values for flat in self.model.flats]

@@ -17,5 +17,5 @@ class AcrossFirst(FSDP):
 class HybridModel(HybridModel):
     def __init__(self, modules, comm, shard_ranks):
         options = {"allocate": in_plain_memory, "shard_ranks": shard_ranks}
-        self.model = AcrossFirst(torch.nn.Sequential(*modules), comm, **options)
+        self.model = AcrossFirst(torch.nn.Sequential(*modules), comm, "sum", **options)
         self.shards = [flat.values for flat in self.model.flats]

@@ -35,9 +35,9 @@ from minidist.parallel.steps import blocks_of
 
 BITS = torch.bfloat16
 OURS: dict[str, Callable[[nn.Module, Communicator], DataParallel]] = {
-    "DDP": DDP,
-    "ZeRO-1": ZeRO1,
-    **dict.fromkeys(("FSDP", "FSDP, fp8"), partial(FSDP, precision=MixedPrecision(BITS))),
+    "DDP": partial(DDP, op="sum"),
+    "ZeRO-1": partial(ZeRO1, op="sum"),
+    **dict.fromkeys(("FSDP", "FSDP, fp8"), partial(FSDP, op="sum", precision=MixedPrecision(BITS))),
 }
 SHARDED = ("fully_shard", "fully_shard, forward", "FSDP", "FSDP, fp8")  # these cast weights themselves
 

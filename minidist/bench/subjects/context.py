@@ -44,7 +44,7 @@ def context(setting: Setting) -> Iterator[Case]:
             for name, order in ORDERS.items():
                 model = gpt(hidden, time)
                 parallelize_context(model, comm, "ring", order)
-                runs[name] = shared_step(DDP(model, comm), tokens, comm, order)
+                runs[name] = shared_step(DDP(model, comm, op="sum"), tokens, comm, order)
                 if setting.gloo is not None:
                     model = gpt(hidden, time)
                     for module in attending(model):

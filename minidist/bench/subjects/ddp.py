@@ -28,8 +28,8 @@ def ddp(setting: Setting) -> Iterator[Case]:
         tokens = text(batch, time, seed=comm.rank)
         models = {
             "local": gpt(hidden, time),
-            "DDP": DDP(gpt(hidden, time), comm),
-            "naive": NaiveDataParallel(gpt(hidden, time), comm),
+            "DDP": DDP(gpt(hidden, time), comm, op="sum"),
+            "naive": NaiveDataParallel(gpt(hidden, time), comm, op="sum"),
         }
         if setting.gloo is not None:
             models["torch DDP"] = nn.parallel.DistributedDataParallel(gpt(hidden, time))

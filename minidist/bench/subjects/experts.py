@@ -43,7 +43,7 @@ def experts(setting: Setting) -> Iterator[Case]:
         for layer in routed_in(even):
             layer.choose = in_turn  # type: ignore[method-assign]
         models = {"ep": ours, "ep balanced": even, "dense": gpt(hidden, intermediate=CHOSEN * width)}
-        runs = {name: training_step(DDP(model, comm), tokens, fused=True) for name, model in models.items()}
+        runs = {name: training_step(DDP(model, comm, op="sum"), tokens, fused=True) for name, model in models.items()}
         runs["bytes alone"] = partial(exchanges, comm, hidden)
         if setting.gloo is not None:
             runs["torch"] = training_step(by_torch(theirs), tokens, fused=True)

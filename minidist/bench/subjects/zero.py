@@ -34,7 +34,8 @@ MALL_INFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks
 def zero(setting: Setting) -> Iterator[Case | Counted]:
     """Seconds of a training step at every width; then MiB at the peak of three."""
     strategies: dict[str, Strategy] = {"local": lambda model, _: model}
-    strategies |= {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
+    ours = {"DDP": DDP, "ZeRO-1": ZeRO1, "ZeRO-2": ZeRO2, "ZeRO-3": FSDP}
+    strategies |= {name: partial(kind, op="sum") for name, kind in ours.items()}
     if setting.gloo is not None:
         strategies["fully_shard"] = by_torch
     for hidden in setting.options.hidden:

@@ -77,7 +77,7 @@ def worker(file: str) -> None:
 def row(comm: Communicator, words: str) -> Sequence[str]:
     """Predict and measure a layout; return its row of the table. Collective."""
     config = parse([*SIZES.split(), *words.split()])
-    tokenizer, samples, _ = read_corpus(config.data)
+    tokenizer, samples, *_ = read_corpus(config.data)
     run = check_run(config, Mesh(comm.split(0), layout_of(config, comm.size)), tokenizer.vocabulary)
     between = Between(run)
     outcome = Trainer(run, samples).run(between)

@@ -116,8 +116,8 @@ class Watchdog:
 
     def _waits_long(self, status: Status) -> bool:
         """Tell whether a thread has waited so long that it should ask. End the job if it waits in vain or too long."""
-        if status.waiting is None:
-            return False
+        if status.waiting is None or not status.waiting.ranks:
+            return False  # a stream that its own rank waits for may work as long as it likes; it says whom it awaits
         gone = [rank for rank in self._awaited(status) if self.answers.get(rank) == FINISHED]
         age = time.perf_counter() - status.since
         if age > GRACE and gone:

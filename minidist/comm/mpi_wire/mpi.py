@@ -25,6 +25,7 @@ from minidist.comm.engine.pool import Group
 from minidist.comm.errors import LaunchError, MismatchError
 from minidist.comm.job.watchdog import Watchdog
 from minidist.comm.ledger import Awaited, Ledger, Status
+from minidist.comm.mpi_wire.segment import take_names_away
 from minidist.comm.mpi_wire.window import AVAILABLE, open_window
 from minidist.comm.report import label, marked_traceback
 from minidist.comm.wire import Wire
@@ -121,7 +122,8 @@ class MpiWire(Wire):
         if not self._flags:
             if not ORDERED_STORES or len(self.nodes()[0]) < self.size:
                 return False  # whoever receives a message also sees what its sender stored before
-            self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
+            with status.awaiting(Awaited("the first fence", self.members), self.clock()):
+                self._flags = [memoryview(memory).cast("q") for memory in open_window(self, 64)]
         self._fences = came = self._fences + 1
         self._flags[self.rank][0] = came  # this rank is here
         for rank, flag in enumerate(self._flags):
@@ -199,6 +201,8 @@ def wrap(mpi: MPI.Intracomm, limit: float) -> Communicator:
     """
     own = Group(mpi.Dup())  # the caller's messages stay the caller's
     homes = mpi.allgather(host() if AVAILABLE else mpi.Get_rank())
+    if mpi.Get_size() == MPI.COMM_WORLD.Get_size():  # now all ranks have started MPI
+        take_names_away()
     comm = Communicator(MpiWire(own, tuple(range(mpi.Get_size())), homes, "world"), Ledger())
     if comm.size > 1:
         sys.excepthook = end_job

@@ -37,6 +37,7 @@ class Lane:
     incoming_free: float = 0.0
     ready: Callable[[], bool] | None = None  # while it waits: may it go on?
     waits_for: WaitsFor = ("", None)
+    since: float = 0.0  # when it began to wait, on this machine's clock
     idle: bool = False  # a stream without work keeps nobody waiting
     polls: int = 0
     polling: bool = False  # while it waits: may it go on with "not yet" once nobody else can move?

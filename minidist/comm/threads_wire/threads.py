@@ -22,6 +22,7 @@ from minidist.comm.buffers import Array, device_name
 from minidist.comm.communicator import Communicator
 from minidist.comm.errors import RankFailed
 from minidist.comm.job.background import BackgroundThread
+from minidist.comm.job.limit import time_limit
 from minidist.comm.ledger import Ledger
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.lanes import Lane, Operation
@@ -110,6 +111,7 @@ def run(
     *,
     cluster: Cluster | None = None,
     eager_limit: int = 0,
+    limit: float | None = None,
     debug: bool | None = None,
     trace: Trace | None = None,
 ) -> list[Result]:
@@ -121,6 +123,8 @@ def run(
         Model this machine: `comm.clock()` is then virtual time, the same in every run.
     eager_limit : int
         Sends of up to so many bytes do not wait for their receive.
+    limit : float, optional
+        Seconds on this machine's clock that a rank may wait for another one. Default: MINIDIST_LIMIT, or 300.
     debug : bool, optional
         Have every collective compare what the ranks call before it starts. Default: whether MINIDIST_DEBUG is set.
     trace : Trace, optional
@@ -130,6 +134,10 @@ def run(
     ------
     DeadlockError
         When every rank waits for what cannot come.
+    LimitError
+        When a rank has waited longer than the limit: it says who waits for whom, and what the others do, at which line.
+    LaunchError
+        If the limit is no time.
     Exception
         Whatever a rank raised first, with a note that names the rank. The other ranks are stopped.
     """
@@ -137,7 +145,7 @@ def run(
         raise ValueError(f"ranks={ranks}: start at least 1")
     if cluster is not None:
         cluster.check(ranks)
-    world = World(ranks, cluster, eager_limit)
+    world = World(ranks, cluster, eager_limit, time_limit(limit))
     results: list[Any] = [None] * ranks
     threads = []
     for rank in range(ranks):

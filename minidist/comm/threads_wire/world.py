@@ -3,18 +3,24 @@
 Each *lane* is a thread of a rank: its main thread, or one that runs a stream. A send and a receive meet in `post`; the
 second to arrive copies. A lane that has to wait says with a predicate what for. When every lane that has not finished
 waits, and no predicate holds, then none ever will: nobody is left to change one. That is the proof of a deadlock.
+
+A rank that sleeps, or computes for ever, could still change one, so nothing is proved. Therefore no rank may wait for
+another one longer than a limit, on this machine's clock: a lane that waits looks at it each time that it looks again.
 """
 
+import math
 import sys
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
 from minidist.comm.buffers import Array, copy, empty
-from minidist.comm.errors import CommunicationError, DeadlockError, MismatchError, RankFailed
+from minidist.comm.errors import CommunicationError, DeadlockError, LimitError, MismatchError, RankFailed
 from minidist.comm.report import label, user_line
 from minidist.comm.threads_wire.cluster import Cluster
 from minidist.comm.threads_wire.lanes import PATIENCE, ROUNDS, Lane, Operation, WaitsFor
@@ -26,8 +32,10 @@ PERIOD = 0.5  # seconds after which a waiting lane looks again: a thread may hav
 class World:
     """The meeting place of simulated ranks."""
 
-    def __init__(self, ranks: int, cluster: Cluster | None = None, eager_limit: int = 0) -> None:
-        self.cluster, self.eager_limit = cluster, eager_limit
+    def __init__(
+        self, ranks: int, cluster: Cluster | None = None, eager_limit: int = 0, limit: float = math.inf
+    ) -> None:
+        self.cluster, self.eager_limit, self.limit = cluster, eager_limit, limit
         self.homes = [0 if cluster is None else cluster.node_of(rank) for rank in range(ranks)]
         self.lock = threading.RLock()
         self.lanes: WeakSet[Lane] = WeakSet()  # a fork that nobody holds any more takes its lane with it
@@ -96,14 +104,15 @@ class World:
             lane.thread = threading.current_thread()
             if ready():
                 return
-            lane.ready, lane.waits_for, lane.idle = ready, waits_for, idle
+            lane.ready, lane.waits_for, lane.idle, lane.since = ready, waits_for, idle, time.monotonic()
             self.blocked.add(lane.thread)
             try:
                 while not ready():
                     self.raise_failure()
                     self._prove_progress()
                     if not ready():
-                        lane.wakeup.wait(PERIOD)
+                        self._keep_limit(lane)
+                        lane.wakeup.wait(min(PERIOD, self.limit))
             finally:
                 lane.ready, lane.idle = None, False
                 self.blocked.discard(lane.thread)
@@ -149,8 +158,8 @@ class World:
         """Raise if the job has failed or is over."""
         if self.failure is not None:
             rank, error = self.failure
-            if isinstance(error, DeadlockError):
-                raise DeadlockError(*error.args)
+            if isinstance(error, DeadlockError | LimitError):
+                raise type(error)(*error.args)
             raise RankFailed(f"rank {rank} failed: {type(error).__name__}: {error}")
         if self.closed:
             raise CommunicationError("this run is over: its communicators cannot be used any more")
@@ -186,14 +195,34 @@ class World:
         lane.wakeup.notify_all()
         return lane.released
 
+    def _keep_limit(self, lane: Lane) -> None:
+        """Raise LimitError if a lane has waited too long for another rank. Call with the lock held.
+
+        A rank may wait for its own streams as long as they work: they say themselves whom they wait for.
+        """
+        waited = time.monotonic() - lane.since
+        if lane.idle or lane.waits_for[1] == lane.rank or waited <= self.limit:
+            return
+        lines = [
+            f"rank {lane.rank} has waited {waited:.1f} s, longer than one operation may (limit {self.limit:g} s). "
+            "Who waits for whom:"
+        ]
+        frames = sys._current_frames()
+        for other in sorted(self.lanes, key=lambda lane: (lane.rank, lane.name)):
+            waits_elsewhere = other.ready is None and other.thread in self.blocked  # on a lane that says so
+            if (state := _state(other)) and not waits_elsewhere:
+                lines.append(f"  rank {other.rank}{other.name} {state}{_line(other, frames)}")
+        error = LimitError("\n".join(lines))
+        self.abort(lane.rank, error)
+        raise error
+
     def _report(self, waiting: list[Lane]) -> str:
         """Say who waits for whom, and close the cycle or the chain."""
         waiting.sort(key=lambda lane: (lane.rank, lane.name))
         frames = sys._current_frames()
         lines = ["no rank can go on."]
         for lane in waiting:
-            where = user_line(frames.get(lane.thread.ident or 0) if lane.thread else None)
-            lines.append(f"  rank {lane.rank}{lane.name} waits: {lane.waits_for[0]}{where}")
+            lines.append(f"  rank {lane.rank}{lane.name} waits: {lane.waits_for[0]}{_line(lane, frames)}")
         edges = {lane.rank: lane.waits_for[1] for lane in waiting if lane.waits_for[1] is not None}
         chain = [waiting[0].rank]
         while (peer := edges.get(chain[-1])) is not None and peer not in chain:
@@ -204,6 +233,23 @@ class World:
         elif chain[-1] not in {lane.rank for lane in waiting}:
             lines.append("  rank " + " waits for rank ".join(map(str, chain)) + ", which has finished")
         return "\n".join(lines)
+
+
+def _state(lane: Lane) -> str:
+    """Say what a lane does now; nothing of a stream without work."""
+    if lane.finished:
+        return "has finished"
+    if lane.ready is not None:
+        seconds = time.monotonic() - lane.since
+        return "" if lane.idle else f"waits {seconds:.1f} s: {lane.waits_for[0]}"
+    return "computes" if lane.thread is not None and lane.thread.is_alive() else ""
+
+
+def _line(lane: Lane, frames: dict[int, FrameType]) -> str:
+    """Return where in its user's program a lane stands; nothing if it has finished."""
+    if lane.thread is None or lane.finished:
+        return ""
+    return user_line(frames.get(lane.thread.ident or 0))
 
 
 def _snapshot(array: Array) -> Array:

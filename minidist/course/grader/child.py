@@ -11,10 +11,11 @@ import faulthandler
 import importlib
 import json
 import os
+import re
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +40,14 @@ MEMORY = 4 << 30  # bytes that one process may hold
 class Prepared(NamedTuple):
     """What is done once for many cases, in the process that forks theirs.
 
-    Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all.
+    Checks are loaded, by path, and the package, as imported by then, is sealed; `modules` there are in all, and
+    `before` are the ids of their globals, which a forked process shares.
     """
 
     checks: Mapping[str, Sequence[Check]] = {}
     sealed: Sequence[Part] = ()
     modules: int = 0
+    before: Set[int] = frozenset()
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Share:
 def main(name: str, prepared: Prepared | None = None) -> None:
     """Run the case that the grader has put into the folder `name`."""
     silence()
-    folder = Path(name)
+    folder, write = Path(name), record.write
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     world = minidist.init(limit=FOR_EVER) if job["wire"] == "mpi" else None
     ranks = range(job["ranks"]) if world is None else [world.rank]
@@ -77,11 +80,11 @@ def main(name: str, prepared: Prepared | None = None) -> None:
         if not any(share.error for share in shares.values()):  # it came before any rank had started
             for share in shares.values():
                 share.error = describe(error, job["exercise"], job["lesson"])
-    finally:
+    finally:  # with functions of before the student's code came, which may have replaced them
         for share in shares.values():
             notes = [note._asdict() for note in list(share.notes)]
             facts = {"error": share.error, "done": share.results is not None, "notes": notes}
-            record.write(folder / f"record-{share.rank}", facts, share.results or {}, share.nonce)
+            write(folder / f"record-{share.rank}", facts, share.results or {}, share.nonce)
     if world is None:
         os._exit(0)  # no thread and no exit handler of the student's is waited for
     elif shares[world.rank].error is not None:
@@ -103,7 +106,7 @@ def run_shares(
     sealed = prepared.sealed if as_prepared else seal()
     hang.write(f"{threading.get_ident():#018x} = rank {min(shares)}\n")
     watch = Watch(check.task, job["exercise"], job["lesson"], shares[min(shares)].notes.append)
-    watch.begin()
+    watch.begin(prepared.before if as_prepared else frozenset())
     with quick_imports():  # one for each rank, so that simulated ranks share no variable
         exercises = {rank: load_module("exercise", Path(job["exercise"])) for rank in shares}
 
@@ -119,7 +122,9 @@ def run_shares(
             watch.switch(None)
             check_seen(share, comm.traffic.messages_sent - sent)
         except BaseException as error:
-            share.results, share.error = None, describe(error, job["exercise"], job["lesson"])
+            name, nothing = watch.returned.get(threading.get_ident(), ("", False))
+            last = name if nothing else ""
+            share.results, share.error = None, describe(error, job["exercise"], job["lesson"], last)
             raise
 
     if world is None:
@@ -138,19 +143,38 @@ def take_share(folder: Path, rank: int) -> Share:
     return Share(rank, facts["nonce"], {name: array.copy() for name, array in arrays.items()})
 
 
-def describe(error: BaseException, exercise: str, lesson: str) -> dict[str, str]:
+def describe(error: BaseException, exercise: str, lesson: str, last: str = "") -> dict[str, str]:
     """Return an error as plain text: its type, what it says, and where it came from.
 
     `line` is the innermost line of the student's file that led to the error, or if none did, that of the checks. A
     `NotImplementedError` raised by the student's own file says that the task is not started; any other does not.
+    `last` is the student's function that came back to the checks last, if it returned None.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [place_of(frame) for file in (lesson, exercise) for frame in frames if frame.filename.startswith(file)]
     if isinstance(error, SyntaxError) and error.filename == exercise:
         places.append(f"{Path(exercise).name}:{error.lineno}")
+    in_checks = bool(frames) and frames[-1].filename.startswith(lesson)
+    if in_checks and (said := answers_doing(error, places[-1], last)):
+        return {"type": "Wrong", "text": said, "line": places[-1]}
     foreign = isinstance(error, NotImplementedError) and frames[-1].filename != exercise
     kind = type(error).__name__ + " of a library" * foreign
     return {"type": kind, "text": str(error)[:2000], "line": places[-1] if places else ""}
+
+
+def answers_doing(error: BaseException, place: str, last: str) -> str:
+    """Return what to say of an error in a line of the checks that the answer has caused; nothing if it did not.
+
+    It takes other arguments than the checks give, or it returned None, or left it, where a value was expected.
+    """
+    text = str(error)
+    call = re.match(r"(\w+)[\w.]*\(\) (takes|missing|got)", text)
+    if isinstance(error, TypeError) and call and hasattr(sys.modules.get("exercise"), call[1]):
+        return f"{text}: keep the arguments as they are in the handout, the checks call it so"
+    if isinstance(error, TypeError | AttributeError) and last and "NoneType" in text:
+        says = f"the check meets None where a value is expected ({place}: {text})"
+        return f"{says}, and {last} returned None: does it return, or leave, what its docstring says?"
+    return ""
 
 
 def seal() -> list[Part]:

@@ -37,8 +37,10 @@ class Task(NamedTuple):
     `not_from` lists modules that the student's code may neither call nor send through; a folder such as
     `minidist.collectives` stands for all its modules. `may_use` lists the communicator's shortcuts that it may use:
     `SHORTCUTS` tell each rank what the others hold without a message that counts, so an answer may use one only if its
-    text offers it. (Collectives may call them for their own ends, all but `comm.native`.) `imports` lists what an
-    answer makes torch import: it is imported before, since that takes seconds while calls are watched.
+    text offers it. (Collectives may call them for their own ends, all but `comm.native`.)
+    `imports` lists what an answer makes torch import: it is imported before, since that takes
+    seconds while calls are watched. `splits` is how often a rank may call `comm.split`, if at all:
+    a rank is told without a message who else has its color, so many splits would carry data.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Task(NamedTuple):
     not_from: tuple[str, ...] = ()
     may_use: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    splits: int = 4
 
 
 class Case(NamedTuple):
@@ -68,8 +71,8 @@ class Note(NamedTuple):
     rank : int
         Who sent it, as numbered in the world; -1 of what is no message.
     kind : str
-        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, or `hides` (a
-        call of what hides calls).
+        `send`, `barrier` (the empty messages of one), `native`, `roll_call`, `allocate`, `split`, `call`, `text`
+        (code of a barred module that runs elsewhere), or `hides` (a call of what hides calls).
     to, bytes : int
         The receiver, as numbered in the world, and the size, of a `send`.
     through : tuple[str, ...]
@@ -151,17 +154,29 @@ def barred(task: Task, name: str) -> bool:
     return name not in GIVEN and any(name == each or name.startswith(each + ".") for each in (*NEVER, *task.not_from))
 
 
-def leaning(task: Task, notes: Sequence[Note]) -> str:
+def leaning(task: Task, notes: Sequence[Note], ranks: int = 1) -> str:
     """Return the sentence that tells why the task is lost, if it was not built by hand; else nothing."""
     verbs = {"send": "sends through", "barrier": "sends through", "call": "calls", "hides": "calls"}
+    verbs["text"] = "runs the code of"
     for note in notes:
         where = note.line or f"rank {note.rank}"
         if note.kind == "hides":
             return f"task {task.number} cannot be graded: {where} calls {note.through[0]}, which hides calls"
-        within = note.kind != "native" and not all(name.startswith("minidist.comm") for name in note.through)
-        names = note.through if note.kind in verbs else () if within else (f"comm.{note.kind}",)
+        own = (f"comm.{note.kind}",) if by_hand(note) else ()
+        names = note.through if note.kind in verbs else own
         for name in names:
             if barred(task, name):
                 said = f"task {task.number} is to be built by hand, but {where} {verbs.get(note.kind, 'uses')} {name}"
                 return said + (", which tells ranks more than their messages do" if name in SHORTCUTS else "")
+    splits = [note for note in notes if note.kind == "split" and by_hand(note)]
+    if len(splits) > task.splits * ranks:
+        says = f"{len(splits)} calls of comm.split on {ranks} ranks"
+        says += f", expected {task.splits} on each at most"
+        why = "who else has a rank's color is told without a message, so colors must carry no data"
+        return f"task {task.number} is to be built by hand, but {splits[-1].line} makes {says}: {why}"
     return ""
+
+
+def by_hand(note: Note) -> bool:
+    """Tell whether the answer itself used a shortcut, and not a part of the package that it called."""
+    return note.kind == "native" or all(name.startswith("minidist.comm") for name in note.through)

@@ -84,7 +84,7 @@ def grade(
 
 def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, str, Mapping[str, float]]:
     """Return the status, what to tell the student, and the figures of an answer that passes."""
-    if not answer.may_lean and (sentence := leaning(check.task, ran.notes)):
+    if not answer.may_lean and (sentence := leaning(check.task, ran.notes, case.ranks)):
         return LEANS, sentence, {}
     if ran.not_started:
         return NOT_STARTED, ran.not_started, {}

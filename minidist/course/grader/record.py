@@ -7,11 +7,11 @@ The signature is made with the rank's nonce, which is not in the file: reading a
 record is no pickle and no archive: to read one runs nothing and unpacks nothing, whoever wrote it.
 """
 
-import json
 import stat
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from hmac import compare_digest, digest
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class BadRecord(ValueError):
 def write(path: Path, facts: Mapping[str, Any], arrays: Arrays, nonce: str = "") -> None:
     """Write facts (JSON) and arrays of numbers, signed with the nonce."""
     table = {name: [each.dtype.str, each.shape, b64encode(each.tobytes()).decode()] for name, each in arrays.items()}
-    text = json.dumps({**facts, "arrays": table}).encode()
+    text = dumps({**facts, "arrays": table}).encode()
     path.write_bytes(digest(nonce.encode(), text, "sha256").hex().encode() + b"\n" + text)
 
 
@@ -43,7 +43,7 @@ def read(path: Path, nonce: str = "") -> tuple[dict[str, Any], dict[str, Array]]
         signature, _, text = path.read_bytes().partition(b"\n")
         if not compare_digest(signature, digest(nonce.encode(), text, "sha256").hex().encode()):
             raise BadRecord(f"{path.name} bears no signature of this run")
-        facts, arrays = json.loads(text), {}
+        facts, arrays = loads(text), {}
         for name, (dtype, shape, content) in facts.pop("arrays").items():
             if np.dtype(dtype).kind not in NUMBERS or min(shape, default=0) < 0:
                 raise BadRecord(f"{name} has dtype {dtype} and shape {shape}: that is no array of numbers")

@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from minidist.course.grader import child
+from minidist.course.grader.watch import globals_of_modules
 from minidist.course.lesson import load_checks
 from minidist.launch.imports import quick_imports
 from minidist.launch.jobs import MARK, become, descendants, end_job, send_signal
@@ -122,7 +123,7 @@ def main(*checks: str) -> None:
         imports = {name for found in loaded.values() for check in found for name in check.task.imports}
         for name in (*NEEDED, *(NEEDED_WITH_TORCH if "torch" in sys.modules else ()), *imports):
             importlib.import_module(name)
-        prepared = child.Prepared(loaded, child.seal(), len(sys.modules))
+        prepared = child.Prepared(loaded, child.seal(), len(sys.modules), globals_of_modules())
     end_with(0)  # the other end of standard input is the grader
     with socket.socket(socket.AF_UNIX) as listener:
         Path("socket").unlink(missing_ok=True)  # of one that was ended

@@ -9,6 +9,10 @@ the student's code started. A frame of the checks, or of another library such as
 back what was registered with it, and that was done by the package or the checks, unless the answer itself handed over a
 barred function. So what an answer hands to a library is looked at, too.
 
+Code of a barred module counts as that module wherever it runs: a text handed to `exec`, or a code
+object with another file name. `Texts` recognizes it by its instructions. What stands in the
+student's own file is the student's own.
+
 `sys.setprofile` shows every Python call of a thread. An audit hook (PEP 578), which cannot be removed, shows what would
 turn that off. Threads are started by a function of ours, in this process only, which remembers which line asked for it.
 """
@@ -19,10 +23,11 @@ import itertools
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from minidist.comm.communicator import Communicator
@@ -35,6 +40,8 @@ STUDENT, CHECKS, LIBRARY, PYTHON = "exercise", "checks", "library", "python"
 NOBODY = ("<module>", "__del__", "__torch_dispatch__", "__torch_function__")  # what nobody calls by name
 STARTS = ("start_new_thread", "start_new", "_start_new_thread", "start_joinable_thread", "_start_joinable_thread")
 HIDING = ("sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitoring.register_callback", "gc.get_objects")
+SHORTEST = 24  # bytes of instructions: what is shorter may look like anybody's
+Looks: TypeAlias = tuple[bytes, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 class Watch:
@@ -49,6 +56,7 @@ class Watch:
 
     def __init__(self, task: Task, exercise: str, lesson: str, note: Callable[[Note], None]) -> None:
         self.task, self.exercise, self.lesson, self.note = task, exercise, lesson, note
+        self.texts = Texts(task, exercise, lesson)
         self.calls = self.profile  # one and the same object, to be recognized
         self.barred = functools.cache(functools.partial(barred, task))
         self.dull: dict[str, bool] = {}  # whether a file holds nothing that is barred, so that its calls need no look
@@ -57,10 +65,14 @@ class Watch:
         self.starters: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         self.owners: dict[str, str] = {}
         self.noted: set[tuple[str, str]] = set()
+        self.returned: dict[
+            int, tuple[str, bool]
+        ] = {}  # by thread, what came back to the checks: whose, and is it None
         self.switching = threading.Lock()
 
-    def begin(self) -> None:
-        """Watch this thread and all that are started from now on."""
+    def begin(self, before: Set[int] = frozenset()) -> None:
+        """Watch this thread and all that are started from now on. `before`: see `Texts.begin`."""
+        self.texts.begin(before)
         sys.addaudithook(self.audit)
         for module, name in itertools.product((threading, _thread), STARTS):
             if hasattr(module, name):
@@ -79,8 +91,11 @@ class Watch:
             dull = self.dull.get(code.co_filename) and id(code) not in self.shortcuts and id(code) not in self.below
             if not dull or (caller is not None and caller.f_code.co_filename == self.exercise):
                 self.look(frame, code, caller)
-        elif event == "c_call" and frame.f_code.co_filename == self.exercise:
-            self.called(library_of(what), frame)
+        elif frame.f_code.co_filename == self.exercise:
+            if event == "c_call":
+                self.called(library_of(what), frame)
+            elif event == "return" and frame.f_back and self.owner(frame.f_back) == CHECKS:
+                self.returned[threading.get_ident()] = frame.f_code.co_name, what is None
 
     def look(self, frame: FrameType, code: CodeType, caller: FrameType | None) -> None:
         """Look at a call of Python code."""
@@ -88,6 +103,10 @@ class Watch:
         if file not in self.dull:
             known = file != "<string>" and owner not in (STUDENT, CHECKS)
             self.dull[file] = known and not self.barred(module_of(frame) if owner == LIBRARY else owner)
+        foreign = owner in (STUDENT, PYTHON, LIBRARY)
+        if foreign and (copied := self.texts.whose(code, frame.f_globals)):
+            line = self.led(caller) or "exercise.py"
+            self.note(Note(-1, "text", through=(copied,), line=line))
         if owner in (STUDENT, PYTHON) or code.co_name == "<module>":
             return
         kind = self.shortcuts.get(id(code)) or self.below.get(id(code))
@@ -149,7 +168,7 @@ class Watch:
         if owner is None:
             if file == "<string>":  # as dataclasses write
                 return module_of(frame) if module_of(frame).startswith("minidist") else PYTHON
-            package = ".".join(Path(file).with_suffix("").parts[len(PACKAGE.parts) - 1 :])
+            package = dotted(Path(file))
             library = PYTHON if "-packages" not in file else LIBRARY
             places = {self.exercise: STUDENT, self.lesson: CHECKS, str(PACKAGE): package, STDLIB: library, "<": PYTHON}
             owner = next((owner for place, owner in places.items() if file.startswith(place)), LIBRARY)
@@ -200,11 +219,98 @@ class Watch:
                 own.append([value.__func__])
             elif isinstance(value, FunctionType):
                 yield str(value.__globals__.get("__name__", ""))
+                yield self.texts.whose(value.__code__, value.__globals__)
             elif isinstance(value, type):
                 yield from (kind.__module__ for kind in kinds)
             elif own:
                 own.append(vars(value).values())
             yield from self.handed(itertools.chain(*own), depth - 1)
+
+
+class Texts:
+    """The code of the modules that a task bars, to be recognized wherever it runs, by its instructions.
+
+    `own` is the code of the student's file, read before it runs. Code whose globals are those of a
+    library's module that was there before needs no look, and nearly all code is such. The rest is
+    rare, so the barred files are read late.
+    """
+
+    def __init__(self, task: Task, exercise: str, lesson: str) -> None:
+        self.task, self.exercise, self.lesson = task, exercise, lesson
+        self.own: set[CodeType] = set()
+        self.before: Set[int] = frozenset()
+        self.looks: dict[Path, set[Looks]] = {}
+        self.seen: dict[int, tuple[CodeType, str]] = {}  # by id, which stays the code's own while it is kept here
+
+    def begin(self, before: Set[int] = frozenset()) -> None:
+        """Read the student's file; `before` are the ids of the globals of modules that are there."""
+        self.before = before or globals_of_modules()
+        with suppress(SyntaxError, ValueError, OSError):
+            whole = compile(Path(self.exercise).read_bytes(), self.exercise, "exec")
+            self.own = set(codes_in(whole))
+
+    def whose(self, code: CodeType, space: dict[str, Any]) -> str:
+        """Return the barred module of which this is code; nothing if it is none's, or the student's own."""
+        if id(code) not in self.seen:
+            if id(space) in self.before:
+                return ""
+            found = "" if code in self.own else self.recognized(code)
+            self.seen[id(code)] = code, found
+        return self.seen[id(code)][1]
+
+    def recognized(self, code: CodeType) -> str:
+        """Return the barred module in whose text this code stands, or nothing.
+
+        A text is compiled only if it has all of the code's names: nearly all that is looked at has others.
+        """
+        names = {*code.co_names, *code.co_varnames} - {".0"}
+        for module, path, text in self.barred:
+            if len(code.co_code) >= SHORTEST and all(name in text for name in names):
+                if path not in self.looks:
+                    whole = compile(text, str(path), "exec")
+                    self.looks[path] = set(map(looks_of, codes_in(whole)))
+                if looks_of(code) in self.looks[path]:
+                    return module
+        return ""
+
+    @functools.cached_property
+    def barred(self) -> list[tuple[str, Path, str]]:
+        """Name, path and text of each module that is barred."""
+        lessons = Path(self.lesson).glob("*.py")
+        found = {path: CHECKS for path in lessons if path.name != "exercise.py"}
+        for name in self.task.not_from:
+            if name.partition(".")[0] == PACKAGE.name:
+                place = PACKAGE.joinpath(*name.split(".")[1:])
+                files = (place.with_suffix(".py"), *place.rglob("*.py"))
+                found |= {path: dotted(path) for path in files}
+        there = [(path, name) for path, name in sorted(found.items()) if path.is_file()]
+        return [(name, path, path.read_text(encoding="utf-8")) for path, name in there]
+
+
+def dotted(path: Path) -> str:
+    """Return the name of the package's module that stands in a file."""
+    return ".".join(path.with_suffix("").parts[len(PACKAGE.parts) - 1 :])
+
+
+def globals_of_modules() -> frozenset[int]:
+    """Return the ids of the globals of all modules that are loaded, but for this package's own."""
+    loaded = list(sys.modules.items())
+    others = (module for name, module in loaded if name.partition(".")[0] != PACKAGE.name)
+    return frozenset(id(getattr(module, "__dict__", None)) for module in others)
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and all that are within it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from codes_in(each)
+
+
+def looks_of(code: CodeType) -> Looks:
+    """Return what code is recognized by: not by its name, its file, its lines or its texts."""
+    constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType | str)]
+    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
 
 
 def module_of(frame: FrameType) -> str:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidist.memory.adapters.nf4 import NF4Tensor, dequantize, quantize
+from minidist.memory.hooks import check_unwrapped
 
 EVERY_MATRIX = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -53,13 +54,15 @@ def add_lora(
     Raises
     ------
     ValueError
-        If a target matches no layer, the model already has adapters, or `rank` is below 1. The model is then unchanged.
+        If a target matches no layer, the model already has adapters, or `rank` is below 1; or if tensor parallelism,
+        products in 8 bits, DDP, ZeRO or FSDP came first. The model is then unchanged.
 
     After training, `{name: p for name, p in model.named_parameters() if p.requires_grad}` holds the adapters alone;
     `model.load_state_dict(..., strict=False)` loads them.
     """
     if rank < 1:
         raise ValueError(f"rank={rank} is not the rank of an adapter: use at least 1")
+    check_unwrapped(model, "add_lora")
     chosen = _choose(model, targets)
     generator = generator or torch.Generator().manual_seed(0)
     model.requires_grad_(False)
@@ -116,10 +119,20 @@ class LoRALinear(nn.Module):
         y: Tensor = self.base(x)
         return y + F.linear(self.join(F.linear(x, self.A)), self.B) * self.scale
 
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight [D_out, D_in], as models read it that ask for its dtype; from NF4 it is made each time."""
+        base = self.base
+        return dequantize(base.packed, self.A.dtype) if isinstance(base, QuantizedLinear) else base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's bias [D_out], if it has one."""
+        return self.base.bias
+
     def merged(self) -> nn.Linear:
         """Return the one linear layer that computes the same."""
-        base = self.base
-        weight = dequantize(base.packed, self.A.dtype) if isinstance(base, QuantizedLinear) else base.weight.detach()
+        base, weight = self.base, self.weight.detach()
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         linear.weight = nn.Parameter(weight + self.B.detach() @ self.A.detach() * self.scale, requires_grad=False)
         linear.bias = base.bias
@@ -132,6 +145,7 @@ class QuantizedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.shape, self.bias = linear.weight.shape, linear.bias
+        self.out_features, self.in_features = self.shape
         packed = quantize(linear.weight)
         self.codes = nn.Parameter(packed.codes, requires_grad=False)
         self.scales = nn.Parameter(packed.scales, requires_grad=False)
@@ -181,10 +195,19 @@ def _choose(model: nn.Module, targets: Sequence[str]) -> list[nn.Linear]:
     for target in targets:
         matched = {name for name in linears if fnmatch(name, target) or fnmatch(name.rpartition(".")[2], target)}
         if not matched:
+            _check_order(model, target)
             there = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linears)) or "none"
             raise ValueError(f"targets: no linear layer is called {target!r}; the model's are called {there}")
         chosen |= matched
     return [module for name, module in linears.items() if name in chosen]
+
+
+def _check_order(model: nn.Module, target: str) -> None:
+    """Raise ValueError if another strategy has replaced a layer that a target names."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and (fnmatch(name, target) or fnmatch(name.rpartition(".")[2], target)):
+            fault = f"{name} is a {type(module).__name__} already, beside which an adapter would not be cut or rounded"
+            raise ValueError(f"{fault}: add_lora comes before tensor parallelism and before to_fp8")
 
 
 def _replace(model: nn.Module, substitutes: dict[nn.Module, nn.Module]) -> None:

@@ -273,6 +273,8 @@ def _recompute_attention(blocks: list[nn.Module], wanted: bool) -> None:
         if wanted and not callable(attend):
             lacks = f"block {number}, a {type(block).__name__}, has none"
             raise ValueError(f"'selective' recomputes attention.attend, and {lacks}: use 'full' or 'every K'")
+        if wanted and "forward" in vars(block):  # it was compiled: two compilations would save in two orders
+            attend = torch._dynamo.disable(attend)  # type: ignore[no-untyped-call]
         if wanted:
             attention.attend = partial(checkpoint, attend)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,8 @@ from minidist.comm import Communicator
 from minidist.model.attention import at_autocast
 from minidist.model.gpt import Attend
 from minidist.parallel.context.flash import attend, attend_backward
-from minidist.parallel.context.order import Meeting, meeting
+from minidist.parallel.context.order import Meeting, check_time, meeting
+from minidist.parallel.context.probe import Probe
 
 
 class Attended(NamedTuple):
@@ -87,18 +88,40 @@ class Across:
         In which the tokens lie.
     serial : Attend
         What attends to the tokens of one rank.
+    probe : Probe, optional
+        Asks whether `serial` is what is computed here in its place.
     """
 
     comm: Communicator
     order: str
     serial: Attend
+    probe: Probe | None = field(default=None, kw_only=True, compare=False)
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        """Raise ValueError if these tokens are not those that a rank has in this order. Nothing is sent."""
+        time, ranks = query.shape[2], self.comm.size
+        if key.shape[2] != time:
+            fault = f"{time} queries and {key.shape[2]} keys on rank {self.comm.rank}"
+            reason = "context parallelism gives a rank both of the same tokens"
+            raise ValueError(f"{fault}, but {reason}: use no cache of keys, and no attention to another sequence")
+        check_time(self.order, ranks, ranks * time)
 
 
 class ByBlocks(Across):
     """The keys and values of one rank after the other are met, and results merged."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Map queries, keys and values of this rank's tokens to their output [B, H, T/P, d]."""
+        """Map queries, keys and values of this rank's tokens to their output [B, H, T/P, d].
+
+        Raises
+        ------
+        ValueError
+            If there are not as many keys as queries, the order cannot share so many tokens out, or `serial` is found
+            to be another attention. All ranks find the same.
+        """
+        self.check(query, key)
+        if self.probe is not None:
+            self.probe.ask(query, key, self.comm.size * query.shape[2])
         return BlockAttention.apply(*at_autocast(query, key, value), self)  # type: ignore[no-any-return, no-untyped-call]
 
     @abstractmethod

@@ -10,23 +10,37 @@
 The model's file does not change: rotation and dropout go by `Where.positions`, and every rank's loss is a sum over its
 tokens, so that gradients are summed over dp and cp together. Who calls the model cuts inputs and targets with
 `shard_tokens`: labels are shifted before they are cut. (Liu et al. 2023; Jacobs et al. 2023; Llama 3, 2024.)
+
+Ring and all_gather compute causal attention at 1/√d in place of the model's own `attend`; `probe.py` finds out whether
+that is the same. Ulysses calls the model's own. A GPT is asked for the positions of its tokens (`KnownPositions`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import unwrap
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from minidist.comm import Communicator
+from minidist.comm import Communicator, MismatchError
 from minidist.memory.adapters.lora import linear_in
-from minidist.model.gpt import Attend, Attention
+from minidist.model.dropout import ORIGIN, Where
+from minidist.model.gpt import GPT, Attend, Attention
 from minidist.model.moe import routed_in, sum_over
 from minidist.parallel.adjoint import reduce_from
 from minidist.parallel.context.blocks import Across
 from minidist.parallel.context.gathered import Gathered
 from minidist.parallel.context.order import check_time, positions
+from minidist.parallel.context.probe import (
+    Heads,
+    Probe,
+    attend_fault,
+    guessed_fault,
+    not_plain,
+    without_checkpoint,
+)
 from minidist.parallel.context.ring import Ring
 from minidist.parallel.context.ulysses import Ulysses, heads_fault
 
@@ -51,14 +65,26 @@ def parallelize_context(model: nn.Module, comm: Communicator, way: str = "ring",
     Raises
     ------
     ValueError
-        As `check_context`.
+        As `check_context`. Attention that does not say how many heads it has is asked again in its first call.
+    MismatchError
+        On every rank, if the ranks give different ways or orders.
     """
     check_context(model, comm.size, way, order)
+    wanted = comm.roll_call((way, order))
+    for rank, (other, its) in enumerate(wanted):
+        if (other, its) != wanted[0]:
+            fault = f"rank 0 has {wanted[0][0]!r} in order {wanted[0][1]!r}, and rank {rank} {other!r} in {its!r}"
+            reason = "they would take each other's tokens for others"
+            raise MismatchError(f"{fault}: {reason}, so give all ranks the same way and order")
     beside = (comm.stream(),) if way == "ring" else ()
     for module in attending(model):
-        module.attend = KINDS[way](comm, order, module.attend, *beside)
+        probe = None if way == "ulysses" else Probe(module, module.attend, way)
+        module.attend = KINDS[way](comm, order, module.attend, *beside, probe=probe)
     for layer in routed_in(model):
         sum_over(layer, partial(reduce_from, comm=comm))
+    for module in model.modules():
+        if isinstance(module, GPT) and comm.size > 1:
+            KnownPositions(order, comm.size, comm.rank).watch(module)
 
 
 def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 1) -> None:
@@ -67,26 +93,96 @@ def check_context(model: nn.Module, ranks: int, way: str, order: str, tp: int = 
     Raises
     ------
     ValueError
-        If there is no such way or order, no module has a function `attend`, or heads do not divide for Ulysses. Heads
-        are counted before the first step if attention is `minidist.model.Attention`, otherwise in it.
+        If there is no such way or order, no module has a function `attend`, or it reaches other ranks already; for
+        ring and all_gather, if it is not causal attention at 1/√d; for Ulysses, if heads do not divide. Heads are
+        counted before the first step if attention is `minidist.model.Attention`, otherwise in it.
     """
     check_time(order, ranks, 0)
     if way not in WAYS:
         raise ValueError(f"there is no way {way!r} of context parallelism: choose one of {', '.join(WAYS)}")
-    for module in (found := attending(model)):
-        if way == "ulysses" and isinstance(module, Attention):
-            parts = (linear_in(part).out_features for part in (module.query, module.key))
-            heads, groups = (features // module.head_dim // tp for features in parts)
-            if fault := heads_fault(heads, groups, ranks):
-                raise ValueError(fault)
+    found = {name: module for name, module in model.named_modules() if has_attend(module)}
+    for name, module in found.items():
+        called = f"{name}.attend".lstrip(".")
+        if across(module.attend) is not None:
+            fault = f"{called} reaches the tokens of other ranks already, and would exchange them twice"
+            raise ValueError(f"{fault}: call parallelize_context once")
+        heads = heads_of(module, tp)
+        if way != "ulysses":
+            own = without_checkpoint(module.attend)
+            fault = attend_fault(module, own, heads) if heads else guessed_fault(module, own)
+            if fault:
+                raise ValueError(not_plain(called, fault, way))
+        elif heads and (fault := heads_fault(heads.queries, heads.groups, ranks)):
+            raise ValueError(fault)
     if not found:
         fault = f"context parallelism replaces the function `attend` of attention, and {type(model).__name__} has none"
         raise ValueError(f"{fault}: give its attention one, as minidist.model.Attention has")
 
 
+def heads_of(module: nn.Module, tp: int) -> Heads | None:
+    """Return what `attend` of the model's own attention will be called with, on each of `tp` ranks; else None."""
+    if not isinstance(module, Attention):
+        return None
+    parts: Any = (linear_in(part).out_features for part in (module.query, module.key))
+    heads, groups = (features // module.head_dim for features in parts)
+    return Heads(max(1, heads // tp), max(1, groups // tp), module.head_dim)
+
+
+class KnownPositions:
+    """A hook on a GPT: its tokens have to say where they are, or they would be rotated, and dropped, as if elsewhere.
+
+    A number in place of positions is refused on all ranks, though it may be right on one of them. On a GPU, positions
+    of one length are compared in the first call only: to compare them is to wait for the GPU.
+    """
+
+    handle: RemovableHandle
+
+    def __init__(self, order: str, ranks: int, rank: int) -> None:
+        self.order, self.ranks, self.rank = order, ranks, rank
+        self.seen: set[int] = set()
+
+    def watch(self, model: GPT) -> None:
+        """Ask in each call of this model."""
+        self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise ValueError unless `where.positions` are those of this rank's tokens."""
+        where: Where = kwargs.get("where", args[1] if len(args) > 1 else ORIGIN)
+        given = where.positions
+        if not isinstance(given, Tensor):
+            fault = f"the GPT was called with positions from {given} on, and these {self.ranks} ranks have tokens apart"
+            raise ValueError(f"{fault}: pass Where(positions=...) that shard_tokens returns")
+        time = len(given)
+        if given.is_meta or (given.is_cuda and time in self.seen):
+            return
+        mine = positions(self.order, self.ranks, self.rank, self.ranks * time)
+        if not torch.equal(given.cpu(), mine):
+            told = f"the GPT was called with positions {words(given)} on rank {self.rank}"
+            wanted = f"but in {self.order} order these are {words(mine)}"
+            raise ValueError(f"{told}, {wanted}: pass Where(positions=...) that shard_tokens returns")
+        self.seen.add(time)
+
+
+def words(given: Tensor) -> str:
+    """Return positions in a few words."""
+    shown = ", ".join(str(number) for number in given[:4].tolist())
+    return f"{shown}, ..." if len(given) > 4 else shown
+
+
+def has_attend(module: nn.Module) -> bool:
+    """Tell whether a module's attention is a function."""
+    return callable(getattr(module, "attend", None))
+
+
 def attending(model: nn.Module) -> list[Any]:
     """Return the modules whose attention is a function."""
-    return [module for module in model.modules() if callable(getattr(module, "attend", None))]
+    return [module for module in model.modules() if has_attend(module)]
+
+
+def across(attend: Any) -> Across | None:
+    """Return what lets an `attend` reach other ranks, whether or not it is computed again or compiled; else None."""
+    found = unwrap(without_checkpoint(attend))
+    return found if isinstance(found, Across) else None
 
 
 def attend_alone(model: nn.Module) -> None:
@@ -94,8 +190,12 @@ def attend_alone(model: nn.Module) -> None:
     for layer in routed_in(model):
         layer.whole = lambda mine: mine
     for module in attending(model):
-        if isinstance(across := unwrap(module.attend), Across):
-            module.attend = across.serial
+        if (found := across(module.attend)) is not None:
+            module.attend = found.serial
+    for module in model.modules():
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, KnownPositions):
+                hook.handle.remove()
 
 
 def shard_tokens(tokens: Tensor, comm: Communicator, order: str = "zigzag") -> tuple[Tensor, Tensor]:

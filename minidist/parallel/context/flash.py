@@ -24,6 +24,7 @@ twice as fast, on a GPU `flash_triton.py` does; `attend` and `attend_backward` c
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -111,7 +112,7 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> 
     Raises
     ------
     ValueError
-        If the shapes do not fit.
+        If the shapes do not fit, or the numbers are no floating-point numbers.
     """
     return FlashAttention.apply(*at_autocast(query, key, value), causal)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -147,6 +148,9 @@ def attend(
     if not shaped or not key.shape[1] or query.shape[1] % key.shape[1] or not query.dtype == key.dtype == value.dtype:
         told = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (query, key, value))
         raise ValueError(f"{told}: attention takes [B, H, Tq, d], twice [B, H_kv, Tk, d], of one dtype; H_kv divides H")
+    if not query.is_floating_point():
+        fault = f"attention of {query.dtype} would truncate its weights, which lie between 0 and 1"
+        raise ValueError(f"{fault}: give it floating-point numbers, such as query.to(torch.float32)")
     if by_triton(query, key):
         from minidist.parallel.context.flash_triton import triton_forward
 
@@ -155,7 +159,7 @@ def attend(
     if by_torch(query, key):
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
     else:
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             output, lse = page_forward(q, k, v, causal)
     return output.to(dtype or q.dtype), lse
 
@@ -185,7 +189,7 @@ def attend_backward(
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return tuple(backward(do, q, k, v, o, lse, 0.0, causal))
     delta = (do * o).sum(-1) if dlse is None else (do * o).sum(-1) - dlse
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         return page_backward(do, q, k, v, delta, lse, causal)
 
 
@@ -199,6 +203,11 @@ def by_triton(query: Tensor, key: Tensor) -> bool:
 def by_torch(query: Tensor, key: Tensor) -> bool:
     """Tell whether torch's C++ kernel computes: on a CPU, and on `meta`. Without any key it would end the process."""
     return query.is_meta or (query.is_cpu and query.numel() > 0 and key.numel() > 0)
+
+
+def without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Return a context that computes in the dtypes that are given; `meta` has no autocast to leave out."""
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def widened(x: Tensor) -> Tensor:

@@ -28,8 +28,9 @@ class Ulysses(Across):
         Raises
         ------
         ValueError
-            If heads cannot be shared out among the ranks: see `heads_fault`.
+            If heads cannot be shared out among the ranks, see `heads_fault`; or as ring and all_gather do.
         """
+        self.check(query, key)
         ranks, heads, groups = self.comm.size, query.shape[1], key.shape[1]
         if fault := heads_fault(heads, groups, ranks):
             raise ValueError(fault)

@@ -9,28 +9,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from minidist.comm import Communicator
-
-
-class Hook:
-    """A hook that calls `method(*first, ...)` as long as the method's object exists, and does nothing afterwards.
-
-    Autograd keeps its hooks where Python's garbage collector cannot see them: a bound method there would live for ever.
-    The arguments in `first` belong to the method's object, and live as long as it does.
-    """
-
-    def __init__(self, method: Callable[..., Any], *first: Any) -> None:
-        self.method, self.first = weakref.WeakMethod(method), [weakref.ref(it) for it in first]
-
-    def __call__(self, *others: Any) -> Any:
-        """Call the method."""
-        method = self.method()
-        return None if method is None else method(*(it() for it in self.first), *others)
+from minidist.memory.hooks import Hook as Hook
+from minidist.memory.hooks import waiting_for
 
 
 def hooked(parameter: nn.Parameter) -> bool:
     """Tell whether a strategy that still exists waits for the gradient of a parameter."""
-    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-    return any(isinstance(hook, Hook) and hook.method() is not None for hook in hooks)
+    return bool(waiting_for(parameter))
 
 
 def kept_by_graph(kept: Any, output: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-from minidist.parallel.placement import expert_groups_of, tied_across
+from minidist.parallel.placement import expert_groups_of, marked, tied_across
 
 MIB = 1 << 20
 
@@ -31,16 +31,28 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], link: Communicator) -> None:
         self.parameters, self.link = parameters, link
+        self.kind = parameters[0].dtype, parameters[0].device  # of all its parameters
         self.arrived: set[nn.Parameter] = set()  # in this backward
         self.taken: set[nn.Parameter] = set()  # whose gradients were taken since they were zeroed
         self.handle: Any = None
+
+    def moved(self, parameter: nn.Parameter) -> bool:
+        """Tell whether a parameter was moved or converted: torch drops our hooks on it then."""
+        return (parameter.dtype, parameter.device) != self.kind
+
+    def check_place(self, parameter: nn.Parameter) -> None:
+        """Raise RuntimeError if a parameter was moved or converted."""
+        if self.moved(parameter):
+            was, now = "{}, {}".format(*self.kind), f"{parameter.dtype}, {parameter.device}"
+            fault = f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} to {now}"
+            raise RuntimeError(f"{fault}: call .to(), .half(), ... on the model before wrapping it")
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Take over the parameter's gradient. Here it stays where autograd has put it."""
 
     def take(self) -> Tensor:
         """Return all gradients in one flat tensor, to be reduced. A missing gradient counts as zero."""
-        self.taken.update(parameter for parameter in self.parameters if parameter.grad is not None)
+        self.taken.update(parameter for parameter in self.parameters if parameter._grad is not None)
         return take_gradients(self.parameters)
 
     def wait(self) -> None:
@@ -49,7 +61,7 @@ class Bucket:
 
     def unreduced(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of a parameter if it has come, or was changed, since the bucket was reduced."""
-        return parameter.grad
+        return parameter._grad
 
 
 class FlatBucket(Bucket):
@@ -61,7 +73,13 @@ class FlatBucket(Bucket):
         super().__init__(parameters, link)
         self.reduced = -1  # torch's count of changes when the gradients were reduced last
         self.flat = flat_buffer(parameters, comm)
-        self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
+        pairs = zip(parameters, views_into(self.flat, parameters), strict=True)
+        self.views = {parameter: marked(view, parameter) for parameter, view in pairs}
+
+    def moved(self, parameter: nn.Parameter) -> bool:
+        """Tell whether a parameter was moved or converted: torch takes its gradient out then."""
+        outside = self.views[parameter].untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr()
+        return outside or super().moved(parameter)
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move the parameter's gradient into the bucket, wherever autograd has put it. A missing one counts as zero.
@@ -69,19 +87,15 @@ class FlatBucket(Bucket):
         Raises
         ------
         RuntimeError
-            If the model was moved or converted meanwhile: torch then takes the gradients out of the bucket.
+            If the model was moved or converted meanwhile.
         """
+        self.check_place(parameter)
         view = self.views[parameter]
-        moved = (view.dtype, view.device) != (parameter.dtype, parameter.device)
-        if moved or view.untyped_storage().data_ptr() != self.flat.untyped_storage().data_ptr():
-            was, now = (f"{tensor.dtype}, {tensor.device}" for tensor in (self.flat, parameter))
-            fault = f"a parameter of shape {list(parameter.shape)} was moved or converted from {was} to {now}"
-            raise RuntimeError(f"{fault}: call .to(), .half(), ... on the model before wrapping it")
-        if parameter.grad is None:
+        if parameter._grad is None:
             view.zero_()
-        elif parameter.grad is not view:
-            view.copy_(parameter.grad)
-        parameter.grad = view
+        elif parameter._grad is not view:
+            view.copy_(parameter._grad)
+        parameter._grad = view
 
     def take(self) -> Tensor:
         """Return the buffer."""
@@ -94,8 +108,8 @@ class FlatBucket(Bucket):
 
     def unreduced(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of a parameter if it has come, or was changed, since the bucket was reduced."""
-        unchanged = self.reduced == self.flat._version and parameter.grad is self.views[parameter]
-        return None if unchanged else parameter.grad
+        unchanged = self.reduced == self.flat._version and parameter._grad is self.views[parameter]
+        return None if unchanged else parameter._grad
 
 
 def flat_buffer(parameters: list[nn.Parameter], comm: Communicator) -> Tensor:
@@ -113,10 +127,10 @@ def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = None) -> Tensor:
     """Move the gradients into one new flat tensor of a dtype, and free them. A missing gradient counts as zero."""
-    gradients = [p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in parameters]
+    gradients = [p.new_zeros(p.numel()) if p._grad is None else p._grad.flatten() for p in parameters]
     flat = parameters[0].detach().new_empty(sum(map(len, gradients)), dtype=dtype)
     for parameter in parameters:
-        parameter.grad = None
+        parameter._grad = None
     return torch.cat(gradients, out=flat)
 
 

@@ -50,7 +50,7 @@ class Bucketed(DataParallel):
         self,
         model: nn.Module,
         comm: Communicator,
-        op: str = "sum",
+        op: str | None = None,
         unused: bool = False,
         bucket_bytes: int = 25 * MIB,
         first_bucket_bytes: int = MIB,
@@ -71,9 +71,9 @@ class Bucketed(DataParallel):
             self.hooks.append(parameter.register_post_accumulate_grad_hook(Hook(self._gradient_arrived)))  # type: ignore[no-untyped-call]
         weakref.finalize(self, remove_all, self.hooks).atexit = False
         for parameter, bucket in self.bucket_of.items():
-            parameter.grad = None
+            parameter._grad = None
             bucket.adopt(parameter)
-        self.zeroed = {parameter: parameter.grad for parameter in self.parameters_to_reduce}  # the zeros put there
+        self.zeroed = {parameter: parameter._grad for parameter in self.parameters_to_reduce}  # the zeros put there
 
     def in_buckets(self) -> list[nn.Parameter]:
         """Return the parameters whose gradients go through buckets."""
@@ -94,7 +94,7 @@ class Bucketed(DataParallel):
     def forget_gradients(self, parameters: Set[nn.Parameter], set_to_none: bool = True) -> None:
         """Forget the gradients of these parameters, or make them zeros; see `DataParallel`."""
         super().forget_gradients(parameters, set_to_none)
-        self.zeroed |= {parameter: parameter.grad for parameter in parameters}
+        self.zeroed |= {parameter: parameter._grad for parameter in parameters}
         self.unreduced -= parameters
         for bucket in self.buckets:
             bucket.taken -= parameters
@@ -108,6 +108,12 @@ class Bucketed(DataParallel):
     def held(self) -> dict[str, list[Tensor]]:
         """Return this rank's tensors by category, for `Account`: the buckets are gradients."""
         return {"gradients": [bucket.flat for bucket in self.buckets if bucket.flat is not None]}
+
+    def _check_parameters(self) -> None:
+        """Raise if nobody would reduce the gradient of a trained parameter, or one was converted."""
+        super()._check_parameters()
+        for parameter, bucket in self.bucket_of.items():
+            bucket.check_place(parameter)
 
     def _gradient_comes(self, *_: object) -> None:
         """Autograd is about to add to some `parameter.grad`."""
@@ -140,7 +146,8 @@ class Bucketed(DataParallel):
     def _backward_ended(self) -> None:
         """Launch the buckets that are left, which have unused parameters, and wait for all buckets."""
         self.unreduced.clear()
-        used = {p for p in self.parameters_to_reduce if p.grad is not None and p.grad is not self.zeroed.get(p)}
+        given = [parameter for parameter in self.parameters_to_reduce if parameter._grad is not None]
+        used = {parameter for parameter in given if parameter._grad is not self.zeroed.get(parameter)}
         used.update(*(bucket.taken for bucket in self.buckets))
         for parameter, bucket in self.bucket_of.items():
             if parameter not in bucket.arrived:

@@ -12,8 +12,10 @@
 With n bytes of gradients, each rank sends 2 (P - 1)/P n bytes. With a server, each rank sends n bytes, and the server
 sends (P - 1) n.
 
-Gradients are *summed* by default: if each rank divides its loss by the global number of tokens, the sum is exactly the
-serial gradient. `op="mean"` is torch's convention: it suits loops that divide by the local number of tokens.
+With `op="sum"` gradients are summed: if each rank divides its loss by the global number of tokens,
+the sum is exactly the serial gradient. `op="mean"` is torch's convention: it suits loops that divide
+by the local number of tokens. The classes have no default: the wrong one would make all gradients P
+times too large or too small, without a word.
 (Li et al. 2020, sections 2.2 and 3.2.)
 """
 
@@ -23,17 +25,22 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import MIB, partition, take_gradients, views_into
 from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.placement import copies_of, marked
 
 
 def reduce_gradients(
     buckets: list[list[nn.Parameter]], comm: Communicator, op: str = "sum", algorithm: str = "auto"
 ) -> None:
-    """Replace every gradient by the sum of all ranks' gradients, with one all-reduce for each bucket. Collective."""
+    """Replace every gradient by the sum (or mean) of all ranks' gradients. Collective.
+
+    Cost: one all-reduce for each bucket. Experts that ranks have shared out have fewer copies than
+    all else, and only these are summed.
+    """
     for bucket in buckets:
         flat = take_gradients(bucket)
-        all_reduce(flat, comm, op, algorithm)
+        all_reduce(flat, copies_of(bucket[0], comm), op, algorithm)
         for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
-            parameter.grad = total
+            parameter.grad = marked(total, parameter)
 
 
 class PlainDataParallel(DataParallel):
@@ -42,7 +49,12 @@ class PlainDataParallel(DataParallel):
     algorithm = "auto"
 
     def __init__(
-        self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False, bucket_bytes: int = 25 * MIB
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str | None = None,
+        unused: bool = False,
+        bucket_bytes: int = 25 * MIB,
     ) -> None:
         super().__init__(model, comm, op, unused)
         self.buckets = partition(self.parameters_to_reduce[::-1], bucket_bytes, bucket_bytes)
@@ -57,7 +69,7 @@ class PlainDataParallel(DataParallel):
 class NaiveDataParallel(PlainDataParallel):
     """One all-reduce per parameter, after backward: small parameters cost a latency each."""
 
-    def __init__(self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False) -> None:
+    def __init__(self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False) -> None:
         super().__init__(model, comm, op, unused)
         self.buckets = [[parameter] for parameter in self.parameters_to_reduce]
 

@@ -1,14 +1,34 @@
-"""Replicas: the same model on every rank of an axis, or else an error that says where two ranks differ."""
+"""Replicas: the same model on every rank of an axis, or else an error that says where two ranks differ.
+
+Every strategy that treats ranks as replicas comes here first. So one function, `check_same`, finds
+out for all of them whether the ranks hold the same block of each parameter: it compares what the
+records of tensor parallelism say. It compares blocks, not the members of communicators, because
+`init(group)` numbers the ranks of each group anew.
+"""
 
 from collections.abc import Collection
 from itertools import zip_longest
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from minidist.collectives import broadcast
 from minidist.comm import Communicator, MismatchError
 from minidist.model.moe import routed_in
-from minidist.parallel.placement import expert_groups_of
+from minidist.parallel.placement import expert_groups_of, tensor_placement_of
+
+
+class Block(NamedTuple):
+    """Which part of a parameter a rank holds: channels `start` to `stop` along `dim`.
+
+    `ranks` ranks share the parameter.
+    """
+
+    parameter: str
+    dim: int
+    start: int
+    stop: int
+    ranks: int
 
 
 def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
@@ -23,11 +43,12 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
     MismatchError
         On every rank, if the models of two ranks differ in a name, shape or dtype, or in what is frozen.
     ValueError
-        If ranks that are threads share one model.
+        On every rank, if ranks hold different blocks of a parameter, or if ranks that are threads
+        share one model.
     TypeError
         On every rank, for a complex parameter or buffer.
     """
-    check_same(model, comm)
+    check_same(model, comm, ignored)
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor not in ignored and expert_groups_of(tensor) is None:
             copy_from_root(tensor, comm)
@@ -38,19 +59,29 @@ def make_equal(model: nn.Module, comm: Communicator, ignored: Collection[nn.Para
             layer.bias = bias.cpu()
 
 
-def check_same(model: nn.Module, comm: Communicator) -> None:
+def check_same(model: nn.Module, comm: Communicator, ignored: Collection[nn.Parameter] = ()) -> None:
     """Raise on every rank unless all have built the same model; values may differ. Collective, raises as `make_equal`.
 
-    Cost: one roll call of all names, shapes and dtypes; another one where ranks are threads.
+    Tensor parallelism may have cut the model before, along another axis. Then all ranks must hold
+    the same block of each parameter that is not `ignored`.
+
+    Cost: one roll call of all names, shapes, dtypes and blocks; another where ranks are threads.
     """
     if comm.wire.one_process and len(set(comm.roll_call(id(model)))) < comm.size:
         raise ValueError("the ranks are threads, and share one model: build it in the function that each of them runs")
-    described = [
-        (name, tuple(tensor.shape), str(tensor.dtype), "trained" if tensor.requires_grad else "fixed")
+    compared = [
+        (name, tensor)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         if expert_groups_of(tensor) is None  # ranks may have different numbers of experts
     ]
-    for rank, other in enumerate(comm.roll_call(described)):
+    described = [
+        (name, tuple(tensor.shape), str(tensor.dtype), "trained" if tensor.requires_grad else "fixed")
+        for name, tensor in compared
+    ]
+    blocks = {name: None if tensor in ignored else block_of(tensor) for name, tensor in compared}
+    everyones: list[tuple[list[tuple[object, ...]], dict[str, Block | None]]] = comm.roll_call((described, blocks))
+    check_blocks([held for _, held in everyones])
+    for rank, (other, _) in enumerate(everyones):
         if other != described:
             pairs = zip_longest(described, other, fillvalue="nothing")
             mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
@@ -59,6 +90,37 @@ def check_same(model: nn.Module, comm: Communicator) -> None:
     for name, _, dtype, _ in described:
         if "complex" in dtype and comm.size > 1:
             raise TypeError(f"{name} is {dtype}, which no rank can send: hold its torch.view_as_real instead")
+
+
+def block_of(parameter: Tensor) -> Block | None:
+    """Return which block of a parameter this rank holds; None if it holds the whole."""
+    placement = tensor_placement_of(parameter)
+    if placement is None or placement.dim is None:
+        return None
+    start, stop = placement.bounds[placement.comm.rank]
+    return Block(placement.name, placement.dim, start, stop, placement.comm.size)
+
+
+def check_blocks(everyones: list[dict[str, Block | None]]) -> None:
+    """Raise ValueError if ranks that are to be replicas hold different blocks of a parameter.
+
+    `everyones` are the blocks of each rank, by the parameters' names. All ranks raise the same.
+    """
+    for name, first in everyones[0].items():
+        for rank, blocks in enumerate(everyones):
+            other = blocks.get(name, first)  # a name that is missing is another model: see `check_same`
+            cut = first or other
+            if cut is not None and other != first:
+                raise ValueError(
+                    f"tensor parallelism has cut {cut.parameter} along an axis of {cut.ranks} ranks, and of "
+                    f"the {len(everyones)} ranks given here rank 0 has {_words(first)}, but rank {rank} "
+                    f"{_words(other)}: one would overwrite the other, so pass the ranks that hold the same "
+                    "block: mesh.dp, or mesh.data where there is a context axis"
+                )
+
+
+def _words(block: Block | None) -> str:
+    return f"channels {block.start} to {block.stop - 1} of dim {block.dim}" if block else "all of it"
 
 
 def copy_from_root(tensor: Tensor, comm: Communicator) -> None:

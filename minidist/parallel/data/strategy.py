@@ -26,7 +26,10 @@ class DataParallel(nn.Module, Replica):
     comm : Communicator
         The ranks of the data axis.
     op : {"sum", "mean"}
-        How the gradients of all ranks are joined.
+        How the gradients of all ranks are joined: "mean" if each rank's loss is the mean over its
+        own batch, as in torch's DDP; "sum" if each rank divides its loss by the tokens of all
+        ranks. There is no default: the wrong one makes all gradients P times too large or too
+        small, which Adam hides.
     unused : bool
         Allow parameters that get no gradient. A parameter that no rank has used then keeps `grad = None`, as in a
         serial run; finding out costs an all-reduce of one byte for each parameter. Without it, such a parameter is an
@@ -37,17 +40,17 @@ class DataParallel(nn.Module, Replica):
     MismatchError
         On every rank, if the ranks' models differ in a name, shape or dtype, or in what is frozen.
     ValueError
-        If another strategy has wrapped the model already.
+        If `op` is missing or unknown, if another strategy has wrapped the model already, or if
+        tensor parallelism has given ranks of `comm` different blocks of a parameter.
     """
 
     alone = False
     ignored: Set[nn.Parameter] = frozenset()  # left to the caller, if the strategy offers that
 
-    def __init__(self, model: nn.Module, comm: Communicator, op: str = "sum", unused: bool = False) -> None:
+    def __init__(self, model: nn.Module, comm: Communicator, op: str | None = None, unused: bool = False) -> None:
         super().__init__()
-        if op not in ("sum", "mean"):
-            raise ValueError(f"op={op!r}: gradients are reduced by 'sum' or 'mean'")
-        self.module, self.comm, self.op, self.unused, self.synchronising = model, comm, op, unused, True
+        self.op = checked_op(op, type(self).__name__)
+        self.module, self.comm, self.unused, self.synchronising = model, comm, unused, True
         self.names = {parameter: name for name, parameter in model.named_parameters() if parameter not in self.ignored}
         self.parameters_to_reduce = [parameter for parameter in self.names if parameter.requires_grad]
         for parameter, name in self.names.items():
@@ -56,7 +59,7 @@ class DataParallel(nn.Module, Replica):
             if hooked(parameter):
                 raise ValueError(f"parameter {name} belongs to another DDP already: call unwrap() on the other first")
         self.nowhere_used: set[nn.Parameter] = set()  # in the last step, by any rank
-        if op == "mean" and any(map(expert_groups_of, self.names)):
+        if self.op == "mean" and any(map(expert_groups_of, self.names)):
             raise ValueError("op='mean' would divide shared-out experts by their copies, not the ranks: use op='sum'")
         make_equal(model, comm, self.ignored)
 
@@ -104,9 +107,9 @@ class DataParallel(nn.Module, Replica):
         """
         for parameter in parameters:
             if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
+                parameter._grad = None
+            elif parameter._grad is not None:
+                parameter._grad.zero_()
 
     def synchronize(self) -> None:
         """Make the gradients equal on all ranks; call it once after the last backward of a step."""
@@ -152,4 +155,16 @@ class DataParallel(nn.Module, Replica):
         all_reduce(flags, self.comm, op="max")
         self.nowhere_used = {parameter for parameter, flag in zip(parameters, flags.tolist(), strict=True) if not flag}
         for parameter in self.nowhere_used:
-            parameter.grad = None
+            parameter._grad = None
+
+
+def checked_op(op: str | None, strategy: str) -> str:
+    """Return `op`, by which gradients are joined. Raises ValueError if it is missing or unknown."""
+    if op in ("sum", "mean"):
+        return op
+    fault = f"{strategy} has no default for op=" if op is None else f"op={op!r} is unknown to {strategy}"
+    raise ValueError(
+        f"{fault}, and the wrong one would make all gradients too large or too small by the number "
+        "of ranks: pass op=\"mean\" if each rank's loss is the mean over its own batch, as in torch's "
+        'DDP, or op="sum" if each rank divides its loss by the number of tokens of all ranks'
+    )

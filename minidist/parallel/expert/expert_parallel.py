@@ -20,11 +20,13 @@ from itertools import accumulate, groupby, pairwise
 from torch import nn
 
 from minidist.collectives.fast import cut
+from minidist.memory.hooks import check_unwrapped
 from minidist.mesh import Mesh
 from minidist.model.moe import RoutedExperts, routed_in
 from minidist.parallel.expert.dispatch import Dispatch, Levels
 from minidist.parallel.expert.plain import plain_dispatch
-from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard
+from minidist.parallel.optimizer.guard import GuardOfBlocks
+from minidist.parallel.placement import ExpertGroups, TensorPlacement, shard, tensor_placement_of
 
 WAYS = ("direct", "hierarchical", "plain")
 
@@ -50,6 +52,7 @@ def parallelize_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: 
     comm = mesh.over("ep", "tp")
     if comm.size == 1:
         return
+    GuardOfBlocks(model)
     groups = ExpertGroups(mesh.ep, mesh.data if mesh.layout.ep == 1 else mesh.over("edp"))
     size = len(comm.node)
     levels = Levels(comm.split(comm.rank // size), comm.split(comm.rank % size)) if way == "hierarchical" else None
@@ -69,10 +72,16 @@ def check_experts(model: nn.Module, mesh: Mesh, way: str = "direct", fp8: bool =
     Raises
     ------
     ValueError
-        If there is no such way, or there are no experts, or fewer than ranks of `ep` and `tp` together; for
+        If there is no such way, or there are no experts, or fewer than ranks of `ep` and `tp` together; if tensor
+        parallelism or a strategy over the data axis came first; for
         "hierarchical", unless such a group has several nodes of as many neighbouring ranks each.
     """
     layout, found = mesh.layout, routed_in(model)
+    check_unwrapped(model, "parallelize_experts")
+    for name, parameter in model.named_parameters():
+        if tensor_placement_of(parameter) is not None:
+            fault = f"{name} has been cut or recorded by an earlier call, and experts are shared out whole"
+            raise ValueError(f"{fault}: call parallelize_experts once, and before parallelize_tensor")
     groups = layout.groups(("ep", "tp"))
     if way not in WAYS:
         raise ValueError(f"there is no way {way!r} to reach experts: choose one of {', '.join(WAYS)}")

@@ -4,14 +4,16 @@ A slice is some neighbouring elements of a parameter. AdamW updates them as it w
 at rows, columns or all of a matrix (Adafactor, Shampoo, LBFGS): on slices they would compute something else.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from torch import optim
+from torch import Tensor, optim
 
 from minidist.memory.precision.masters import MasterWeights
 from minidist.parallel.optimizer.muon import SlicedMuon
 from minidist.parallel.optimizer.state import share_out
+from minidist.parallel.placement import placement_of, tensor_placement_of
 
 KNOWN = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
 KNOWN |= {optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.ASGD, optim.Rprop}
@@ -37,14 +39,53 @@ def build_over_slices(kind: Any, groups: list[dict[str, Any]], elementwise: bool
 
 
 def check_elementwise(optimizer: optim.Optimizer, said: bool) -> None:
-    """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately."""
-    _check(type(optimizer), said)
-    if isinstance(optimizer, MasterWeights):
-        _check(optimizer.inner, said)
+    """Raise ValueError unless an optimizer is known, or `said`, to treat each element separately.
+
+    What is said is noted, for `is_elementwise`.
+    """
+    for kind in _kinds(optimizer):
+        _check(kind, said)
+    if said:
+        optimizer.elementwise = True  # type: ignore[attr-defined]
+
+
+def is_elementwise(optimizer: optim.Optimizer) -> bool:
+    """Tell whether an optimizer is known, or was said, to treat each element separately."""
+    return bool(vars(optimizer).get("elementwise")) or all(map(_known, _kinds(optimizer)))
+
+
+def check_whole(kind: type, parameters: Iterable[Tensor]) -> None:
+    """Raise ValueError if a `kind` of optimizer that is not elementwise would update a block by hand.
+
+    Slices of blocks are passed over: the strategy that has made them has checked the optimizer.
+    """
+    for parameter in parameters:
+        block = tensor_placement_of(parameter)
+        if block is not None and block.dim is not None and placement_of(parameter) is None:
+            raise ValueError(
+                f"{kind.__name__} is not known to treat each element for itself, and this rank has only "
+                f"a block of {block.name} {list(block.shape)}, so its step would differ from that of the "
+                f"whole: use {_names()}, or say {kind.__name__}.elementwise = True if it does so"
+            )
+
+
+def _kinds(optimizer: optim.Optimizer) -> list[type]:
+    """Return the class of an optimizer, and that of the one inside it."""
+    inside = [optimizer.inner] if isinstance(optimizer, MasterWeights) else []
+    return [type(optimizer), *inside]
+
+
+def _known(kind: type) -> bool:
+    return kind in KNOWN or bool(vars(kind).get("elementwise"))
+
+
+def _names() -> str:
+    return ", ".join(sorted(kind.__name__ for kind in KNOWN))
 
 
 def _check(kind: type, said: bool) -> None:
-    if not said and kind not in KNOWN and not vars(kind).get("elementwise"):
+    if not said and not _known(kind):
         fault = f"{kind.__name__} is not known to treat each element for itself, and a rank has parts of parameters"
-        known = ", ".join(sorted(one.__name__ for one in KNOWN))
-        raise ValueError(f"{fault}: use {known} or Muon (ZeRO, without tensor parallelism), or pass elementwise=True")
+        raise ValueError(
+            f"{fault}: use {_names()} or Muon (ZeRO, without tensor parallelism), or pass elementwise=True"
+        )

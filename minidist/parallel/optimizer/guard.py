@@ -1,19 +1,29 @@
-"""Optimizers that would update a sharded model in vain are refused when they step, as long as the model exists.
+"""Optimizers that would update a sharded model in vain, or wrongly, are refused when they step.
 
-Only a step can tell: an optimizer over the parameters may have been built before they were sharded. So there is one
-hook on all optimizers of the process, from when the first model is sharded until the last is unwrapped or gone. All
-models share one hook, because torch walks through its hooks in every step, and another thread may remove one meanwhile:
-with a single hook that does no harm.
+Only a step can tell: an optimizer over the parameters may have been built before they were sharded
+or cut. So there is one hook on all optimizers of the process, from when the first model is sharded
+or cut until the last is unwrapped or gone. All models share one hook, because torch walks through
+its hooks in every step, and another thread may remove one meanwhile: with a single hook that does no
+harm.
 """
 
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from minidist.parallel.optimizer.elementwise import check_whole, is_elementwise
+
+
+class Watch(Protocol):
+    """What looks at every step of an optimizer."""
+
+    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
+        """Raise ValueError if an optimizer over what has these `id`s must not step."""
 
 
 class Guard:
@@ -43,24 +53,42 @@ class Guard:
             raise ValueError(f"this {kind} was built over {fault}: wrap it, then use model.optimizer({kind}, ...)")
 
 
+class GuardOfBlocks:
+    """Refuses optimizers that need whole parameters where a rank holds blocks.
+
+    Tensor parallelism and shared-out experts leave blocks, as the parameters' records say. The guard
+    works as long as the `model` exists.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        GUARDS.post(self)
+        weakref.finalize(model, GUARDS.dismiss, self).atexit = False
+
+    def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
+        """Raise ValueError if an optimizer that is not elementwise is about to update a block."""
+        if not is_elementwise(optimizer):
+            for group in optimizer.param_groups:
+                check_whole(type(optimizer), group["params"])
+
+
 class Guards:
     """All guards, and the hook on all optimizers, which is there while there are any."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a model may be collected, and its guard removed, wherever Python is
-        self.posted: set[Guard] = set()
+        self.posted: dict[Watch, None] = {}  # in order: the first to object speaks
         self.hook: Any = None
 
-    def post(self, guard: Guard) -> None:
+    def post(self, guard: Watch) -> None:
         """Let a guard check every step from now on."""
         with self.lock:
-            self.posted.add(guard)
+            self.posted[guard] = None
             self.hook = self.hook or register_optimizer_step_pre_hook(self._before_step)
 
-    def dismiss(self, guard: Guard) -> None:
+    def dismiss(self, guard: Watch) -> None:
         """Let a guard check no more."""
         with self.lock:
-            self.posted.discard(guard)
+            self.posted.pop(guard, None)
             if not self.posted and self.hook is not None:
                 self.hook.remove()
                 self.hook = None

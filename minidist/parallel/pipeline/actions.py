@@ -5,7 +5,8 @@
 
 The executor, the checker, the simulator and the drawing all read this one list. A schedule names only what is computed;
 a pass adds the sends, the receives and the reductions over the data axis (`communicate.py`). `read_plan` reads text in
-this form, so you can write a schedule of your own into a file.
+this form, so you can write a schedule of your own into a file. It reads torch's CSV, too, in which a rank's actions are
+separated by commas, and an empty place is a moment in which the rank idles: `schedule._dump_csv(file, "compute_only")`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ FLOWS = {kind: flow for flow in (OUTPUTS, GRADIENTS) for kind in flow[:3]} | {Ki
 BACKWARDS = (Kind.BACKWARD, Kind.INPUTS, Kind.WEIGHTS)
 
 WORD = re.compile(rf"(\d{{1,9}})(?:({Kind.REDUCE})|({'|'.join((*FLOWS, Kind.WEIGHTS))})(\d{{1,9}}))")
+
+
+OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")  # torch's: actions that it runs side by side
+LOWERED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")  # and those that it adds to a plan before it runs
 
 
 class Action(NamedTuple):
@@ -161,19 +166,28 @@ class Plan:
 def read_plan(text: str, name: str = "text") -> Plan:
     """Read a plan: line r has the actions of rank r, `0F0 0F1 0B0 0B1`; blank lines and `# comments` are skipped.
 
-    A stage belongs to the rank on whose line it comes first. Only the words are checked here: call `check` next.
+    Commas separate actions as well as spaces do. A stage belongs to the rank on whose line it comes first. Only the
+    words are checked here: call `check` next. Actions that torch would run side by side, `(0F3;3B1)OVERLAP_F_B`, come
+    one after the other.
 
     Raises
     ------
     ScheduleError
         If the text has no action, has a word that is no action, or leaves out a stage.
     """
-    rows = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
+    lines = [OVERLAPPED.sub(r"\1", line.partition("#")[0]) for line in text.splitlines()]
+    # A line of commas alone is a rank that does nothing.
+    rows = [re.split(r"[\s,;]+", line.strip(" \t,")) for line in lines if line.strip()]
+    rows = [[word for word in row if word] for row in rows]
     found: list[list[Action]] = [[] for _ in rows]
     holders: dict[int, int] = {}
     for rank, row in enumerate(rows):
         for position, word in enumerate(row):
             match = WORD.fullmatch(word)
+            if LOWERED.fullmatch(word):
+                added = f"rank {rank}, word {position + 1}: {word} is added to a plan before it runs"
+                fix = 'leave it out, or write the plan by _dump_csv(file, "compute_only")'
+                raise ScheduleError(f"{added}: {fix}", rows, [(rank, position)])
             if match is None:
                 sentence = (
                     f"rank {rank}, word {position + 1}: {word[:20]!r} is no action: write stage, kind and microbatch, "

@@ -18,6 +18,8 @@ with all of them. Integers, such as a mask, have no gradient, and none is sent.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -28,8 +30,9 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
+from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
-from minidist.parallel.placement import Tie, tied_across
+from minidist.parallel.placement import Tie, marked, tied_across
 from minidist.parallel.replica import Alone, Replica
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -126,6 +129,22 @@ class Pipeline:
             sum_tied(self.replica.slice_of(parameter))
         return run.total
 
+    def evaluate(self, inputs: Sequence[Any], targets: Sequence[Any], *arguments: Sequence[Any]) -> Tensor:
+        """Run the forwards of the plan alone, under `torch.no_grad`; return what `step` does."""
+        run = Run(self, inputs, targets, arguments)
+        for action in self.forward_alone.actions[self.comm.rank]:
+            run.do(action)
+            run.entered.clear()  # nobody will ask for the gradients of these
+            run.left.clear()
+        run.finish()
+        return run.total
+
+    @cached_property
+    def forward_alone(self) -> Plan:
+        """What is left of the plan in evaluation: its forwards in their order, and their messages."""
+        rows = (tuple(action for action in row if action.kind == Kind.FORWARD) for row in self.plan.actions)
+        return with_communication(replace(self.plan, actions=tuple(rows)))
+
 
 def tie_stages(model: nn.Module, names: Sequence[Sequence[str]], comm: Communicator) -> list[nn.Parameter]:
     """Tie the parameters that other ranks of the pipeline have, too; return those that are trained. Collective.
@@ -159,9 +178,9 @@ def sum_tied(parameter: nn.Parameter) -> None:
     """Sum the gradients of the copies of a parameter, or of a slice of it: one all-reduce. Collective."""
     tie = tied_across(parameter)
     assert tie is not None
-    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    all_reduce(gradient, tie.comm)
-    parameter.grad = gradient
+    if parameter.grad is None:
+        parameter.grad = marked(torch.zeros_like(parameter), parameter)
+    all_reduce(parameter.grad, tie.comm)
 
 
 class Run:

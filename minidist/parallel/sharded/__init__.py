@@ -6,6 +6,8 @@ Read `plain.py` first: all three stages as loops. Then read `shard.py` (a rank's
 `fsdp.py` says which unit is next, and when. `zero_plus_plus.py` sends fewer bytes, `sharded_optimizer.py` shards the
 optimizer's state alone.
 
+`methods.py` gathers a unit for methods that are not `forward`.
+
 Helpers: `policy.py` chooses the units, `same_steps.py` compares what the ranks do, and `whole.py` makes the state
 whole, to save or load it.
 

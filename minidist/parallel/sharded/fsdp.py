@@ -25,6 +25,8 @@ Hybrid sharding cuts parameters inside groups of ranks, such as a node, and keep
 stay inside a group, and 1/`shard_ranks` of the gradients is all-reduced across. (Zhao et al. 2023, section 3.2.2.)
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -42,8 +44,10 @@ from minidist.parallel.sharded.units import Flat, Unit
 class FSDP(ShardedModel):
     """Sharded parameters, gradients and optimizer state.
 
-    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`. Outside of
-    their units parameters are NaN: read them in `gathered`, or from `full_state_dict`. All ranks must call the same
+    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`, or with
+    torch's `clip_grad_norm_(model.parameters(), ...)`: `parameter.grad` is the gradient of this rank's slice. Outside
+    of their units parameters are NaN: read them in `gathered`, or from `full_state_dict`. Layers that are called there
+    say so; for methods that are not `forward` there is `register_fsdp_forward_method`. All ranks must call the same
     units in the same order; if they do not, a `MismatchError` says where they differ.
 
     Parameters
@@ -83,6 +87,8 @@ class FSDP(ShardedModel):
         self.next: dict[Unit, Unit] = {}  # what to gather next in forward
         self.previous: dict[Unit, Unit] = {}  # and in backward
         self.in_forward: Unit | None = None
+        self.root_runs = False  # the model's forward, or another method of it
+        self.within: set[Unit] = set()  # units of which a registered method runs
         self.in_backward: Unit | None = None
         self.line: list[Unit] = []  # whose gradients are still to be reduced, in the order in which all ranks do it
         self.reducing: Any = None
@@ -90,7 +96,7 @@ class FSDP(ShardedModel):
         self.ahead_of_time = any(flat.device.type == "cuda" for flat in self.flats)
         self.end = BackwardEnd(self._backward_ended, self.comm)
         for unit in self.units:
-            before, after = Hook(self._pre_forward, unit), Hook(self._post_forward, unit)
+            before, after = UnitHook(self._pre_forward, unit), Hook(self._post_forward, unit)
             # Before all other hooks: some, such as those of weight_norm, use the parameters.
             self.hooks.append(unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             self.hooks.append(unit.module.register_forward_hook(after))
@@ -102,7 +108,21 @@ class FSDP(ShardedModel):
 
     # ---------------------------------------------------------------- forward
 
+    def as_forward(self, unit: Unit, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call another method of a unit as if it were its forward; see `register_fsdp_forward_method`."""
+        if unit in self.within or unit is self.in_forward or (unit is self.root and self.root_runs):
+            return method(*args, **kwargs)  # called from within the unit: its parameters are whole
+        args, kwargs = self._pre_forward(unit, unit.module, args, kwargs)
+        self.within.add(unit)
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            self.within.discard(unit)
+        return self._post_forward(unit, unit.module, args, output)
+
     def _pre_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        if unit in self.within:
+            return args, kwargs
         if unit.precision.parameters is not None:
             args, kwargs = cast((args, kwargs), unit.precision.parameters)
         if recomputing():  # a part of forward again, in backward
@@ -115,7 +135,7 @@ class FSDP(ShardedModel):
 
     def _enter(self, unit: Unit) -> None:
         if unit is self.root:
-            self.order, self.in_backward = [], None
+            self.order, self.in_backward, self.root_runs = [], None, True
         elif self.in_forward is not None:
             raise RuntimeError(f"{self.in_forward.name} calls {unit.name}: let a policy choose only one of them")
         self.in_forward = unit if unit is not self.root else None
@@ -124,6 +144,8 @@ class FSDP(ShardedModel):
         self._unshard(unit, self.next.get(unit))
 
     def _post_forward(self, unit: Unit, module: nn.Module, _: Any, output: Any) -> Any:
+        if unit in self.within:
+            return output
         self.in_forward = None
         output = unit.apart(output)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -131,6 +153,7 @@ class FSDP(ShardedModel):
             fault = f"{unit.name or 'the model'} returns a {type(output).__name__} in which no tensors can be seen"
             raise TypeError(f"{fault}: return tensors, or tuples, lists or dictionaries of them")
         if unit is self.root:
+            self.root_runs = False
             self._pass_ended("forward")
             self.next = dict(pairwise(self.order))
             self.previous = {after: before for before, after in pairwise([*self.order, self.root])}
@@ -225,6 +248,15 @@ class FSDP(ShardedModel):
         """Let the ranks compare their steps. On a GPU this waits for the other hosts, but for no GPU."""
         for same in (self.same, *(self.same_across if which == "backward" else ())):
             self.stream.launch(same.step, f"the end of {which}", True)
+
+
+class UnitHook(Hook):
+    """The hook before a unit's forward, by which the unit's module is known as such."""
+
+    def asked(self) -> tuple[FSDP | None, Unit | None]:
+        """Return the model and the unit whose hook this is, if they still exist."""
+        method: Any = self.method()
+        return (None if method is None else method.__self__), self.first[0]()
 
 
 def followed(inputs: Any, work: Callable[[], None]) -> Any:

@@ -70,6 +70,8 @@ class PlainZeRO:
     loss_of(output).backward()
     zero.backward(output.grad)
     zero.step(optimizer)
+
+    Gradients are summed over ranks, so each rank divides its loss by the tokens of all ranks.
     """
 
     def __init__(self, layers: Sequence[nn.Module], comm: Communicator, stage: int) -> None:

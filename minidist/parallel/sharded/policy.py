@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from minidist.memory.precision.mixed import check_dtype
+from minidist.parallel.placement import expert_groups_of
 from minidist.parallel.sharded.units import MixedPrecision
 
 Policy: TypeAlias = Callable[[nn.Module], bool]
@@ -87,6 +88,9 @@ def check_layers(layers: Sequence[nn.Module], stage: int) -> None:
     if stage not in (1, 2, 3):
         raise ValueError(f"stage={stage}: ZeRO has the stages 1, 2 and 3")
     users = Counter(parameter for layer in layers for parameter in set(layer.parameters()))
+    if any(map(expert_groups_of, users)):
+        fault = "ranks have shared out the experts of a layer, which PlainZeRO would cut over all ranks"
+        raise ValueError(f"{fault}: use ZeRO1 or FSDP")
     for number, layer in enumerate(layers):
         trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         if len({parameter.dtype for parameter in trained}) != 1 or any(users[parameter] > 1 for parameter in trained):

@@ -4,8 +4,12 @@ parameters         embedding │ norm │ query ......│ key │ value
 on three ranks     ─ shard 0 ──────│── shard 1 ──────│─ shard 2 ─
 """
 
+from __future__ import annotations
+
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -20,7 +24,7 @@ from minidist.parallel.optimizer.elementwise import build_over_slices, check_ele
 from minidist.parallel.optimizer.groups import chosen, known_groups
 from minidist.parallel.optimizer.guard import Guard
 from minidist.parallel.optimizer.state import share_out
-from minidist.parallel.placement import Placement, make_slice
+from minidist.parallel.placement import Placement, make_slice, marked
 from minidist.parallel.replica import Optimizer
 
 
@@ -58,6 +62,9 @@ class Shard:
         self.values = values
         self.slices = {p: make_slice(values[self.held[p]], self.placements[p], p) for p in self.parameters}
 
+    def check_place(self) -> None:
+        """Raise RuntimeError if new values would not reach parameters, which lie elsewhere by now."""
+
     def add_gradient(self, shard: Tensor) -> None:
         """Add this rank's elements of a reduced gradient to the gradient."""
         shard = shard.to(self.values)
@@ -67,7 +74,8 @@ class Shard:
         """Give each slice its piece of the gradient, or None if its parameter is among those `without` one."""
         for parameter, piece in self.slices.items():
             used = self.gradient is not None and parameter not in without
-            piece.grad = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
+            gradient = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
+            piece.grad = None if gradient is None else marked(gradient, piece)
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Forget the gradients of these parameters, as far as they are in this shard."""
@@ -76,6 +84,85 @@ class Shard:
                 piece.grad = None
                 if self.gradient is not None:
                     self.gradient[self.held[parameter]].zero_()
+
+
+def place_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return where a tensor lies, and as what: two with the same place are one piece of memory."""
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tensor.device
+
+
+def moved(name: str, view: Tensor, parameter: Tensor) -> str:
+    """Return what to say of a parameter that is no longer the `view` which its strategy fills."""
+    was, now = (f"{tensor.dtype} on {tensor.device}" for tensor in (view, parameter))
+    how = "lies in other memory" if was == now else f"was converted from {was} to {now}"
+    return (
+        f"{name} {how} since it was shared out, so new values would not reach it: call .to(), .half(), "
+        "... on the model before that, and let only one strategy or ShardedOptimizer share out the same "
+        "parameters"
+    )
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter whose `grad` is the gradient of this rank's slice: what is clipped, scaled and logged.
+
+    The parameter's own gradient, which autograd writes, is in `_grad`. It is here while it waits to be reduced.
+    Copies, in memory or in a file, are parameters as they were before.
+    """
+
+    strategy: weakref.ref[Sharded]
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of this rank's slice, flat, or None."""
+        strategy = self.strategy()
+        return self._grad if strategy is None else strategy.gradient_of(self)
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        """Forget the gradient, or set the parameter's own: a step then says that nobody has reduced it."""
+        strategy = self.strategy()
+        if gradient is None and strategy is not None:
+            strategy.forget_gradients({self})
+        else:
+            self._grad = gradient
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """Return a copy that no strategy has sharded."""
+        copied = deepcopy(self.unlinked(), memo)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be pickled as a parameter that no strategy has sharded."""
+        return self.unlinked().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def unlinked(self) -> nn.Parameter:
+        """Return a parameter of the kind that this one was, on the same memory."""
+        kind = type(self).__bases__[-1]
+        twin: nn.Parameter = Tensor._make_subclass(kind, self.data, self.requires_grad)
+        twin.__dict__.update({name: value for name, value in vars(self).items() if name != "strategy"})
+        return twin
+
+
+class Links:
+    """Makes each parameter a `ShardedParameter`, until `remove`. Keeps neither parameters nor strategy alive."""
+
+    def __init__(self, strategy: Sharded, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = [(weakref.ref(parameter), type(parameter)) for parameter in parameters]
+        for parameter in parameters:
+            kind: Any = type(parameter)
+            plain = kind is nn.Parameter
+            linked = ShardedParameter if plain else type(f"Sharded{kind.__name__}", (ShardedParameter, kind), {})
+            parameter.__class__ = linked
+            parameter.strategy = weakref.ref(strategy)  # type: ignore[attr-defined]
+
+    def remove(self) -> None:
+        """Let the parameters be what they were."""
+        for reference, kind in self.parameters:
+            parameter = reference()
+            if parameter is not None:
+                parameter.__class__ = kind
+                del parameter.strategy  # type: ignore[attr-defined]
 
 
 class Sharded(DataParallel):
@@ -100,6 +187,15 @@ class Sharded(DataParallel):
             shard.forget_gradients(parameters)
 
     @abstractmethod
+    def waiting_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a parameter that has come, and is still to be reduced."""
+
+    def gradient_of(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return what `parameter.grad` shows: this rank's slice of the reduced gradient, from when there is one."""
+        own = self.waiting_gradient(parameter)
+        return self.slice_of(parameter).grad if own is None else own
+
+    @abstractmethod
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""
 
@@ -107,6 +203,7 @@ class Sharded(DataParallel):
         """Refuse optimizers that the method `optimizer` has not built, as long as the hooks are there."""
         self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
         self.hooks.append(self.posted)
+        self.hooks.append(Links(self, [parameter for parameter in parameters if parameter.requires_grad]))
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **options: Any
@@ -170,13 +267,15 @@ class Sharded(DataParallel):
     def _attach(self, optimizer: torch.optim.Optimizer, trained: list[dict[str, Any]]) -> None:
         """Hook an optimizer over slices of the `trained` parameters, so that its steps are checked and heard."""
         mine = {parameter for group in trained for parameter in group["params"]}
-        optimizer.register_step_pre_hook(lambda *_: self._check_gradients(mine))
+        optimizer.register_step_pre_hook(lambda *_: self._check_step(mine))
         optimizer.register_step_post_hook(lambda *_: self.stepped(mine))
         optimizer.zero_grad = partial(self.forget_gradients, mine)  # type: ignore[method-assign]  # the model's are meant
         self.posted.built.add(optimizer)
 
-    def _check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Raise ValueError if a step would ignore a gradient."""
+    def _check_step(self, parameters: Collection[nn.Parameter]) -> None:
+        """Raise if a step would ignore a gradient (ValueError), or miss parameters (RuntimeError)."""
+        for shard in dict.fromkeys(self.shard_of.values()):  # in one order: all ranks say the same
+            shard.check_place()
         for parameter in parameters:
             if self.passed_over(parameter):
                 raise ValueError(

@@ -36,7 +36,7 @@ class ShardedModel(Whole):
         self,
         model: nn.Module,
         comm: Communicator,
-        op: str = "sum",
+        op: str | None = None,
         unused: bool = False,
         policy: Policy | None = None,
         reshard_after_forward: bool = True,
@@ -78,6 +78,7 @@ class ShardedModel(Whole):
         self.most_whole = MOST if reshard_after_forward else len(self.units)
         self.whole: list[Unit] = []  # or being gathered; without the root
         self._register_hooks()
+        self.watches = watched(model, self.units)
 
     @abstractmethod
     def _register_hooks(self) -> None:
@@ -96,7 +97,11 @@ class ShardedModel(Whole):
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""
         waiting = self.shard_of[parameter].places.get(parameter)  # since a backward in no_sync
-        return any(each is not None and bool(each.any()) for each in (waiting, parameter.grad))
+        return any(each is not None and bool(each.any()) for each in (waiting, parameter._grad))
+
+    def waiting_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a parameter that has come, and is still to be reduced."""
+        return parameter._grad
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Let the next gathering bring the new values. Each step of the optimizer ends with this."""
@@ -120,6 +125,7 @@ class ShardedModel(Whole):
         """Return the model, whole on every rank and without hooks, to be used alone. Collective: one gathering."""
         if self.hooks:  # else it was unwrapped before, and the parameters may have changed since
             remove_all(self.hooks)
+            remove_all(self.watches)
             self._unshard_all()
         return self.module
 
@@ -184,11 +190,16 @@ class ShardedModel(Whole):
         flats = [self._flat(kind, precision) for kind in cut]
         return flats + [Flat(kind, self.names, self.single, precision, None, True, self._link(kind)) for kind in kept]
 
+    def _group(self, parameters: list[nn.Parameter]) -> Communicator:
+        """Return the ranks that cut these parameters: of experts that have fewer copies than all else, the copies."""
+        copies = copies_of(parameters[0], self.comm)
+        return self.shard_comm if copies is self.comm else copies
+
     def _link(self, parameters: list[nn.Parameter]) -> Communicator:
-        return self.links[copies_of(parameters[0], self.shard_comm)]
+        return self.links[self._group(parameters)]
 
     def _flat(self, parameters: list[nn.Parameter], precision: MixedPrecision) -> Flat:
-        comm, link = copies_of(parameters[0], self.shard_comm), self._link(parameters)
+        comm, link = self._group(parameters), self._link(parameters)
         alone = comm is not self.shard_comm and comm.size == 1 and self.allocate is None  # experts with one copy
         return Flat(parameters, self.names, comm, precision, self.allocate, alone, link)
 
@@ -235,6 +246,40 @@ def _leave(hooks: list[Any], model: nn.Module) -> None:
         model.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
 
 
+def watched(model: nn.Module, units: Iterable[Unit]) -> list[Any]:
+    """Have each module say so if it is called while its own parameters are freed; return the hooks."""
+    freed = {parameter: unit.name for unit in units for flat in unit.cut for parameter in flat.parameters}
+    hooks = []
+    for name, module in model.named_modules():
+        unit = next((freed[p] for p in module.parameters(recurse=False) if p in freed), None)
+        if unit is not None:
+            hooks.append(module.register_forward_pre_hook(refuse_freed(name, unit)))
+    return hooks
+
+
+def refuse_freed(name: str, unit: str) -> Callable[[nn.Module, Any], None]:
+    """Return a hook that raises RuntimeError if a module, called `name`, has parameters without memory."""
+    where = f"its unit {unit}" if unit else "the model"
+
+    def refuse(module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiler would look into this; blocks are compiled inside of units
+            return
+        for parameter in module.parameters(recurse=False):
+            if parameter.untyped_storage().nbytes() < parameter.nbytes:
+                fault = (
+                    f"{name or 'the model'} was called outside of the forward of {where}, where its parameters are NaN"
+                )
+                fix = 'call register_fsdp_forward_method(unit, "its method") for what is called there'
+                raise RuntimeError(f"{fault}: {fix}, or use gathered() or unwrap()")
+
+    return refuse
+
+
 def _refuse(model: nn.Module, *_: object) -> NoReturn:
+    raise gone(model)
+
+
+def gone(model: nn.Module | None) -> RuntimeError:
+    """Return the error for the use of a model whose parameters cannot be gathered any more."""
     fault = f"the parameters of this {type(model).__name__} were shared out by a strategy that is gone"
-    raise RuntimeError(f"{fault}: keep what wraps a model as long as the model is used, or call its unwrap() first")
+    return RuntimeError(f"{fault}: keep what wraps a model as long as the model is used, or call its unwrap() first")

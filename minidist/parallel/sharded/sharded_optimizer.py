@@ -21,6 +21,7 @@ from minidist.parallel.data.replicas import make_equal
 from minidist.parallel.optimizer.elementwise import build_over_slices
 from minidist.parallel.optimizer.groups import chosen, read_groups
 from minidist.parallel.optimizer.guard import GUARDS
+from minidist.parallel.placement import copies_of
 from minidist.parallel.sharded.units import of_one_kind
 from minidist.parallel.sharded.zero import BucketShard
 
@@ -42,16 +43,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
     **options
         Arguments of `kind`.
 
-    Before `step` each parameter must have the same gradient on every rank, or none on any rank. Afterwards all ranks
-    have the same new parameters. Building it, `step` and `state_dict` are collective. The state is that of an unsharded
-    optimizer, and can be loaded on any number of ranks.
+    Before `step` each parameter must have the same gradient on every rank, or none on any rank.
+    Afterwards all ranks have the same new parameters. (With experts that ranks have shared out, this
+    holds among the copies of each.) Building it, `step` and `state_dict` are collective. The state is
+    that of an unsharded optimizer, and can be loaded on any number of ranks.
 
     Raises
     ------
     MismatchError
         On every rank, if the ranks' parameters differ in shape or dtype.
     ValueError
-        If `kind` is not known to work on slices, or another strategy has sharded the parameters.
+        If `kind` is not known to work on slices, if another strategy has sharded the parameters, or
+        if tensor parallelism has given ranks of `comm` different blocks of one.
+    RuntimeError
+        In `step`, if something has moved or converted the parameters since: `.to()`, or a strategy.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         elementwise: bool = False,
         **options: Any,
     ) -> None:
+        self.elementwise = True  # what its step updates; whether `kind` fits slices is checked here
         groups = read_groups(parameters)
         names: dict[nn.Parameter, str] = {}
         for group in groups:
@@ -70,10 +76,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         GUARDS.check(self, set(map(id, names)))
         self.comm, self.parameters = comm, nn.ParameterList(names)
         make_equal(self.parameters, comm)
-        self.shards = [BucketShard(alike, names, comm) for alike in of_one_kind(self.parameters)]
+        kinds = of_one_kind(self.parameters)
+        self.shards = [BucketShard(alike, names, copies_of(alike[0], comm)) for alike in kinds]
         self.slices = {parameter: piece for shard in self.shards for parameter, piece in shard.slices.items()}
         local = build_over_slices(kind, [chosen(group, self.slices) for group in groups], elementwise, options)
-        super().__init__(local.param_groups, local.defaults)
+        super().__init__(groups, local.defaults)  # over whole parameters: whoever scales or clips looks for them here
         self.local, self.state = local, local.state
 
     @torch.no_grad()
@@ -84,12 +91,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = closure() if closure else None
+        copy_options(self.param_groups, self.local.param_groups)
+        for shard in self.shards:
+            shard.check_place()
         for shard in self.shards:
             for parameter, piece in shard.slices.items():
                 piece.grad = None if parameter.grad is None else shard.placements[parameter].take(parameter.grad)
         self.local.step(**options)
         for shard in self.shards:
-            shard.publish(self.comm)
+            shard.publish(shard.comm)
         for piece in self.slices.values():
             piece.grad = None  # a view, which would keep all of it
         return loss
@@ -100,15 +110,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of an unsharded optimizer. Collective."""
+        copy_options(self.param_groups, self.local.param_groups)
         return self.local.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of an unsharded optimizer, or of a sharded one on any number of ranks."""
         self.local.load_state_dict(state_dict)
-        self.param_groups, self.state = self.local.param_groups, self.local.state
+        copy_options(self.local.param_groups, self.param_groups)
+        self.state = self.local.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the parameters are shared out when the optimizer is built."""
         if "local" in vars(self):
             raise TypeError("a ShardedOptimizer shares its parameters out when it is built: give them all to it then")
         super().add_param_group(param_group)
+
+
+def copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+    """Give each group of `target` the options of its twin, such as a learning rate that a schedule has changed."""
+    for theirs, ours in zip(source, target, strict=True):
+        ours.update({name: value for name, value in theirs.items() if name not in ("params", "param_names")})

@@ -18,7 +18,7 @@ from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.buckets import kind_of, make_room, take_gradients, views_into
 from minidist.parallel.sharded.same_steps import SameSteps
-from minidist.parallel.sharded.shard import Shard
+from minidist.parallel.sharded.shard import Shard, moved, place_of
 
 Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 
@@ -134,6 +134,13 @@ class Flat(Shard):
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.data = view
 
+    def check_place(self) -> None:
+        """Raise RuntimeError if parameters were moved or converted: gathering would undo it."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            elsewhere = (parameter.dtype, parameter.device) != (view.dtype, view.device)
+            if elsewhere or (self.replicated and place_of(parameter) != place_of(view)):
+                raise RuntimeError(moved(self.placements[parameter].name, view, parameter))
+
     def release(self) -> None:
         """Free `whole`. What autograd has saved of it is valid again once it is gathered again."""
         for parameter in self.parameters:
@@ -146,9 +153,9 @@ class Flat(Shard):
             self.own = torch.zeros_like(self.whole, dtype=self.reduction)
             self.places = dict(zip(self.parameters, views_into(self.own, self.parameters), strict=True))
         for parameter in parameters:
-            if parameter.grad is not None:
-                self.places[parameter].add_(parameter.grad)
-                parameter.grad = None
+            if parameter._grad is not None:
+                self.places[parameter].add_(parameter._grad)
+                parameter._grad = None
 
     def take_gradients(self) -> Tensor:
         """Return this rank's own gradients of all elements, and forget them."""
@@ -204,6 +211,8 @@ class Unit:
         if self.gathering is not None:
             self.gathering.wait()
             self.state, self.gathering = UnitState.UNSHARDED, None
+            for flat in self.flats:
+                flat.check_place()
             for flat in self.cut:
                 flat.show()
 

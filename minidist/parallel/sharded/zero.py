@@ -32,7 +32,7 @@ from minidist.parallel.data.backward import Hook
 from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
 from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.placement import copies_of
-from minidist.parallel.sharded.shard import Shard, Sharded
+from minidist.parallel.sharded.shard import Shard, Sharded, moved, place_of
 
 
 class BucketShard(Shard):
@@ -41,10 +41,17 @@ class BucketShard(Shard):
     def __init__(self, parameters: list[nn.Parameter], names: dict[nn.Parameter, str], comm: Communicator) -> None:
         super().__init__(parameters, names, comm)
         self.whole = flat_buffer(parameters, comm)
-        for parameter, view in zip(parameters, views_into(self.whole, parameters), strict=True):
+        self.views = views_into(self.whole, parameters)
+        for parameter, view in zip(parameters, self.views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
         self.make_slices(self.whole[self.start : self.stop])
+
+    def check_place(self) -> None:
+        """Raise RuntimeError if a parameter has left the flat buffer, into which `publish` gathers."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if place_of(parameter) != place_of(view):
+                raise RuntimeError(moved(self.placements[parameter].name, view, parameter))
 
     def publish(self, comm: Communicator) -> None:
         """Gather every rank's updated values: one all-gather. Runs on the stream."""
@@ -54,7 +61,8 @@ class BucketShard(Shard):
 class ZeRO1(Sharded, Bucketed):
     """Sharded optimizer state. The gradients stay whole in their buckets, as in DDP, and are reduce-scattered.
 
-    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`.
+    Build the optimizer with `optimizer`; clip its gradients with `clip_by_global_norm(model.slices, ...)`, or with
+    torch's `clip_grad_norm_(model.parameters(), ...)`: once reduced, `parameter.grad` is that of this rank's slice.
 
     Parameters
     ----------
@@ -116,8 +124,12 @@ class ZeRO1(Sharded, Bucketed):
 
     def passed_over(self, parameter: nn.Parameter) -> bool:
         """Tell whether this parameter has a gradient that its slice lacks."""
-        given = self.bucket_of[parameter].unreduced(parameter)
+        given = self.waiting_gradient(parameter)
         return given is not None and bool(given.any())
+
+    def waiting_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a parameter that has come, and is still to be reduced."""
+        return self.bucket_of[parameter].unreduced(parameter)
 
     def stepped(self, updated: Collection[nn.Parameter] | None = None) -> None:
         """Gather the new parameters, bucket by bucket. Each step of the optimizer ends with this. Collective.

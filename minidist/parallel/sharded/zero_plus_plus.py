@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Communicator
 from minidist.memory.precision.blocks import BLOCK, pack, unpack
+from minidist.parallel.placement import expert_groups_of
 from minidist.parallel.sharded.fsdp import FSDP
 from minidist.parallel.sharded.units import Flat, MixedPrecision
 
@@ -115,7 +116,7 @@ class ZeROPlusPlus(FSDP):
 
     Parameters
     ----------
-    model, comm, **options
+    model, comm, op, **options
         As for `FSDP`, without `shard_ranks`.
     node_ranks : int, optional
         How many neighbouring ranks form a node; by default those that share memory.
@@ -123,15 +124,29 @@ class ZeROPlusPlus(FSDP):
     Raises
     ------
     ValueError
-        If `node_ranks` does not divide the number of ranks.
+        If `node_ranks` does not divide the number of ranks, or ranks have shared out experts.
     """
 
-    def __init__(self, model: nn.Module, comm: Communicator, node_ranks: int | None = None, **options: Any) -> None:
-        node_ranks = len(comm.node) if node_ranks is None else node_ranks
-        if node_ranks < 1 or comm.size % node_ranks:
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        op: str | None = None,
+        *,
+        node_ranks: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.node_ranks = len(comm.node) if node_ranks is None else node_ranks
+        if self.node_ranks < 1 or comm.size % self.node_ranks:
             raise ValueError(f"node_ranks={node_ranks} must divide the {comm.size} ranks into nodes of one size")
-        self.nodes = Nodes(comm, node_ranks)
-        super().__init__(model, comm, **options)
+        super().__init__(model, comm, op, **options)
+
+    def _divide(self, shard_ranks: int | None) -> None:
+        """Make the communicators: those of FSDP, and those inside a node and across nodes."""
+        if any(map(expert_groups_of, self.names)):
+            raise ValueError("ZeRO++ knows no experts that ranks have shared out: use FSDP, or ep=1")
+        super()._divide(shard_ranks)
+        self.nodes = Nodes(self.comm, self.node_ranks)
 
     def volume(self, microbatches: int) -> tuple[str, float]:
         """Return what a rank sends in a step: the first gathering and the reduction quantised, others inside a node."""

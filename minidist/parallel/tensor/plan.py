@@ -20,10 +20,13 @@ from torch import nn
 
 from minidist.comm import Communicator
 from minidist.memory.adapters.lora import linear_in
+from minidist.memory.hooks import check_unwrapped
+from minidist.memory.precision.fp8 import scales_of
 from minidist.model import GPT, GPTConfig
 from minidist.model.dropout import Dropout
 from minidist.parallel.data.replicas import make_equal
-from minidist.parallel.placement import TensorPlacement, shard, tensor_placement_of
+from minidist.parallel.optimizer.guard import GuardOfBlocks
+from minidist.parallel.placement import TensorPlacement, expert_groups_of, shard, tensor_placement_of
 from minidist.parallel.tensor.sequence import SequenceBoundary, split_dropout
 from minidist.parallel.tensor.styles import (
     ColumnParallel,
@@ -66,8 +69,10 @@ def parallelize_tensor(model: nn.Module, comm: Communicator, plan: Plan | None =
     Parameters
     ----------
     model : nn.Module
-        Serial, and built on every rank; all ranks get rank 0's values. Its forward keeps its signature. Optimizers,
-        built before or after, update this rank's slices.
+        Serial, and built on every rank; all ranks get rank 0's values. Its forward keeps its
+        signature. Optimizers that treat each element separately, built before or after, update this
+        rank's slices. Others, such as Muon or Adafactor, are refused when they step: on slices they
+        would compute something else.
     comm : Communicator
         The ranks of the tensor axis.
     plan : optional
@@ -96,6 +101,7 @@ def split_equal(model: nn.Module, comm: Communicator, styles: Plan, sequence: bo
     if comm.size == 1:
         return
     make_equal(model, comm)
+    GuardOfBlocks(model)
     boundary = SequenceBoundary(comm) if sequence else Boundary(comm)
     for name, style in styles.items():
         entered = any(around.enters for around in _around(name, styles))
@@ -114,8 +120,12 @@ def check_plan(model: nn.Module, comm: Communicator, plan: Plan | None, sequence
     ValueError, TypeError
         As `parallelize_tensor`.
     """
-    if any(tensor_placement_of(parameter) is not None for parameter in model.parameters()):
+    check_unwrapped(model, "parallelize_tensor")
+    if any(tensor_placement_of(p) is not None and expert_groups_of(p) is None for p in model.parameters()):
         raise ValueError("the model has been split already: call parallelize_tensor once, on a serial model")
+    if scales_of(model):
+        reason = "a layer that is cut would multiply in its own dtype again"
+        raise ValueError(f"the model multiplies in 8 bits already, and {reason}: to_fp8 comes after parallelize_tensor")
     if plan is None:
         if not isinstance(model, GPT):
             raise TypeError(f"no plan is known for a {type(model).__name__}: pass plan={{pattern: style, ...}}")

@@ -13,6 +13,7 @@ A plan (`plan.py`) gives modules their styles. A layer with an adapter W + BA is
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -72,8 +73,26 @@ class ParallelRegion(Style):
     enters = True
 
     def apply(self, module: nn.Module, name: str, boundary: Boundary, entered: bool) -> nn.Module:
-        """Hook the module."""
-        module.register_forward_pre_hook(lambda _, inputs: (boundary.enter(inputs[0]), *inputs[1:]))
+        """Hook the module. Its first input may come by position, or by the name that it has in `forward`.
+
+        Raises
+        ------
+        TypeError
+            When the module is called without its first input.
+        """
+        first = next(iter(signature(module.forward).parameters), "")
+
+        def enter(
+            _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if inputs:
+                return (boundary.enter(inputs[0]), *inputs[1:]), named
+            if first in named:
+                return inputs, {**named, first: boundary.enter(named[first])}
+            fault = f"{name} was called with {', '.join(named) or 'nothing'}, and not with its first input {first!r}"
+            raise TypeError(f"{fault}, which has to enter the region: pass it first, or by that name")
+
+        module.register_forward_pre_hook(enter, with_kwargs=True)
         return module
 
 

@@ -1,14 +1,14 @@
 """Where a run starts: from a checkpoint, from somebody's Llama, or from random weights. It is checked before any work.
 
 --resume   the checkpoint's weights and optimizer, its step, and its place in the text
---init     the weights in a folder, with its rotary base and its epsilon of the norms, for which there are no options
+--init     the weights in a folder, with its sizes, its tokenizer, its rotary base and its epsilon of the norms
 neither    weights drawn from --seed
 """
 
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minidist.comm import Communicator
 from minidist.comm.job.number import NOT_NEGATIVE, POSITIVE
@@ -18,11 +18,14 @@ from minidist.trainer.batches import Batches
 from minidist.trainer.checkpoint import restore, store
 from minidist.trainer.checkpoint.store import CheckpointError
 from minidist.trainer.config import Config, ConfigError, Sections, flag
-from minidist.trainer.files import retold
-from minidist.trainer.foreign.llama import read_llama, read_llama_config
+from minidist.trainer.files import FileError, read_tree, retold
+from minidist.trainer.foreign.llama import TOKENIZER_FILE, read_llama, read_llama_config, read_origin
 
 CHANGEABLE = ("dropout", "capacity", "balance", "balance_rate", "z_loss")
 """What may change of a model while it is trained: no shape depends on it."""
+
+SIZES = ["layers", "hidden", "heads", "key_value_heads", "intermediate"]
+EXPERTS = ["experts", "top_k", "shared_experts", "scores", "raw_weights"]
 
 
 class Resumed(NamedTuple):
@@ -120,17 +123,71 @@ def sizes_of(config: Config, vocabulary: int) -> GPTConfig:
     if not config.run.init:
         return asked
     folder = Path(config.run.init)
-    if store.complete(folder):
-        raise ConfigError(f"--init {folder} has checkpoints: run python -m minidist export {folder} --to FOLDER first")
-    with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "):
-        theirs = read_llama_config(folder)
+    theirs = _read_sizes(folder)
     if (here := _flags(asked)) != (there := _flags(theirs)):
-        raise ConfigError(f"--init {folder} is another model than {here}: use {there}")
+        raise ConfigError(f"--init {folder} is another model than {here}: leave sizes out, or use {there}")
     if vocabulary > theirs.vocabulary or (vocabulary < theirs.vocabulary and not config.data.tokenizer):
         tokenizer = config.data.tokenizer or "one token a byte"
         here = f"the tokenizer here ({tokenizer}) has {vocabulary}: give the model's own, --tokenizer FILE"
         raise ConfigError(f"--init {folder} has {theirs.vocabulary} tokens, and {here}")
     return replace(theirs, sequence=asked.sequence, **{name: getattr(asked, name) for name in CHANGEABLE})
+
+
+def with_folder(sections: Sections) -> Sections:
+    """Return the options of a run, with those of its `--init` folder where nothing else was said.
+
+    The folder says the sizes of the model, and has the tokenizer.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be read, or an option says other sizes, or `--tokenizer` numbers tokens in another way
+        than the folder's own.
+    """
+    folder = Path(sections.get("run", {}).get("init", ""))
+    if folder == Path():
+        return sections
+    theirs, own = _read_sizes(folder), folder / TOKENIZER_FILE
+    names = [*SIZES, "tied", *(EXPERTS if theirs.experts else ["experts"])]
+    model: dict[str, Any] = {name: getattr(theirs, name) for name in names}
+    asked, data = sections.get("model", {}), sections.get("data", {})
+    # A 0 stands for a number that follows from the others: whether it is the folder's, `sizes_of` finds out.
+    derived = ("key_value_heads", "intermediate")
+    given = {name: value for name, value in asked.items() if name in model and (value or name not in derived)}
+    other = [_as_flag(name, value) for name, value in given.items() if value != model[name]]
+    if other:
+        fix = f"leave sizes out, or use {_flags(theirs)}"
+        raise ConfigError(f"--init {folder} is another model than {' '.join(other)}: {fix}")
+    if own.is_file():
+        data = {"tokenizer": str(own)} | data
+        if _numbering(here := Path(data["tokenizer"])) != _numbering(own):
+            trained = f"numbers tokens in another way than {own}, for which the weights were trained"
+            raise ConfigError(f"--tokenizer {here} {trained}: leave --tokenizer out")
+    return sections | {"model": model | asked, "data": data}
+
+
+def origin_of(config: Config) -> dict[str, Any]:
+    """Return the `config.json` of the `--init` folder, which an export writes again; nothing without `--init`."""
+    if not config.run.init:
+        return {}
+    with retold(ConfigError, ValueError, before=f"--init {config.run.init}: "):
+        return read_origin(config.run.init)
+
+
+def _read_sizes(folder: Path) -> GPTConfig:
+    if store.complete(folder):
+        raise ConfigError(f"--init {folder} has checkpoints: run python -m minidist export {folder} --to FOLDER first")
+    with retold(ConfigError, OSError, ValueError, before=f"--init {folder}: "):
+        return read_llama_config(folder)
+
+
+def _numbering(tokenizer: Path) -> object:
+    """Return what decides which tokens have which numbers; None for a file that `text.py` will refuse."""
+    try:
+        tree = read_tree(tokenizer)
+    except FileError:
+        return None
+    return tree.get("model"), tree.get("added_tokens")
 
 
 def load_initial(folder: Path, model: GPT) -> None:
@@ -146,7 +203,12 @@ def load_initial(folder: Path, model: GPT) -> None:
 
 
 def _flags(sizes: GPTConfig) -> str:
-    names = ["layers", "hidden", "heads", "key_value_heads", "intermediate"]
-    names += ["experts", "top_k", "shared_experts", "scores", "raw_weights"] if sizes.experts else []
-    words = [f"{flag(name)} {getattr(sizes, name)}" for name in names]
-    return " ".join([*words, "--tied" if sizes.tied else "--no-tied"])
+    names = SIZES + (EXPERTS if sizes.experts else [])
+    return " ".join(_as_flag(name, getattr(sizes, name)) for name in [*names, "tied"])
+
+
+def _as_flag(name: str, value: object) -> str:
+    """Return how an option is written on the command line, with its value."""
+    if isinstance(value, bool):
+        return flag(name if value else f"no_{name}")
+    return f"{flag(name)} {value}"

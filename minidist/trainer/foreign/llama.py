@@ -36,6 +36,19 @@ from minidist.trainer.foreign.llama_names import (
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.json"
+COMPANIONS = (  # what a model is published with, beside its weights and their configuration
+    TOKENIZER_FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
 
 
 def save_llama(model: GPT, directory: str | Path) -> None:
@@ -75,8 +88,16 @@ def load_llama(
     return model
 
 
-def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str | Path) -> None:
+def write_llama(
+    config: GPTConfig,
+    weights: Mapping[str, Tensor],
+    directory: str | Path,
+    origin: Mapping[str, Any] | None = None,
+) -> None:
     """Write whole parameters, given by our names.
+
+    `origin` is the `config.json` that the training began with, if it began with one: its keys and their values are
+    written again, such as the tokens that begin and end a text.
 
     Each file appears under its name only when it is complete, so a crash never leaves half a checkpoint behind, and
     a tensor mapped from the old file stays readable.
@@ -92,7 +113,7 @@ def write_llama(config: GPTConfig, weights: Mapping[str, Tensor], directory: str
     target.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     save_file(tensors, target / f"{WEIGHTS_FILE}.partial", metadata={"format": "pt"})
-    (target / f"{CONFIG_FILE}.partial").write_text(json.dumps(_llama_config(config, dtype), indent=2) + "\n")
+    (target / f"{CONFIG_FILE}.partial").write_text(json.dumps(_llama_config(config, dtype, origin), indent=2) + "\n")
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         os.replace(target / f"{name}.partial", target / name)
 
@@ -135,14 +156,31 @@ def read_llama_config(directory: str | Path) -> GPTConfig:
     return config
 
 
+def read_origin(directory: str | Path) -> dict[str, Any]:
+    """Return `config.json` as it stands: what is no business of ours goes with an exported model, too.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read.
+    """
+    return _read_json(Path(directory) / CONFIG_FILE)
+
+
 def _say(path: Path, tree: Mapping[str, Any], *keys: str, **what: Any) -> Any:
     """Return a value from a file as `files.at` does; a ValueError names the file."""
     with retold(ValueError, FileError, before=f"{path} ", after=": it is not what a Llama comes with."):
         return at(tree, *keys, **what)
 
 
-def _llama_config(config: GPTConfig, dtype: str) -> dict[str, Any]:
-    """Say `config` in Hugging Face's words."""
+def _llama_config(config: GPTConfig, dtype: str, origin: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Say `config` in Hugging Face's words, or in those of its `origin`, which is a model of the same sizes."""
+    if origin:
+        changed: dict[str, Any] = {key: dtype for key in ("dtype", "torch_dtype") if key in origin}
+        longest = origin.get("max_position_embeddings", LEFT_OUT["sequence"])
+        if config.sequence > longest:
+            changed["max_position_embeddings"] = config.sequence
+        return {**origin, **changed}
     kind = "mixtral" if config.experts else "llama"
     return {
         "architectures": [f"{kind.title()}ForCausalLM"],

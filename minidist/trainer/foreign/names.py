@@ -1,6 +1,6 @@
 """What DeepSpeed and Megatron-LM call the options of a run, and what becomes of each here: one table for both.
 
-    "zero_optimization": {"stage": 2, "overlap_comm": true}        --num-layers 12  --log-interval 10
+    "zero_optimization": {"stage": 2, "overlap_comm": true}        --num-layers 12  --swiglu
                            │                 │                          │                 │
                      [parallel] zero      a note                 [model] layers        a note
 

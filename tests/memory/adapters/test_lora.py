@@ -245,7 +245,7 @@ def test_data_parallel_ranks_train_the_serial_adapters(add: Any) -> None:
     def rank_trains(comm: Communicator) -> dict[str, Tensor]:
         model = build(DROPPING, seed=comm.rank)
         add(model, generator=torch.Generator().manual_seed(comm.rank))
-        train(DDP(model, comm), share(4, comm.size, comm.rank))
+        train(DDP(model, comm, op="sum"), share(4, comm.size, comm.rank))
         return adapters_of(model)
 
     serial = build(DROPPING)
@@ -290,3 +290,18 @@ def test_an_adapter_of_the_head_is_not_cut_and_a_layer_in_4_bits_neither() -> No
 
     assert "no ParallelRegion" in minidist.run(lambda comm: rank_says(comm, add_lora, "head"), 2)[0]
     assert "QuantizedLinear" in minidist.run(lambda comm: rank_says(comm, add_qlora, "query"), 2)[0]
+
+
+@pytest.mark.parametrize("add", (add_lora, add_qlora))
+def test_a_model_that_reads_its_layers_dtype_can_have_adapters(add: Any) -> None:
+    """T5 asks the last matrix of each MLP for `weight.dtype`."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = T5Config(vocab_size=20, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    model, tokens = T5ForConditionalGeneration(sizes).eval(), torch.arange(6).view(1, 6)
+    before = model(input_ids=tokens, labels=tokens).logits
+    add(model, 2, targets=("wo", "q"))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if name.endswith("wo.B"))
+    after = model(input_ids=tokens, labels=tokens).logits
+    torch.testing.assert_close(after, before, **({} if add is add_lora else {"rtol": 0.5, "atol": 0.5}))

@@ -324,7 +324,7 @@ def test_data_parallel_ranks_stay_equal_in_float8_and_near_one_rank() -> None:
     def program(comm: Communicator) -> tuple[list[Tensor], list[float], Tensor]:
         model = gpt(seed=comm.rank)
         to_fp8(model)
-        losses = train(DDP(model, comm), range(10), comm, scales=model)
+        losses = train(DDP(model, comm, op="sum"), range(10), comm, scales=model)
         return [weight.detach() for weight in model.parameters()], losses, histories(model)
 
     model = gpt()

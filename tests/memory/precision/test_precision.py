@@ -172,7 +172,7 @@ def test_masters_are_read_at_the_first_step_so_that_a_strategy_may_change_the_mo
     def program(comm: Communicator) -> list[Tensor]:
         model = gpt(torch.bfloat16, seed=comm.rank)
         optimizer = MasterWeights(model.parameters(), lr=0.01)
-        train(DDP(model, comm), optimizer, range(3))
+        train(DDP(model, comm, op="sum"), optimizer, range(3))
         return [weight.detach() for weight in model.parameters()]
 
     first, second = minidist.run(program, 2)
@@ -222,7 +222,7 @@ def test_state_of_shards_is_that_of_an_unsharded_optimizer() -> None:
 
     def program(comm: Communicator, given: Any = None) -> tuple[Any, list[Tensor]]:
         model = gpt(torch.bfloat16, seed=3)
-        sharded = ZeRO1(model, comm)
+        sharded = ZeRO1(model, comm, op="sum")
         optimizer = sharded.optimizer(MasterWeights, lr=0.01)
         if given:
             optimizer.load_state_dict(given)
@@ -397,7 +397,7 @@ def test_float16_data_parallel_training_finds_its_scale_and_keeps_ranks_equal() 
 
     def program(comm: Communicator) -> tuple[list[Tensor], float, list[float]]:
         model = gpt(torch.float16, seed=comm.rank)
-        wrapped = DDP(model, comm)
+        wrapped = DDP(model, comm, op="sum")
         optimizer, scaler, losses = MasterWeights(model.parameters(), lr=0.01), LossScaler(comm, scale=2.0**24), []
         for _ in range(20):
             optimizer.zero_grad()

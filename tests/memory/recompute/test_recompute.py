@@ -165,7 +165,7 @@ def test_inside_ddp_each_parameter_is_reduced_once_and_hooked_once(policy: Any) 
     def program(comm: Communicator) -> tuple[dict[str, Tensor], list[int]]:
         model = GPT(SMALL, dtype=torch.float64)
         recompute(model, policy)
-        wrapped = DDP(model, comm, bucket_bytes=4096, first_bucket_bytes=512)
+        wrapped = DDP(model, comm, op="sum", bucket_bytes=4096, first_bucket_bytes=512)
         calls = {name: 0 for name, _ in model.named_parameters()}
 
         def count(gradient: Tensor, name: str) -> Tensor:

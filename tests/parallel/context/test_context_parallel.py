@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.collectives import all_reduce
-from minidist.comm import Cluster, Communicator
+from minidist.comm import Cluster, Communicator, MismatchError
 from minidist.memory.account import Account
 from minidist.memory.recompute import recompute
 from minidist.mesh import Layout
@@ -98,17 +98,41 @@ def test_parity(ranks: int, way: str, order: str) -> None:
             assert largest_difference(found, serial(time)) <= 1e-9
 
 
-def test_heads_beside_adapters_are_counted() -> None:
-    """Ulysses asks a layer how many heads it makes; with adapters, that is the layer beside them."""
-    assert worst(Case(Layout(cp=2), Recipe(lora=2, cp_comm="ulysses"), frozen=())) <= 1e-9
+@pytest.mark.parametrize("quantised", (False, True))
+def test_heads_beside_adapters_are_counted(quantised: bool) -> None:
+    """Ulysses asks a layer how many heads it makes; with adapters, that is the layer beside them, also in 4 bits."""
+    recipe = Recipe(lora=2, qlora=quantised, cp_comm="ulysses")
+    assert worst(Case(Layout(cp=2), recipe, frozen=())) <= 1e-9
 
 
 @pytest.mark.parametrize(
     ("order", "lies"), [("zigzag", "contiguous"), ("striped", "contiguous"), ("zigzag", "striped")]
 )
-def test_with_the_positions_of_another_order_it_is_another_model(order: str, lies: str) -> None:
-    found = minidist.run(lambda comm: spread(comm, 24, order=order, lies=lies), 2)
-    assert largest_difference(found[0], serial(24)) > 1e-3
+def test_positions_of_another_order_are_refused_on_every_rank(order: str, lies: str) -> None:
+    """They would make another model: each token would be rotated as if it were elsewhere."""
+
+    def program(comm: Communicator) -> None:
+        sent = comm.traffic.messages_sent
+        with pytest.raises(ValueError, match=f"but in {order} order these are .*: pass Where.positions=...."):
+            spread(comm, 24, order=order, lies=lies)
+        assert comm.traffic.messages_sent == sent
+
+    minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_gpt_without_positions_is_refused(order: str) -> None:
+    """On all ranks, though rank 0 has the first tokens in contiguous order. A rank that attends alone is not asked."""
+
+    def program(comm: Communicator) -> None:
+        model, (inputs, _) = GPT(SMALL), text(24)
+        parallelize_context(model, comm, "ring", order)
+        with pytest.raises(ValueError, match=r"the GPT was called with positions from 0 on, .*: pass Where.positions="):
+            model(shard_tokens(inputs, comm, order)[0])
+        context_parallel.attend_alone(model)
+        model(inputs)
+
+    minidist.run(program, 2)
 
 
 def test_attention_in_another_order_than_the_tokens_lie_in_is_wrong() -> None:
@@ -399,5 +423,179 @@ def test_afterwards_a_rank_can_attend_alone() -> None:
         context_parallel.attend_alone(model)
         if comm.rank == 0:
             assert torch.equal(model(inputs), expected)
+
+    minidist.run(program, 2)
+
+
+# ---------------------------------------------------------------- the model's own `attend`
+
+
+def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return reference(query * 8**0.5 * 0.3, key, value)  # for heads of 8 channels
+
+
+def fixed_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The right one for heads of 8 channels, and for no others."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True, scale=8**-0.5)
+
+
+def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+
+
+def window(query: Tensor, key: Tensor, value: Tensor, width: int = 3) -> Tensor:
+    ones = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool)
+    return masked(query, key, value, ones.tril() & ones.triu(1 - width))
+
+
+def wide_window(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return window(query, key, value, 700)
+
+
+def two_way(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+
+def by_distance(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    places = torch.arange(query.shape[2])
+    bias = (places - places[:, None]).to(query.dtype) / 10
+    return masked(query, key, value, bias.masked_fill(bias > 0, -torch.inf))
+
+
+def sink(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    key, value = (F.pad(part, (0, 0, 1, 0)) for part in (key, value))
+    time = query.shape[2]
+    return masked(query, key, value, torch.ones(time, time + 1, dtype=torch.bool).tril(1))
+
+
+def gated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return reference(query, key, value).tanh()
+
+
+class Dropping(nn.Module):
+    """Attention with dropout, in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eval()
+        self.attend = self.dropping
+
+    def dropping(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.dropout(reference(query, key, value), 0.1, self.training)
+
+
+OTHERS: dict[Any, str] = {
+    scaled: r"multiplies scores by 0\.\d+ .1/√16 is 0.25.",
+    window: "has a window of 3 tokens",
+    wide_window: "has a window: the last of 1056 tokens does not see the first",
+    two_way: "lets tokens see later ones",
+    by_distance: "adds something to its scores, or bends them",
+    sink: "has weights that add up to .*, as beside a sink",
+    gated: "differs from it by",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.__name__)
+def test_another_attention_is_refused_before_anything_is_sent(other: Any) -> None:
+    """Ring and all_gather would compute plain causal attention in its place; Ulysses calls it."""
+
+    def program(comm: Communicator) -> None:
+        model, numbers = holder(), torch.get_rng_state()
+        model.attend = other
+        for way in ("ring", "all_gather"):
+            with pytest.raises(ValueError, match=f"attend {OTHERS[other]}.*{way} computes plain .*use 'ulysses'"):
+                parallelize_context(model, comm, way)
+        assert model.attend is other and torch.equal(torch.get_rng_state(), numbers)
+        gpt = GPT(SMALL, device="meta")
+        gpt.layers[1].attention.attend = other
+        with pytest.raises(ValueError, match=r"layers.1.attention.attend "):
+            context_parallel.check_context(gpt, 2, "ring", "zigzag")
+        parallelize_context(model, comm, "ulysses")
+        parts = drawn(12)
+        mine = [part[:, :, positions("zigzag", 2, comm.rank, 12)] for part in parts]
+        right = other(*parts)[:, :, positions("zigzag", 2, comm.rank, 12)]
+        torch.testing.assert_close(model.attend(*mine), right)
+
+    minidist.run(program, 2)
+
+
+def test_dropout_is_found_in_a_model_that_evaluates() -> None:
+    def program(comm: Communicator) -> None:
+        model = Dropping()
+        with pytest.raises(ValueError, match="attend has dropout: two calls with the same numbers differ"):
+            parallelize_context(model, comm)
+        assert not model.training
+
+    minidist.run(program, 2)
+
+
+def test_attention_for_some_heads_only_is_asked_when_these_are_known() -> None:
+    """A fixed scale is right for some number of channels, so only the first call can tell, before it sends."""
+
+    def program(comm: Communicator) -> None:
+        for channels in (8, 16):
+            model = holder()
+            model.attend = fixed_scale
+            parallelize_context(model, comm)
+            mine = [torch.randn(1, 2, 4, channels, dtype=torch.float64) for _ in range(3)]
+            if channels == 8:
+                model.attend(*mine)
+                continue
+            sent = comm.traffic.messages_sent
+            with pytest.raises(ValueError, match=r"multiplies scores by 0.3536 .1/√16 is 0.25., but ring"):
+                model.attend(*mine)
+            assert comm.traffic.messages_sent == sent
+
+    minidist.run(program, 2)
+
+
+def in_few_bits(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A kernel that takes nothing but 16 bits, three queries a key, and computes in float32."""
+    assert query.dtype == torch.bfloat16 and query.shape[1] == 3 * key.shape[1]
+    return reference(query.float(), key.float(), value.float()).bfloat16()
+
+
+def test_plain_attention_in_other_words_is_taken() -> None:
+    """One that repeats heads by a number of its own, computes in 32 bits, or takes 16 bits only."""
+
+    def repeated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = (part.repeat_interleave(4, 1) for part in (key, value))
+        scores = (query @ key.mT / query.shape[-1] ** 0.5).float()
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, -torch.inf).softmax(-1).to(value.dtype) @ value
+
+    def program(comm: Communicator) -> None:
+        model = holder()
+        model.attend = repeated
+        parallelize_context(model, comm)
+        model.attend(*(part[:, :, :2] for part in drawn(4, 8, 2)))
+        small: Any = nn.Linear(2, 2, dtype=torch.bfloat16)
+        small.attend = in_few_bits
+        parallelize_context(small, comm, "all_gather")
+        small.attend(*(part[:, :, :2] for part in drawn(4, 6, 2, torch.bfloat16)))
+
+    minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_would_be_silently_wrong_is_a_sentence(way: str) -> None:
+    def program(comm: Communicator) -> None:
+        model = GPT(SMALL)
+        parallelize_context(model, comm, way)
+        with pytest.raises(ValueError, match=r"layers.0.attention.attend reaches the tokens of other ranks already"):
+            parallelize_context(model, comm, "ulysses")
+        recompute(model, "selective")  # in the other order than it should be
+        with pytest.raises(ValueError, match="reaches the tokens of other ranks already"):
+            parallelize_context(model, comm, way)
+        with pytest.raises(MismatchError, match=r"rank 0 has .* in order 'contiguous', and rank 1 .* in 'striped'"):
+            parallelize_context(GPT(SMALL), comm, way, ("contiguous", "striped")[comm.rank])
+        sent, zigzag = comm.traffic.messages_sent, holder()
+        parallelize_context(zigzag, comm, way)
+        with pytest.raises(ValueError, match="6 tokens in a row cannot be shared out in zigzag order among 2 ranks"):
+            zigzag.attend(*drawn(3))
+        query, key, value = drawn(4)
+        with pytest.raises(ValueError, match=r"2 queries and 4 keys on rank .*: use no cache of keys"):
+            zigzag.attend(query[:, :, :2], key, value)
+        assert comm.traffic.messages_sent == sent
 
     minidist.run(program, 2)

@@ -128,7 +128,7 @@ def distance(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
 def test_parameters_of_several_precisions_in_one_model() -> None:
     def program(comm: Communicator) -> list[Tensor]:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16(), nn.Linear(4, 2).double())
-        wrapped = DDP(model, comm)
+        wrapped = DDP(model, comm, op="sum")
         hidden = model[1](model[0](torch.full((1, 4), comm.rank + 1.0)).bfloat16())
         model[2](hidden.double()).sum().backward()
         assert [bucket.flat.dtype for bucket in wrapped.buckets] == [torch.float64, torch.bfloat16, torch.float32]

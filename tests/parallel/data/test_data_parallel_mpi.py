@@ -29,7 +29,7 @@ BUCKETS = """
     from minidist.parallel import DDP
 
     try:
-        DDP(torch.nn.Linear(2, 3 if comm.rank == 1 else 2), comm)
+        DDP(torch.nn.Linear(2, 3 if comm.rank == 1 else 2), comm, op="sum")
     except MismatchError as error:
         assert f"rank {comm.rank} and rank" in str(error)
     else:
@@ -37,7 +37,7 @@ BUCKETS = """
 
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         layers = torch.nn.ModuleList(torch.nn.Linear(100, 100, bias=False, dtype=dtype) for _ in range(4))
-        ddp = DDP(layers, comm, unused=True, bucket_bytes=1, first_bucket_bytes=1)
+        ddp = DDP(layers, comm, op="sum", unused=True, bucket_bytes=1, first_bucket_bytes=1)
         if dtype != torch.bfloat16:
             for bucket in ddp.buckets:
                 assert len(ddp.stream.comm.peers(bucket.flat.numpy())) == 3, "not in the shared window"
@@ -124,7 +124,7 @@ def test_a_mistake_in_one_ranks_backward_ends_the_job() -> None:
 
         comm = minidist.init(limit=90)
         model = torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(4)))
-        ddp = DDP(model, comm, bucket_bytes=1, first_bucket_bytes=1)
+        ddp = DDP(model, comm, op="sum", bucket_bytes=1, first_bucket_bytes=1)
         if comm.rank == 1:
             model[1].register_full_backward_hook(lambda *_: 1 / 0)
         ddp(torch.ones(1, 50)).sum().backward()

@@ -31,7 +31,7 @@ def tower(device: str = "cpu") -> nn.Sequential:
 def wrap_tower(comm: Communicator, variant: type[DataParallel], model: nn.Module, layers: int) -> DataParallel:
     """Have DDP make buckets of so many layers."""
     sizes = {"bucket_bytes": layers * LAYER_BYTES, "first_bucket_bytes": LAYER_BYTES}
-    return variant(model, comm, **(sizes if variant is DDP else {}))  # type: ignore[arg-type]
+    return variant(model, comm, op="sum", **(sizes if variant is DDP else {}))  # type: ignore[arg-type]
 
 
 # ---- overlap, on a modelled machine whose clock says exactly who waited for whom ----
@@ -114,7 +114,7 @@ def recorded(comm: Communicator, first_layer: int) -> list[str]:
     model = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: log.append(f"gradient {name[0]}"))
-    ddp = DDP(model, comm, bucket_bytes=1, first_bucket_bytes=1)
+    ddp = DDP(model, comm, op="sum", bucket_bytes=1, first_bucket_bytes=1)
     ddp.stream = Recorder(ddp.stream, log, ddp.buckets)  # type: ignore[assignment]
     x, total = torch.ones(1, 8), torch.zeros(())
     for start in (first_layer, (first_layer + 2) % 4):
@@ -254,7 +254,7 @@ def test_the_parameter_server_sends_to_all_and_all_send_to_it(ranks: int) -> Non
 def test_no_sync_keeps_gradients_apart_and_ends_with_its_block(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> None:
         model = nn.Linear(3, 1, bias=False)
-        wrapped = variant(model, comm)
+        wrapped = variant(model, comm, op="sum")
         with pytest.raises(ZeroDivisionError), wrapped.no_sync():
             raise ZeroDivisionError
         with wrapped.no_sync():

@@ -81,7 +81,7 @@ def train_branches(model: nn.Module, plan: Plan, ranks: list[int], zero: Zero) -
 @pytest.mark.parametrize("plan", [NEVER, ONE_RANK_ONLY, CHANGING], ids=["never", "one rank only", "changing"])
 def test_what_is_unused_stays_as_in_the_serial_run(variant: type[DataParallel], zero: Zero, plan: Plan) -> None:
     def program(comm: Communicator) -> dict[str, Tensor]:
-        wrapped = variant(Branches(comm.rank), comm, unused=True, **single_buckets(variant))
+        wrapped = variant(Branches(comm.rank), comm, op="sum", unused=True, **single_buckets(variant))
         return train_branches(wrapped, plan, [comm.rank], zero)
 
     expected = train_branches(Branches(0), plan, [0, 1], zero)
@@ -95,7 +95,7 @@ def test_a_parameter_nobody_used_keeps_no_gradient_and_one_that_anybody_used_has
 ) -> None:
     def program(comm: Communicator) -> list[bool]:
         model = Branches()
-        wrapped = variant(model, comm, unused=True)
+        wrapped = variant(model, comm, op="sum", unused=True)
         wrapped(rows(0), *((0, 1) if comm.rank == 2 else (0,))).sum().backward()
         wrapped.synchronize()
         return [gradient is None for gradient in gradients(model)]
@@ -106,7 +106,7 @@ def test_a_parameter_nobody_used_keeps_no_gradient_and_one_that_anybody_used_has
 @all_variants
 def test_unless_announced_an_unused_parameter_is_an_error_that_names_it(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = variant(Branches(), comm)
+        wrapped = variant(Branches(), comm, op="sum")
         wrapped(rows(0), *((0, 1, 2) if comm.rank == 0 else (0, 2))).sum().backward()
         wrapped.synchronize()
 
@@ -118,7 +118,7 @@ def test_unless_announced_an_unused_parameter_is_an_error_that_names_it(variant:
 @all_variants
 def test_a_model_without_anything_to_train(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> float:
-        wrapped = variant(nn.Linear(2, 1).requires_grad_(False), comm, unused=True)
+        wrapped = variant(nn.Linear(2, 1).requires_grad_(False), comm, op="sum", unused=True)
         x = torch.ones(1, 2, requires_grad=True)
         wrapped(x).sum().backward()
         wrapped.synchronize()
@@ -169,7 +169,7 @@ def test_one_backward_through_two_forwards_and_a_retained_graph(variant: type[Da
         return gradients(model)
 
     expected = step(Branches(0), [0, 1])
-    for found in minidist.run(lambda comm: step(variant(Branches(comm.rank), comm), [comm.rank]), 2):
+    for found in minidist.run(lambda comm: step(variant(Branches(comm.rank), comm, op="sum"), [comm.rank]), 2):
         assert close(found, expected)
 
 
@@ -177,7 +177,7 @@ def test_one_backward_through_two_forwards_and_a_retained_graph(variant: type[Da
 def test_gradients_replaced_by_hand_are_reduced(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> list[Tensor | None]:
         model = Branches()
-        wrapped = variant(model, comm, unused=True)
+        wrapped = variant(model, comm, op="sum", unused=True)
         with wrapped.no_sync():
             wrapped(rows(0), 0, 1).sum().backward()
         for parameter in model.parameters():
@@ -211,7 +211,7 @@ def explode(wrapped: DDP, used_after: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("used_after", [(), (1,), (2,), (1, 2)], ids=str)
 def test_alone_the_step_after_a_backward_that_raised_is_a_clean_one(used_after: tuple[int, ...]) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = DDP(Branches(), comm, **single_buckets(DDP))
+        wrapped = DDP(Branches(), comm, op="sum", **single_buckets(DDP))
         explode(wrapped, used_after)
         wrapped.zero_grad()
         wrapped(rows(0), 0, 1, 2).sum().backward()
@@ -228,7 +228,7 @@ def test_in_company_the_step_after_a_backward_that_raised_is_refused(
     used_after: tuple[int, ...], everywhere: bool
 ) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = DDP(Branches(), comm, **single_buckets(DDP))
+        wrapped = DDP(Branches(), comm, op="sum", **single_buckets(DDP))
         if everywhere or comm.rank == 1:
             explode(wrapped, used_after)
         else:
@@ -242,7 +242,7 @@ def test_in_company_the_step_after_a_backward_that_raised_is_refused(
 
 def test_a_rank_that_raises_in_backward_ends_the_run() -> None:
     def program(comm: Communicator) -> None:
-        wrapped = DDP(Branches(), comm, **single_buckets(DDP))
+        wrapped = DDP(Branches(), comm, op="sum", **single_buckets(DDP))
         x = wrapped(rows(0), 0)
         wrapped(Explode.apply(x) if comm.rank == 1 else x, 1, 2).sum().backward()
 
@@ -253,7 +253,7 @@ def test_a_rank_that_raises_in_backward_ends_the_run() -> None:
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_graphs_of_gradients_are_refused() -> None:
     def program(comm: Communicator) -> None:
-        DDP(nn.Linear(2, 1), comm)(torch.ones(1, 2)).square().sum().backward(create_graph=True)
+        DDP(nn.Linear(2, 1), comm, op="sum")(torch.ones(1, 2)).square().sum().backward(create_graph=True)
 
     with pytest.raises(RuntimeError, match="without create_graph=True"):
         minidist.run(program, 2)
@@ -276,13 +276,13 @@ def test_recomputed_layers(reentrant: bool, all_of_it: bool) -> None:
         return gradients(model)
 
     expected = step(Branches(0), [0, 1])
-    for found in minidist.run(lambda comm: step(DDP(Branches(comm.rank), comm, unused=True), [comm.rank]), 2):
+    for found in minidist.run(lambda comm: step(DDP(Branches(comm.rank), comm, op="sum", unused=True), [comm.rank]), 2):
         assert close(found, expected)
 
 
 def test_a_shared_layer_that_gets_its_gradient_in_pieces_is_named() -> None:
     def program(comm: Communicator) -> None:
-        wrapped = DDP(Branches(), comm)
+        wrapped = DDP(Branches(), comm, op="sum")
         x = checkpoint(wrapped, wrapped(rows(0), 0), 1, use_reentrant=True)
         wrapped(checkpoint(wrapped, x, 1, use_reentrant=True), 2).sum().backward()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import minidist
 from minidist.comm import Communicator, MismatchError
-from minidist.parallel import DDP, FSDP, DataParallel
+from minidist.parallel import DDP, FSDP, DataParallel, ZeRO1, ZeRO2, ZeROPlusPlus
 
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -80,7 +80,7 @@ def test_every_rank_is_told_that_models_differ(
 ) -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(MismatchError, match=rf"rank {comm.rank} and rank \d built different models: .*{sentence}"):
-            variant(change(small()) if comm.rank == 2 else small(), comm)
+            variant(change(small()) if comm.rank == 2 else small(), comm, op="sum")
 
     minidist.run(program, 3)
 
@@ -89,22 +89,40 @@ def test_every_rank_is_told_that_models_differ(
 def test_threads_that_share_a_model_are_told(variant: type[DataParallel]) -> None:
     shared = small()
     with pytest.raises(ValueError, match="the ranks are threads, and share one model: build it in the function"):
-        minidist.run(lambda comm: variant(shared, comm), 2)
+        minidist.run(lambda comm: variant(shared, comm, op="sum"), 2)
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, FSDP])
 def test_complex_numbers_do_not_travel(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> str:
         with pytest.raises(TypeError, match=r"^weight is torch.complex64, .* torch.view_as_real") as caught:
-            variant(nn.Linear(2, 2, dtype=torch.complex64), comm)
+            variant(nn.Linear(2, 2, dtype=torch.complex64), comm, op="sum")
         return str(caught.value)
 
     assert len(set(minidist.run(program, 2))) == 1
 
 
-def test_an_operation_that_is_none() -> None:
-    with pytest.raises(ValueError, match="op='max': gradients are reduced by 'sum' or 'mean'"):
-        minidist.run(lambda comm: DDP(small(), comm, op="max"), 1)
+@pytest.mark.parametrize("ranks", (1, 2))
+@pytest.mark.parametrize("variant", [*VARIANTS, ZeRO1, ZeRO2, FSDP, ZeROPlusPlus])
+def test_how_gradients_are_joined_is_to_be_said(variant: type[DataParallel], ranks: int) -> None:
+    """Either default would be silently wrong for half of all loops; on one rank, too, the habit is asked for."""
+
+    def program(comm: Communicator) -> str:
+        before, sent = state(model := small(comm.rank)), comm.traffic.messages_sent
+        with pytest.raises(ValueError, match="op='max' is unknown to") as unknown:
+            variant(model, comm, op="max")
+        with pytest.raises(ValueError, match=f"{variant.__name__} has no default for op=") as missing:
+            variant(model, comm)
+        for caught in (unknown, missing):
+            assert "op=\"mean\" if each rank's loss is the mean over its own batch, as in torch's DDP" in str(
+                caught.value
+            )
+            assert 'op="sum" if each rank divides its loss by the number of tokens of all ranks' in str(caught.value)
+        assert all(map(torch.equal, state(model), before)) and comm.traffic.messages_sent == sent
+        variant(model, comm, op="mean")
+        return str(missing.value)
+
+    assert len(set(minidist.run(program, ranks))) == 1
 
 
 # ---- what is kept equal ----
@@ -114,7 +132,7 @@ def test_an_operation_that_is_none() -> None:
 def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> list[Tensor]:
         model = small(seed=comm.rank)
-        variant(model, comm)
+        variant(model, comm, op="sum")
         return state(model)
 
     expected = state(small(seed=0))
@@ -125,7 +143,7 @@ def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(variant: type[Dat
 @all_variants
 def test_buffers_follow_rank_0_in_training_only(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> list[Tensor]:
-        wrapped = variant(small(seed=comm.rank), comm)
+        wrapped = variant(small(seed=comm.rank), comm, op="sum")
         statistics = wrapped.module[0][1]
         wrapped(x(comm.rank))
         drifted = statistics.running_mean.clone()  # each rank saw other rows
@@ -164,7 +182,7 @@ def test_memory_of_any_layout(variant: type[DataParallel]) -> None:
         return (torch.arange(12.0).double().reshape(1, 3, 2, 2) + rank).to(memory_format=torch.channels_last)
 
     def program(comm: Communicator) -> list[Tensor]:
-        wrapped = variant(oddly_laid_out(comm.rank), comm)
+        wrapped = variant(oddly_laid_out(comm.rank), comm, op="sum")
         wrapped(image(comm.rank)).square().sum().backward()
         wrapped.synchronize()
         return [tensor for p in wrapped.parameters() for tensor in (p.detach(), p.grad) if tensor is not None]
@@ -198,7 +216,7 @@ def test_a_parameter_that_nobody_would_reduce(
     variant: type[DataParallel], change: Callable[[nn.Sequential], None], name: str
 ) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = variant(small(), comm)
+        wrapped = variant(small(), comm, op="sum")
         change(wrapped.module)  # type: ignore[arg-type]
         wrapped.eval()
         wrapped(x(0))  # looking at it is allowed
@@ -213,7 +231,7 @@ def test_a_parameter_that_nobody_would_reduce(
 def test_a_parameter_frozen_for_a_while_counts_as_unused(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> list[Tensor | None]:
         model = small()
-        wrapped = variant(model, comm, unused=True)
+        wrapped = variant(model, comm, op="sum", unused=True)
         for frozen in (True, False):
             wrapped.zero_grad()
             model[1].weight.requires_grad_(not frozen)
@@ -240,7 +258,7 @@ def test_a_model_converted_after_it_was_wrapped(
 ) -> None:
     def program(comm: Communicator) -> None:
         model = nn.Sequential(nn.Unflatten(1, (2, 2, 1)), nn.Flatten(), nn.Conv2d(4, 2, 2))
-        ddp = DDP(model, comm)
+        ddp = DDP(model, comm, op="sum")
         if trained:
             model[2](torch.ones(1, 4, 3, 3)).sum().backward()
         convert(model)
@@ -254,10 +272,10 @@ def test_a_model_converted_after_it_was_wrapped(
 def test_a_second_ddp_needs_the_first_to_be_taken_off() -> None:
     def program(comm: Communicator) -> Tensor:
         model = nn.Linear(2, 1, bias=False)
-        first = DDP(model, comm)
+        first = DDP(model, comm, op="sum")
         with pytest.raises(ValueError, match="parameter weight belongs to another DDP already"):
-            DDP(model, comm)
-        second = DDP(first.unwrap(), comm)
+            DDP(model, comm, op="sum")
+        second = DDP(first.unwrap(), comm, op="sum")
         second(torch.ones(1, 2)).sum().backward()
         assert model.weight.grad is not None
         return model.weight.grad
@@ -273,7 +291,7 @@ def test_a_second_ddp_needs_the_first_to_be_taken_off() -> None:
 def test_the_model_inside_can_be_copied_saved_and_loaded(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> None:
         model = small()
-        wrapped = variant(model, comm)
+        wrapped = variant(model, comm, op="sum")
         for copied in (copy.deepcopy(wrapped.module), pickle.loads(pickle.dumps(wrapped.module)), saved(wrapped)):
             before, sent = state(model), comm.traffic.bytes_sent
             assert all(map(torch.equal, state(copied), before))
@@ -301,7 +319,7 @@ def saved(wrapped: DataParallel) -> nn.Module:
 @all_variants
 def test_it_is_a_module_among_modules(variant: type[DataParallel]) -> None:
     def program(comm: Communicator) -> Tensor:
-        wrapped = variant(small(seed=comm.rank), comm)
+        wrapped = variant(small(seed=comm.rank), comm, op="sum")
         whole = nn.Sequential(nn.Identity(), wrapped)
         assert not whole.eval()[1].module[0][1].training and whole.train()[1].module[0][1].training
         names = [name for name, _ in whole.named_parameters()]

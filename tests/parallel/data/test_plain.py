@@ -23,7 +23,7 @@ def test_one_all_reduce_a_bucket_and_only_after_backward(
     def program(comm: Communicator) -> tuple[int, int]:
         layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
         options = {"bucket_bytes": 2 * WIDTH * WIDTH * 4} if variant is PlainDataParallel else {}
-        model = variant(layers, comm, **options)  # type: ignore[arg-type]
+        model = variant(layers, comm, op="sum", **options)  # type: ignore[arg-type]
         before = comm.traffic.bytes_sent
         model(torch.ones(2, WIDTH)).sum().backward()
         during = comm.traffic.bytes_sent - before

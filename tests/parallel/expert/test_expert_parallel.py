@@ -53,6 +53,7 @@ LAYOUTS = {
         Recipe(schedule="1f1b", microbatches=4, recompute="full"),
         BIASED,
     ),
+    "tp2 of dp4, ZeRO 3 in groups of 2": (Layout(dp=4, tp=2), Recipe(zero=3, shard_ranks=2), MOE),
     "pp2 x ep3, ZeRO 3": (Layout(dp=3, pp=2, ep=3), Recipe(schedule="gpipe", microbatches=2, zero=3), MOE),
     "pp2, weight gradients put off": (Layout(pp=2), Recipe(schedule="zb-h1", microbatches=4), MOE),
     "pp2 x ep2, put off and reduced": (
@@ -339,7 +340,7 @@ def test_a_strategy_that_would_divide_by_the_wrong_number_is_refused() -> None:
             with pytest.raises(ValueError, match="op='mean' would divide shared-out experts by their copies"):
                 strategy(model, mesh.data, op="mean")
         with pytest.raises(ValueError, match="shard_ranks=1 knows no experts"):
-            FSDP(model, mesh.data, shard_ranks=1)
+            FSDP(model, mesh.data, op="sum", shard_ranks=1)
 
     minidist.run(program, 2)
 
@@ -349,7 +350,7 @@ def test_a_sharded_model_loads_and_returns_the_biases() -> None:
     routed_in(serial_model)[1].bias[3] = 7
 
     def program(comm: Communicator) -> list[int]:
-        model = FSDP(GPT(BIASED), comm)
+        model = FSDP(GPT(BIASED), comm, op="sum")
         model.load(serial_model.state_dict())
         state = model.full_state_dict()
         assert state.keys() == serial_model.state_dict().keys()
@@ -364,7 +365,7 @@ def test_ranks_begin_with_the_biases_of_rank_0() -> None:
     def program(comm: Communicator) -> list[int]:
         model = GPT(BIASED)
         routed_in(model)[0].bias[2] = 5 + comm.rank
-        DDP(model, comm)
+        DDP(model, comm, op="sum")
         return routed_in(model)[0].bias.tolist()
 
     assert minidist.run(program, 3) == [[0, 0, 5, 0, 0, 0, 0]] * 3
@@ -376,7 +377,7 @@ def test_each_layer_s_experts_may_be_a_unit_of_their_own() -> None:
     expected = GPT(replace(MOE, dropout=0.0))(tokens)
 
     def program(comm: Communicator) -> Tensor:
-        model = FSDP(GPT(replace(MOE, dropout=0.0)), comm, policy=lambda module: isinstance(module, Experts))
+        model = FSDP(GPT(replace(MOE, dropout=0.0)), comm, op="sum", policy=lambda module: isinstance(module, Experts))
         found: Tensor = model(tokens)
         found.sum().backward()
         return found.detach()
@@ -403,7 +404,7 @@ def test_a_user_s_own_loop() -> None:
         mesh = Mesh(comm, Layout(dp=comm.size, ep=ep))
         model = GPT(config, dtype=torch.float64)
         parallelize_experts(model, mesh)
-        ddp: nn.Module = DDP(model, mesh.data) if comm.size > 1 else model
+        ddp: nn.Module = DDP(model, mesh.data, op="sum") if comm.size > 1 else model
         mine = tokens.tensor_split(comm.size)[comm.rank]
         loss = cross_entropy_sum(ddp(mine[:, :-1], Where(weight=1 / 48)), mine[:, 1:]) / 48
         loss.backward()  # type: ignore[no-untyped-call]

@@ -225,7 +225,9 @@ def test_mistakes_get_a_sentence() -> None:
         ):
             Pipeline(pipe.stages, comm, reducing, loss, pipe.carried)
         with pytest.raises(ValueError, match="replica= is given, but the plan 1f1b does not reduce gradients"):
-            Pipeline(pipe.stages, comm, pipe.plan, loss, pipe.carried, replica=DataParallel(nn.Linear(1, 1), comm))
+            Pipeline(
+                pipe.stages, comm, pipe.plan, loss, pipe.carried, replica=DataParallel(nn.Linear(1, 1), comm, op="sum")
+            )
         with pytest.raises(ValueError, match=r"GPT is to be cut into 9 layers, but has 8 of them"):
             take_stages(build(DEEP, 0), [range(7), range(7, 9)], [0])
 

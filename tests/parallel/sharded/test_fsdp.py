@@ -59,7 +59,7 @@ def test_parity_of_hybrid_sharding(ranks: int, group: int) -> None:
 def test_parity_with_recomputation(policy: str) -> None:
     def program(comm: Communicator) -> tuple[dict[str, Tensor], int]:
         model = build(DROPPING, comm.rank)
-        wrapped = FSDP(model, comm)
+        wrapped = FSDP(model, comm, op="sum")
         recompute(model, policy)
         most = watch(wrapped)
         train(wrapped, Case(FSDP, DROPPING), comm.size, comm.rank)
@@ -109,7 +109,7 @@ def test_two_units_are_whole_at_most_and_none_after_backward(ranks: int) -> None
 
 def test_the_next_unit_is_gathered_while_one_is_used() -> None:
     def program(comm: Communicator) -> list[list[str]]:
-        model = FSDP(build(DEEP, 0), comm)
+        model = FSDP(build(DEEP, 0), comm, op="sum")
         step(model, comm.rank)
         seen: list[list[str]] = []
         for unit in model.units[1:4]:
@@ -132,7 +132,7 @@ def test_in_backward_a_gpu_gathers_the_previous_unit_at_once(ahead: bool) -> Non
     """When gradients arrive, a GPU has been told to compute them, but has not: a gather would wait for them."""
 
     def program(comm: Communicator) -> list[list[str]]:
-        model = FSDP(build(DEEP, 0), comm)
+        model = FSDP(build(DEEP, 0), comm, op="sum")
         assert not model.ahead_of_time
         model.ahead_of_time = ahead
         step(model, comm.rank)
@@ -162,7 +162,7 @@ def test_in_backward_a_gpu_gathers_the_previous_unit_at_once(ahead: bool) -> Non
 def test_bytes_sent(ranks: int, options: dict[str, Any], volume: Callable[[int, int], int]) -> None:
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = build(DEEP, comm.rank).requires_grad_(True)
-        wrapped = FSDP(model, comm, **options)
+        wrapped = FSDP(model, comm, op="sum", **options)
         step(wrapped, comm.rank)
         before = comm.traffic.bytes_sent
         step(wrapped, comm.rank)
@@ -178,7 +178,7 @@ def test_bytes_sent(ranks: int, options: dict[str, Any], volume: Callable[[int, 
 
 def test_hybrid_sharding_sends_a_part_across() -> None:
     def program(comm: Communicator) -> tuple[int, int, int]:
-        model = FSDP(build(DEEP, comm.rank).requires_grad_(True), comm, shard_ranks=2)
+        model = FSDP(build(DEEP, comm.rank).requires_grad_(True), comm, op="sum", shard_ranks=2)
         step(model, comm.rank)
         assert model.across is not None
         across, inside = model.across.traffic.bytes_sent, model.shard_comm.traffic.bytes_sent
@@ -193,7 +193,7 @@ def test_hybrid_sharding_sends_a_part_across() -> None:
 
 def test_state_is_a_part_of_everything_and_any_number_of_ranks_reads_it() -> None:
     def program(comm: Communicator, given: Any = None) -> tuple[Any, dict[str, Tensor], int, int]:
-        model = FSDP(build(CONFIG, 0), comm)
+        model = FSDP(build(CONFIG, 0), comm, op="sum")
         optimizer = model.optimizer(torch.optim.AdamW, lr=0.01)
         if given:
             optimizer.load_state_dict(given[0])
@@ -222,7 +222,7 @@ def test_state_is_a_part_of_everything_and_any_number_of_ranks_reads_it() -> Non
 
 def test_clipping_uses_the_norm_of_all_shards() -> None:
     def program(comm: Communicator) -> tuple[float, float, float]:
-        model, reference = FSDP(build(CONFIG, 0), comm, shard_ranks=2), DDP(build(CONFIG, 0), comm)
+        model, reference = FSDP(build(CONFIG, 0), comm, op="sum", shard_ranks=2), DDP(build(CONFIG, 0), comm, op="sum")
         step(model, comm.rank), step(reference, comm.rank)
         norm = float(clip_by_global_norm(model.slices, 0.5))
         expected = float(clip_by_global_norm(reference.parameters(), 0.5))
@@ -235,7 +235,7 @@ def test_clipping_uses_the_norm_of_all_shards() -> None:
 def test_a_model_that_nobody_could_hold_is_built_shard_by_shard() -> None:
     def program(comm: Communicator) -> tuple[dict[str, Tensor], list[int]]:
         model = GPT(CONFIG, dtype=torch.float64, device="meta")
-        wrapped = FSDP(model, comm, device="cpu")
+        wrapped = FSDP(model, comm, op="sum", device="cpu")
         drawn: list[int] = []
 
         def one_by_one() -> Any:
@@ -255,7 +255,7 @@ def test_a_model_that_nobody_could_hold_is_built_shard_by_shard() -> None:
 
 def test_gradients_that_somebody_still_looks_at_are_not_zeroed_with_the_others() -> None:
     def program(comm: Communicator) -> None:
-        model = FSDP(build(CONFIG, comm.rank), comm)
+        model = FSDP(build(CONFIG, comm.rank), comm, op="sum")
         step(model, comm.rank)
         seen = [flat.gradient for flat in model.flats if flat.gradient is not None]
         before = [gradient.clone() for gradient in seen]

@@ -43,7 +43,12 @@ def test_replicated_parameters_stay_whole_and_are_all_reduced(ranks: int, group:
         model, serial = net(comm.rank), net()
         norm = tuple(model[1].parameters())
         wrapped = FSDP(
-            model, comm, policy=lambda module: isinstance(module, nn.Linear), shard_ranks=group, replicated=norm
+            model,
+            comm,
+            op="sum",
+            policy=lambda module: isinstance(module, nn.Linear),
+            shard_ranks=group,
+            replicated=norm,
         )
         before = comm.traffic.bytes_sent
         optimizer = wrapped.optimizer(AdamW, lr=0.05)
@@ -69,7 +74,7 @@ def test_ignored_parameters_are_left_as_they_are() -> None:
         model = net(comm.rank)
         weight = model[3].weight
         before = weight.detach().clone()
-        wrapped = FSDP(model, comm, ignored=[weight])
+        wrapped = FSDP(model, comm, op="sum", ignored=[weight])
         optimizer = wrapped.optimizer(AdamW, lr=0.05)
         assert len(wrapped.slices) == 5
         with pytest.raises(ValueError, match="is no parameter of the model in FSDP"):
@@ -93,7 +98,7 @@ def test_a_unit_may_be_ignored_as_a_whole() -> None:
         model.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
         model.forward = lambda x: model.layers[2](model.layers[1](model.layers[0](x)))  # type: ignore[method-assign]
         first = model.layers[0]
-        wrapped = FSDP(model, comm, ignored=list(first.parameters()))
+        wrapped = FSDP(model, comm, op="sum", ignored=list(first.parameters()))
         wrapped(torch.ones(2, 4)).sum().backward()
         return len(wrapped.slices), first.weight.grad is not None
 
@@ -104,7 +109,7 @@ def test_parameters_of_a_model_on_meta_are_replicated_and_ignored_too() -> None:
     def program(comm: Communicator) -> None:
         model = nn.Sequential(nn.Linear(5, 7, device="meta"), nn.LayerNorm(7, device="meta"))
         (weight, bias), matrix = model[1].parameters(), model[0].weight
-        wrapped = FSDP(model, comm, device="cpu", replicated=[weight], ignored=[bias])
+        wrapped = FSDP(model, comm, op="sum", device="cpu", replicated=[weight], ignored=[bias])
         assert wrapped.slice_of(weight).numel() == 7 and wrapped.slice_of(matrix).numel() < 35
         assert bias not in wrapped.names and all(parameter.device.type == "cpu" for parameter in model.parameters())
 
@@ -114,7 +119,7 @@ def test_parameters_of_a_model_on_meta_are_replicated_and_ignored_too() -> None:
 def test_parameters_of_another_model_are_neither_replicated_nor_ignored() -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="6 of the parameters in replicated= and ignored= are none of the model's"):
-            FSDP(net(), comm, replicated=list(net().parameters()))
+            FSDP(net(), comm, op="sum", replicated=list(net().parameters()))
 
     minidist.run(program, 2)
 
@@ -129,7 +134,7 @@ def test_precision_is_chosen_by_module() -> None:
         seen = []
         for layer in (model[0], model[3]):
             layer.register_forward_hook(lambda m, _, y: seen.append((m.weight.dtype, y.dtype)))
-        wrapped = FSDP(model, comm, policy=lambda module: isinstance(module, nn.Linear), precision=precision)
+        wrapped = FSDP(model, comm, op="sum", policy=lambda module: isinstance(module, nn.Linear), precision=precision)
         train(wrapped, wrapped.optimizer(AdamW, lr=0.05), (comm.rank,))
         assert seen == 3 * [2 * (torch.bfloat16,), 2 * (torch.float64,)]
         assert {piece.dtype for piece in wrapped.slices} == {torch.float64}
@@ -142,7 +147,7 @@ def test_whole_gradients_are_the_serial_ones_also_when_clipped(ranks: int) -> No
     def program(comm: Communicator) -> None:
         model, serial = net(), net()
         model[3].bias.requires_grad_(False)
-        wrapped = FSDP(model, comm, replicated=tuple(model[1].parameters()))
+        wrapped = FSDP(model, comm, op="sum", replicated=tuple(model[1].parameters()))
         assert all(gradient is None for _, gradient in wrapped.full_gradients())
         wrapped(rows(0, comm.rank)).square().sum().backward()
         for rank in range(comm.size):

@@ -32,14 +32,14 @@ def writing(model: FSDP) -> None:
 
 
 def twice(comm: Communicator, model: nn.Module, first: Any) -> None:
-    wrapped = first(model, comm)
-    FSDP(wrapped.module, comm)
+    wrapped = first(model, comm, op="sum")
+    FSDP(wrapped.module, comm, op="sum")
 
 
 def old_optimizer(comm: Communicator) -> None:
     model = Layers()
     optimizer = torch.optim.AdamW(model.parameters())
-    FSDP(model, comm), optimizer.step()
+    FSDP(model, comm, op="sum"), optimizer.step()
 
 
 class Text(Layers):
@@ -58,28 +58,55 @@ def new_optimizer(model: nn.Module) -> None:
 
 
 MISTAKES: tuple[tuple[Callable[[Communicator], object], str], ...] = (
-    (lambda comm: backward(FSDP(Layers(), comm), create_graph=True), "without create_graph"),
-    (lambda comm: backward(FSDP(Aside(), comm, unused=True)), r"layers.0.weight was used outside .* layers.0"),
-    (lambda comm: FSDP(Layers(), comm)(rows(0), 0, 2).sum().backward(), r"no gradient came for layers.1.weight"),
-    (lambda comm: FSDP(Text(), comm)(rows(0)), "the model returns a str in which no tensors can be seen"),
+    (lambda comm: backward(FSDP(Layers(), comm, op="sum"), create_graph=True), "without create_graph"),
+    (
+        lambda comm: backward(FSDP(Aside(), comm, op="sum", unused=True)),
+        r"layers.0.weight was used outside .* layers.0",
+    ),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum")(rows(0), 0, 2).sum().backward(),
+        r"no gradient came for layers.1.weight",
+    ),
+    (lambda comm: FSDP(Text(), comm, op="sum")(rows(0)), "the model returns a str in which no tensors can be seen"),
     (lambda comm: twice(comm, Layers(), FSDP), "layers.0.weight has no memory of its own"),
     (lambda comm: twice(comm, Layers(), DDP), "belongs to another DDP already"),
-    (lambda comm: DDP(FSDP(Layers(), comm).module, comm), "layers.0.weight has no memory of its own"),
-    (lambda comm: FSDP(FSDP(Layers(), comm), comm), "module.layers.0.weight has no memory of its own"),
+    (
+        lambda comm: DDP(FSDP(Layers(), comm, op="sum").module, comm, op="sum"),
+        "layers.0.weight has no memory of its own",
+    ),
+    (
+        lambda comm: FSDP(FSDP(Layers(), comm, op="sum"), comm, op="sum"),
+        "module.layers.0.weight has no memory of its own",
+    ),
     (old_optimizer, "this AdamW was built over parameters that FSDP shards"),
-    (lambda comm: new_optimizer(FSDP(Layers(), comm)), "this SGD was built over parameters that FSDP shards"),
-    (lambda comm: new_optimizer(ZeRO1(Layers(), comm)), "this SGD was built over parameters that ZeRO1 shards"),
-    (lambda comm: FSDP(Layers(), comm).state_dict(), "use its full_state_dict"),
-    (lambda comm: writing(FSDP(Layers(), comm)), "use its load"),
-    (lambda comm: FSDP(Layers(), comm).module(rows(0)), "were shared out by a strategy that is gone"),
-    (lambda comm: FSDP(Layers(), comm).module.state_dict(), "were shared out by a strategy that is gone"),
-    (lambda comm: FSDP(Layers(), comm).module.load_state_dict({}), "were shared out by a strategy that is gone"),
-    (lambda comm: FSDP(Layers(), comm).to(torch.bfloat16), "cannot be moved or converted"),
-    (lambda comm: FSDP(Layers(), comm, **by_type(nn.Conv2d)), "the policy chooses no module"),
-    (lambda comm: FSDP(Layers(), comm, **by_type(nn.ModuleList)), "layers, a ModuleList, which is never called"),
-    (lambda comm: FSDP(Pairs(), comm, **by_type(Pair, nn.Linear)), r"twice, in layers.0.a and in layers.0 around it"),
-    (lambda comm: FSDP(Layers(), comm, precision=MixedPrecision(torch.int8)), "cannot compute in int8: use one of"),
-    (lambda comm: FSDP(Layers(3 + comm.rank), comm), "built different models"),
+    (lambda comm: new_optimizer(FSDP(Layers(), comm, op="sum")), "this SGD was built over parameters that FSDP shards"),
+    (
+        lambda comm: new_optimizer(ZeRO1(Layers(), comm, op="sum")),
+        "this SGD was built over parameters that ZeRO1 shards",
+    ),
+    (lambda comm: FSDP(Layers(), comm, op="sum").state_dict(), "use its full_state_dict"),
+    (lambda comm: writing(FSDP(Layers(), comm, op="sum")), "use its load"),
+    (lambda comm: FSDP(Layers(), comm, op="sum").module(rows(0)), "were shared out by a strategy that is gone"),
+    (lambda comm: FSDP(Layers(), comm, op="sum").module.state_dict(), "were shared out by a strategy that is gone"),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum").module.load_state_dict({}),
+        "were shared out by a strategy that is gone",
+    ),
+    (lambda comm: FSDP(Layers(), comm, op="sum").to(torch.bfloat16), "cannot be moved or converted"),
+    (lambda comm: FSDP(Layers(), comm, op="sum", **by_type(nn.Conv2d)), "the policy chooses no module"),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum", **by_type(nn.ModuleList)),
+        "layers, a ModuleList, which is never called",
+    ),
+    (
+        lambda comm: FSDP(Pairs(), comm, op="sum", **by_type(Pair, nn.Linear)),
+        r"twice, in layers.0.a and in layers.0 around it",
+    ),
+    (
+        lambda comm: FSDP(Layers(), comm, op="sum", precision=MixedPrecision(torch.int8)),
+        "cannot compute in int8: use one of",
+    ),
+    (lambda comm: FSDP(Layers(3 + comm.rank), comm, op="sum"), "built different models"),
 )
 
 
@@ -110,7 +137,7 @@ def each(module: nn.Module) -> bool:
 def routes(comm: Communicator, hidden: tuple[int, ...], steps: int, trained: bool, at_once: bool = True) -> None:
     """In the last step, rank 2 goes another way."""
     torch.manual_seed(0)
-    model = FSDP(Routed(hidden), comm, unused=True, policy=each)
+    model = FSDP(Routed(hidden), comm, op="sum", unused=True, policy=each)
     model.same.at_once = at_once
     with torch.set_grad_enabled(trained):
         for step in range(steps):
@@ -149,7 +176,7 @@ def test_ranks_that_reduce_different_units_are_told(shard_ranks: int | None) -> 
 
 def test_another_models_state_changes_nothing() -> None:
     def program(comm: Communicator) -> bool:
-        model = FSDP(Layers(), comm)
+        model = FSDP(Layers(), comm, op="sum")
         before = model.full_state_dict()
         other = {name: value + 1 for name, value in before.items() if name != "norm.bias"} | {"new": torch.ones(2)}
         with pytest.raises(ValueError, match=r"new is \[2\] there and nothing here; norm.bias is missing"):
@@ -171,7 +198,7 @@ def test_after_an_exception_in_forward_training_goes_on(ranks: int) -> None:
 
 def test_after_an_exception_in_backward_one_rank_goes_on_and_several_are_told() -> None:
     def program(comm: Communicator) -> None:
-        model = FSDP(Layers(), comm)
+        model = FSDP(Layers(), comm, op="sum")
         model.module.layers[1].register_full_backward_hook(lambda *_: 1 / 0)
         for error in (ZeroDivisionError, ZeroDivisionError if comm.size == 1 else RuntimeError):
             with pytest.raises(error):
@@ -184,7 +211,7 @@ def test_after_an_exception_in_backward_one_rank_goes_on_and_several_are_told() 
 @pytest.mark.parametrize("precision", (None, MixedPrecision(torch.float32)))
 def test_nothing_outlives_the_model(precision: MixedPrecision | None) -> None:
     def program(comm: Communicator) -> list[str]:
-        model = FSDP(Layers(), comm, precision=precision)
+        model = FSDP(Layers(), comm, op="sum", precision=precision)
         optimizer = model.optimizer(torch.optim.AdamW)
         for _ in range(2):
             model(rows(0)).sum().backward()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import minidist
 from minidist.comm import Communicator
 from minidist.memory.adapters.lora import add_lora
 from minidist.memory.offload import mapped
-from minidist.parallel import FSDP, MixedPrecision
+from minidist.parallel import FSDP, MixedPrecision, register_fsdp_forward_method
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 DOUBLE: dict[str, Any] = {"dtype": torch.float64}
@@ -67,7 +69,7 @@ def check(make: Callable[[], nn.Module], loss: Loss = squares, ranks: int = 2, *
             optimizer.step()
 
     def program(comm: Communicator) -> dict[str, Tensor]:
-        model = FSDP(seeded(make(), comm.rank), comm, **options)
+        model = FSDP(seeded(make(), comm.rank), comm, op="sum", **options)
         train(model, model.optimizer(torch.optim.AdamW, lr=0.05), range(comm.rank, comm.rank + 1))
         return model.full_state_dict()
 
@@ -260,7 +262,7 @@ def test_computing_in_bfloat16_is_what_one_would_write_by_hand() -> None:
         model, seen = seeded(sequence().float(), 0), set()
         for layer in model.children():
             layer.register_forward_hook(lambda m, x, y: seen.update([x[0].dtype, *(p.dtype for p in m.parameters())]))
-        wrapped = FSDP(model, comm, precision=precision)
+        wrapped = FSDP(model, comm, op="sum", precision=precision)
         optimizer = wrapped.optimizer(torch.optim.SGD, lr=0.05)
         for step in range(3):
             optimizer.zero_grad()
@@ -307,3 +309,108 @@ def test_parity_between_processes(start: Any, ranks: int) -> None:
     job = start(ranks, PARITY, timeout=100)
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("parity") == ranks
+
+
+# ---------------------------------------------------------------- methods that are not `forward`
+
+
+class Coder(nn.Module):
+    """A unit with a method beside its forward, which calls a layer, and another that reads a parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(4, 4, **DOUBLE) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x) + self.second(x)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.first(x).tanh()
+
+    def twice(self, x: Tensor) -> Tensor:
+        """Call the forward in its midst, and use a parameter after it."""
+        return self(x) @ self.second.weight
+
+
+class Coders(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Coder() for _ in range(3))
+        self.head = nn.Linear(4, 4, **DOUBLE)
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x = layer.encode(x) + layer(x)
+        return self.head(x)
+
+    def again(self, x: Tensor) -> Tensor:
+        """Call the model in its midst, as what generates does, and the head after it."""
+        return self.head(self(self(x)))
+
+
+def registered(comm: Communicator, model: nn.Module) -> FSDP:
+    """Return the model wrapped, with all its methods registered."""
+    wrapped = FSDP(model, comm, "sum")
+    for layer in wrapped.module.layers:
+        register_fsdp_forward_method(layer, "encode")
+        register_fsdp_forward_method(layer, "twice")
+    register_fsdp_forward_method(wrapped.module, "again")
+    return wrapped
+
+
+def test_methods_of_units_train_and_evaluate_as_in_a_serial_run() -> None:
+    def program(comm: Communicator) -> None:
+        serial, model = seeded(Coders(), 0), registered(comm, seeded(Coders(), 0))
+        x, layers = rows(0), model.module.layers
+        for training in (False, True):
+            with torch.set_grad_enabled(training):
+                for name, found, wanted in (
+                    ("a method", layers[1].encode(x), serial.layers[1].encode(x)),
+                    ("a method that calls forward", layers[2].twice(x), serial.layers[2].twice(x)),
+                    ("the model's own", model.module.again(x), serial.again(x)),
+                    ("methods in the model's forward", model(x), serial(x)),
+                ):
+                    torch.testing.assert_close(found, wanted, msg=lambda text, name=name: f"{name}: {text}")
+        (model(x).square().sum() / comm.size).backward()
+        serial(x).square().sum().backward()
+        for name, gradient in model.full_gradients():
+            wanted_gradient = serial.get_parameter(name).grad
+            if wanted_gradient is not None:
+                torch.testing.assert_close(gradient, wanted_gradient, msg=lambda text, name=name: f"{name}: {text}")
+        alone = model.unwrap()
+        assert not {"encode", "twice", "again"} & {name for part in alone.modules() for name in vars(part)}
+        torch.testing.assert_close(alone.again(x), serial.again(x))
+
+    minidist.run(program, 2)
+
+
+def test_a_method_that_nobody_registered_says_so_in_place_of_nan() -> None:
+    """In evaluation, where no gradient could tell."""
+
+    def program(comm: Communicator) -> None:
+        wrapped = FSDP(seeded(Coders(), 0), comm, "sum")
+        module, x = wrapped.module, rows(0)
+        said = r"layers.0.first was called outside of the forward of its unit layers.0, .* are NaN: call register_fsdp_"
+        with torch.no_grad():
+            with pytest.raises(RuntimeError, match=said):
+                module.layers[0].encode(x)
+            with pytest.raises(RuntimeError, match=r"head was called outside of the forward of the model"):
+                module.head(x)
+            with wrapped.gathered():
+                assert bool(module.layers[0].encode(x).isfinite().all())
+        with pytest.raises(ValueError, match="this Linear is no unit of an FSDP model, so nothing knows when forward"):
+            register_fsdp_forward_method(module.layers[0].first, "forward")
+        with pytest.raises(ValueError, match="a Coder has no method 'decode'"):
+            register_fsdp_forward_method(module.layers[0], "decode")
+        wrapped.unwrap()
+        module.layers[0].encode(x)
+
+    minidist.run(program, 2)
+
+
+def test_a_registered_method_keeps_no_strategy_alive() -> None:
+    model = seeded(Coders(), 0)
+    program: Any = lambda comm: weakref.ref(registered(comm, model))  # noqa: E731
+    [reference] = minidist.run(program, 1)
+    gc.collect()
+    assert reference() is None

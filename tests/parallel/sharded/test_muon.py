@@ -51,7 +51,7 @@ def train(model: nn.Module, both: list[torch.optim.Optimizer], steps: range, ran
 
 
 def wrap(model: nn.Module, comm: Communicator, stage: Any, **options: Any) -> Any:
-    return stage(model, comm, **(options if stage is FSDP else BUCKETS))
+    return stage(model, comm, op="sum", **(options if stage is FSDP else BUCKETS))
 
 
 def parameters_of(wrapped: Any) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ def test_state_is_that_of_an_unsharded_muon_on_any_number_of_ranks(stage: Any) -
 def test_the_state_of_another_model_is_refused() -> None:
     def program(comm: Communicator) -> None:
         def trained(width: int) -> torch.optim.Optimizer:
-            model = ZeRO1(nn.Linear(width, 2, bias=False), comm)
+            model = ZeRO1(nn.Linear(width, 2, bias=False), comm, op="sum")
             muon = model.optimizer(Muon)
             model(torch.ones(1, width)).sum().backward()
             muon.step()
@@ -176,7 +176,7 @@ def test_the_state_of_another_model_is_refused() -> None:
 def test_plain_ddp_fails_these_tests() -> None:
     def program(comm: Communicator) -> int:
         model = build(CONFIG, 0)
-        wrapped = DDP(model, comm)
+        wrapped = DDP(model, comm, op="sum")
         both = optimizers(model, wrapped, OPTIONS[0])
         train(wrapped, both, range(1), comm.size, comm.rank)
         assert placement_of(both[0].param_groups[0]["params"][0]) is None

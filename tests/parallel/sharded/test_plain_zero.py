@@ -139,7 +139,7 @@ def test_what_is_held_is_what_the_table_says(stage: int, ranks: int) -> None:
 
 def test_data_parallelism_does_not_pass_for_zero() -> None:
     def program(comm: Communicator) -> Held:
-        model, account = PlainDataParallel(nn.Sequential(*build(comm.rank)), comm), Account()
+        model, account = PlainDataParallel(nn.Sequential(*build(comm.rank)), comm, op="sum"), Account()
         optimizer = adamw(model.parameters_to_reduce)
         account.watch(model, optimizer)
         for parameter in model.parameters_to_reduce:

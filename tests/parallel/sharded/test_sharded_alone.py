@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.optim import SGD, AdamW, Muon
 import minidist
 from minidist.comm import Communicator, MismatchError
 from minidist.memory.precision.masters import MasterWeights
-from minidist.parallel import DDP, FSDP, ShardedOptimizer, ZeRO1
+from minidist.parallel import DDP, FSDP, ColumnParallel, ShardedOptimizer, ZeRO1, parallelize_tensor
 
 STEPS = 3
 KINDS: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -74,9 +75,9 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 def test_parity_beside_ddp(kind: Any, options: dict[str, Any], ranks: int, first: bool) -> None:
     def program(comm: Communicator) -> tuple[dict[str, Tensor], Any]:
         model = Net(comm.rank, kind is Muon)
-        wrapped = DDP(model, comm, unused=True) if first else None
+        wrapped = DDP(model, comm, op="sum", unused=True) if first else None
         optimizer = ShardedOptimizer(model.named_parameters(), kind, comm, **options)
-        wrapped = wrapped or DDP(model, comm, unused=True)
+        wrapped = wrapped or DDP(model, comm, op="sum", unused=True)
         for step in range(STEPS):
             optimizer.zero_grad()
             loss(wrapped, step, comm.rank).backward()
@@ -130,7 +131,7 @@ def test_gradients_set_by_hand_closures_and_schedules() -> None:
 def test_bytes_sent_and_held(ranks: int) -> None:
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = Net(0)
-        wrapped = DDP(model, comm, unused=True)
+        wrapped = DDP(model, comm, op="sum", unused=True)
         optimizer = ShardedOptimizer(model.parameters(), AdamW, comm)
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -176,11 +177,49 @@ def test_mistakes_get_a_sentence() -> None:
         with pytest.raises(TypeError, match="when it is built"):
             optimizer.add_param_group({"params": [model.a.weight]})
         for stage in (ZeRO1, FSDP):
-            wrapped: Any = stage(Net(0), comm)
+            wrapped: Any = stage(Net(0), comm, op="sum")
             with pytest.raises(ValueError, match=f"built over parameters that {stage.__name__} shards"):
                 ShardedOptimizer(wrapped.module.parameters(), SGD, comm)
 
     minidist.run(program, 2)
+
+
+def shared_again(model: nn.Module, comm: Communicator) -> object:
+    return ShardedOptimizer(model.parameters(), SGD, comm, lr=0.1)
+
+
+TAKEN: dict[str, Callable[[nn.Module, Communicator], object]] = {
+    "another ShardedOptimizer": shared_again,
+    "another over some": lambda model, comm: ShardedOptimizer([model.get_parameter("b.weight")], SGD, comm),
+    "converted": lambda model, comm: model.to(torch.bfloat16),
+    "one layer converted": lambda model, comm: model.get_submodule("b").float(),
+    "FSDP": lambda model, comm: FSDP(model, comm, "sum", unused=True),
+    "ZeRO1": lambda model, comm: ZeRO1(model, comm, "sum", unused=True),
+    "tensor parallelism": lambda model, comm: parallelize_tensor(model, comm, {"b": ColumnParallel()}),
+}
+
+
+@pytest.mark.parametrize("change", TAKEN)
+def test_steps_that_would_be_in_vain_are_refused(change: str) -> None:
+    """Something has taken the parameters out of the buffer that this optimizer gathers; every rank hears of it."""
+
+    def program(comm: Communicator) -> tuple[str, str]:
+        model = Net(0)
+        optimizer: Any = shared_again(model, comm)
+        model.a.double()  # changes nothing
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        keep = TAKEN[change](model, comm)
+        before = copy.deepcopy(values(model))
+        with pytest.raises(RuntimeError, match="since it was shared out, so new values would not reach it") as caught:
+            optimizer.step()
+        assert all(torch.equal(value, before[name]) or value.isnan().any() for name, value in values(model).items())
+        return str(caught.value), str(type(keep))
+
+    first, second = minidist.run(program, 2)
+    assert first == second
+    assert ("was converted from torch.float64" in first[0]) == ("converted" in change)
 
 
 TORCH = """

@@ -83,7 +83,7 @@ def test_parameters_are_given_in_all_ways_of_torch(stage: Any, way: str) -> None
 
     def program(comm: Communicator) -> tuple[float, list[str], list[str]]:
         model, serial = net(comm.rank), net()
-        wrapped = stage(model, comm)
+        wrapped = stage(model, comm, op="sum")
         optimizer = wrapped.optimizer(SGD, WAYS[way](model), lr=0.05, momentum=0.9)
         train(wrapped, optimizer, [comm.rank])
         expected = SGD(WAYS[way](serial), lr=0.05, momentum=0.9)
@@ -115,7 +115,7 @@ def test_what_is_no_parameter_of_the_model_is_refused(stage: Any, given: Any, er
     def program(comm: Communicator) -> None:
         model, other = net(), net()
         with pytest.raises(error, match=sentence):
-            stage(model, comm).optimizer(SGD, given(model, other))
+            stage(model, comm, op="sum").optimizer(SGD, given(model, other))
 
     minidist.run(program, 2)
 
@@ -168,7 +168,7 @@ print({where: names for where, names in hooks().items() if names and names != be
 @pytest.mark.parametrize("unwrap", (True, False))
 def test_torch_is_hooked_while_a_sharded_model_lives(stage: Any, unwrap: bool) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = stage(net(), comm)
+        wrapped = stage(net(), comm, op="sum")
         optimizer = wrapped.optimizer(SGD)
         comm.barrier()
         assert guards() == before + 2 and len(torch_hooks._global_optimizer_pre_hooks) == 1  # type: ignore[attr-defined]
@@ -193,7 +193,7 @@ def test_torch_is_hooked_while_a_sharded_model_lives(stage: Any, unwrap: bool) -
 @EACH
 def test_an_optimizer_over_slices_is_refused_unless_the_model_has_built_it(stage: Any) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = stage(net(), comm)
+        wrapped = stage(net(), comm, op="sum")
         wrapped(rows(0)).sum().backward()
         for kind in (SGD, MasterWeights):
             with pytest.raises(ValueError, match=f"this {kind.__name__} was built over slices of {stage.__name__} by"):
@@ -211,7 +211,7 @@ def test_an_optimizer_over_slices_is_refused_unless_the_model_has_built_it(stage
 @EACH
 def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = stage(net(), comm)
+        wrapped = stage(net(), comm, op="sum")
         optimizer = wrapped.optimizer(SGD, lr=0.1)
         for parameter in wrapped.module.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -239,9 +239,32 @@ def test_a_step_that_would_ignore_a_gradient_is_refused(stage: Any) -> None:
         backward_and_step(again=True)
         with pytest.raises(ValueError, match=r"let the last backward.. run outside of no_sync"):
             backward_and_step(again=True, finish=False)
-        if stage is ZeRO1:  # after the others' backward parameters have no gradients to be clipped
-            with pytest.raises(ValueError, match=r"and clip or set the gradients of model.slices, not of parameters"):
-                backward_and_step(clip=True, finish=False)
+        backward_and_step(clip=True, finish=False)  # parameters show the gradients of their slices
+        with pytest.raises(ValueError, match=r"and clip or set the gradients of model.slices, not of parameters"):
+            backward_and_step(again=True, clip=True, finish=False)
+
+    minidist.run(program, 2)
+
+
+@EACH
+@pytest.mark.parametrize("when", ("before forward", "before the step"))
+def test_a_model_inside_that_was_converted_is_refused(stage: Any, when: str) -> None:
+    """Its parameters would keep the values, or the dtype, that they had."""
+
+    def program(comm: Communicator) -> None:
+        wrapped = stage(net(), comm, "sum")
+        optimizer = wrapped.optimizer(SGD, lr=0.1)
+        wrapped.module.double()  # changes nothing
+        wrapped(rows(0)).sum().backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match=r"converted from torch\.float64( on cpu|, cpu) to torch\.float32"):
+            if when == "before forward":
+                wrapped.module.float()
+                wrapped(rows(0).float()).sum().backward()
+            else:
+                wrapped(rows(0)).sum().backward()
+                wrapped.module.float()
+            optimizer.step()
 
     minidist.run(program, 2)
 
@@ -269,7 +292,7 @@ def test_an_optimizer_that_exists_is_adopted_with_its_state(stage: Any, ranks: i
             optimizer = AdamW(model.parameters(), lr=0.05)
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
             steps(model, optimizer, schedule, list(range(comm.size)), 0)
-            wrapped: Any = stage(model, comm) if wrap else model
+            wrapped: Any = stage(model, comm, op="sum") if wrap else model
             if wrap:
                 wrapped.adopt(optimizer)
             steps(wrapped, optimizer, schedule, [comm.rank] if wrap else list(range(comm.size)), 2)
@@ -288,7 +311,7 @@ def test_what_cannot_update_slices_is_not_adopted_and_stays_as_it_was(stage: Any
     def program(comm: Communicator) -> None:
         model = net()
         optimizer = torch.optim.Muon([model[0].weight])
-        wrapped = stage(model, comm)
+        wrapped = stage(model, comm, op="sum")
         with pytest.raises(ValueError, match="Muon is not known to treat each element for itself"):
             wrapped.adopt(optimizer)
         assert optimizer.param_groups[0]["params"] == [model[0].weight]
@@ -318,7 +341,7 @@ def test_two_optimizers_share_a_model(stage: Any, ranks: int, together: bool) ->
 
     def program(comm: Communicator) -> float:
         model, serial = net(comm.rank), net()
-        wrapped = stage(model, comm)
+        wrapped = stage(model, comm, op="sum")
         halves = [{"kind": SGD, "lr": 0.05}, {"kind": AdamW, "lr": 0.01}]
         split = [[model[0].weight, model[2].weight], [model[0].bias]]
         train(
@@ -417,7 +440,7 @@ class Sayer(AdamW):
 @EACH
 def test_what_is_not_known_to_work_element_by_element_is_refused(stage: Any) -> None:
     def program(comm: Communicator) -> None:
-        wrapped = stage(net(), comm)
+        wrapped = stage(net(), comm, op="sum")
         unknown = (torch.optim.Adafactor, torch.optim.LBFGS, Same, partial(torch.optim.Adafactor, lr=0.1))
         for kind in unknown:
             name = getattr(kind, "__name__", "Adafactor")

@@ -72,12 +72,13 @@ def test_only_stage_2_frees_gradients(stage: type[ZeRO1], most: int | None) -> N
         during: list[int] = []
 
         def look(_: Tensor) -> None:
-            during.append(sum(p.grad.nbytes for p in model.parameters_to_reduce if p.grad is not None))
+            during.append(sum(p._grad.nbytes for p in model.parameters_to_reduce if p._grad is not None))
 
         for parameter in model.parameters_to_reduce:
             parameter.register_post_accumulate_grad_hook(look)
         step(model, comm.rank)
-        return during, sum(p.grad.nbytes for p in model.parameters_to_reduce if p.grad is not None), largest
+        own = [p._grad for p in model.parameters_to_reduce]  # `grad` shows what the slices have
+        return during, sum(gradient.nbytes for gradient in own if gradient is not None), largest
 
     for during, after, largest in minidist.run(program, 2):
         total = sum(p.nbytes for p in build(CONFIG, 0).parameters() if p.requires_grad)
@@ -121,7 +122,7 @@ def test_room_for_reduced_gradients_is_kept_so_what_is_held_does_not_depend_on_t
 @EACH
 def test_what_no_rank_has_used_is_not_decayed(stage: type[ZeRO1]) -> None:
     def program(comm: Communicator) -> list[Tensor]:
-        model = stage(Branches(), comm, unused=True)
+        model = stage(Branches(), comm, op="sum", unused=True)
         optimizer = model.optimizer(torch.optim.AdamW, weight_decay=0.3)
         model(rows(comm.rank), 0).sum().backward()
         optimizer.step()
@@ -164,7 +165,7 @@ def test_optimizer_state_of_any_number_of_ranks(stage: type[ZeRO1]) -> None:
 @EACH
 def test_clipping_uses_the_norm_of_all_shards(stage: type[ZeRO1]) -> None:
     def program(comm: Communicator) -> tuple[float, float, float]:
-        model, reference = wrap(build(CONFIG, 0), comm, Case(stage)), DDP(build(CONFIG, 0), comm)
+        model, reference = wrap(build(CONFIG, 0), comm, Case(stage)), DDP(build(CONFIG, 0), comm, op="sum")
         step(model, comm.rank), step(reference, comm.rank)
         norm = clip_by_global_norm(model.slices, 0.5)  # type: ignore[union-attr]
         return (
@@ -182,7 +183,7 @@ def test_clipping_uses_the_norm_of_all_shards(stage: type[ZeRO1]) -> None:
 def test_parameters_are_gathered_while_the_next_forward_runs() -> None:
     def program(comm: Communicator) -> dict[str, Tensor]:
         model = build(CONFIG, comm.rank)
-        wrapped = ZeRO1(model, comm, bucket_bytes=4096, first_bucket_bytes=1024, overlap=True)
+        wrapped = ZeRO1(model, comm, op="sum", bucket_bytes=4096, first_bucket_bytes=1024, overlap=True)
         train(wrapped, Case(ZeRO1), comm.size, comm.rank)
         assert wrapped.gathering  # the last step's nobody has waited for
         wrapped.wait()
@@ -195,7 +196,7 @@ def test_master_values_are_kept_in_float32() -> None:
     def program(comm: Communicator) -> tuple[float, float]:
         model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
         nn.init.ones_(model.weight)
-        wrapped = ZeRO1(model, comm)
+        wrapped = ZeRO1(model, comm, op="sum")
         optimizer = wrapped.optimizer(MasterWeights, optimizer=torch.optim.SGD, lr=1.0)
         for _ in range(16):
             optimizer.zero_grad()
@@ -213,7 +214,7 @@ def test_an_optimizer_over_whole_parameters_is_refused(stage: type[ZeRO1]) -> No
     def program(comm: Communicator) -> None:
         model = build(CONFIG, 0)
         before = torch.optim.AdamW(model.parameters())
-        wrapped = stage(model, comm)
+        wrapped = stage(model, comm, op="sum")
         for optimizer in (before, torch.optim.AdamW(model.parameters())):
             with pytest.raises(ValueError, match=f"AdamW was built over parameters that {stage.__name__} shards"):
                 optimizer.step()
@@ -227,7 +228,7 @@ def test_an_optimizer_over_whole_parameters_is_refused(stage: type[ZeRO1]) -> No
 def test_another_models_state_is_refused_by_name(stage: type[ZeRO1]) -> None:
     def program(comm: Communicator) -> None:
         def trained(width: int) -> torch.optim.Optimizer:
-            model = stage(nn.Linear(width, 2), comm)
+            model = stage(nn.Linear(width, 2), comm, op="sum")
             optimizer = model.optimizer(torch.optim.AdamW)
             model(torch.ones(1, width)).sum().backward()
             optimizer.step()
@@ -242,7 +243,7 @@ def test_another_models_state_is_refused_by_name(stage: type[ZeRO1]) -> None:
 
 def test_plain_ddp_fails_these_tests() -> None:
     def program(comm: Communicator) -> int:
-        model = DDP(build(CONFIG, 0), comm)
+        model = DDP(build(CONFIG, 0), comm, op="sum")
         optimizer = torch.optim.AdamW(model.parameters_to_reduce)
         step(model, comm.rank)
         optimizer.step()

@@ -59,7 +59,7 @@ def blocks(seed: int, count: int = 3) -> nn.Module:
 def test_three_times_n_between_nodes_becomes_three_quarters(ranks: int, node: int) -> None:
     def program(comm: Communicator) -> tuple[int, int, int]:
         model = blocks(comm.rank)
-        wrapped = ZeROPlusPlus(model, comm, node, precision=MixedPrecision(torch.bfloat16))
+        wrapped = ZeROPlusPlus(model, comm, op="sum", node_ranks=node, precision=MixedPrecision(torch.bfloat16))
         sizes = [parameter.numel() for parameter in model.parameters()]
         wrapped(torch.randn(2, WIDTH)).sum().backward()
         return wrapped.nodes.across.traffic.bytes_sent, sum(sizes), comm.traffic.bytes_sent
@@ -74,7 +74,7 @@ def test_three_times_n_between_nodes_becomes_three_quarters(ranks: int, node: in
 def test_backward_gathers_inside_the_node_what_forward_used() -> None:
     def program(comm: Communicator) -> tuple[bool, bool, bool, bool]:
         model = blocks(comm.rank)
-        wrapped = ZeROPlusPlus(model, comm, 2)
+        wrapped = ZeROPlusPlus(model, comm, op="sum", node_ranks=2)
         optimizer = wrapped.optimizer(torch.optim.SGD, lr=0.1)
         seen: list[Tensor] = []
         layer = model[0]
@@ -112,7 +112,7 @@ def test_what_is_read_is_not_rounded(read: str) -> None:
     def program(comm: Communicator) -> bool:
         model = blocks(0)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        wrapped = ZeROPlusPlus(model, comm, 2)
+        wrapped = ZeROPlusPlus(model, comm, op="sum", node_ranks=2)
         wrapped(torch.randn(2, WIDTH)).sum().backward()
         if read == "state":
             return all(torch.equal(a, b) for a, b in zip(wrapped.full_state_dict().values(), before, strict=True))
@@ -125,6 +125,6 @@ def test_what_is_read_is_not_rounded(read: str) -> None:
 def test_nodes_of_unequal_size_are_refused() -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="node_ranks=2 must divide the 3 ranks into nodes of one size"):
-            ZeROPlusPlus(blocks(0), comm, node_ranks=2)
+            ZeROPlusPlus(blocks(0), comm, op="sum", node_ranks=2)
 
     minidist.run(program, 3)

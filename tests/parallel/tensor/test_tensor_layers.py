@@ -12,12 +12,16 @@ import minidist
 from minidist import parallel
 from minidist.comm import Communicator, MismatchError
 from minidist.parallel import (
+    ColumnParallel,
     ColumnParallelLinear,
+    ParallelRegion,
+    RowParallel,
     RowParallelLinear,
     VocabularyParallelEmbedding,
     adjoint,
     copy_to,
     gather_from,
+    parallelize_tensor,
     reduce_from,
     scatter_to,
 )
@@ -87,3 +91,42 @@ def test_the_differentiable_collectives_are_public() -> None:
     assert {"adjoint", "copy_to", "reduce_from", "gather_from", "scatter_to"} <= set(parallel.__all__)
     assert parallel.copy_to is adjoint.copy_to is copy_to and parallel.gather_from is gather_from
     assert parallel.reduce_from is reduce_from and parallel.scatter_to is scatter_to
+
+
+class Keyworded(nn.Module):
+    """A block that hands over its input by name, as every attention of Hugging Face gets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.inner(scale=2.0, hidden=x)
+        return out
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6, dtype=torch.float64), nn.Linear(6, 4, dtype=torch.float64)
+
+    def forward(self, hidden: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.down(self.up(torch.ones(2, 4).double() if hidden is None else hidden).tanh()) * scale
+        return out
+
+
+def test_the_input_of_a_region_may_come_by_name() -> None:
+    def program(comm: Communicator) -> None:
+        torch.manual_seed(0)
+        serial, split = Keyworded(), Keyworded()
+        split.load_state_dict(serial.state_dict())
+        plan = {"inner": ParallelRegion(), "inner.up": ColumnParallel(), "inner.down": RowParallel()}
+        parallelize_tensor(split, comm, plan)
+        x, y = (torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4).requires_grad_() for _ in range(2))
+        serial(x).sum().backward()
+        split(y).sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
+        with pytest.raises(TypeError, match="inner was called with scale, and not with its first input 'hidden'"):
+            split.inner(scale=1.0)
+
+    minidist.run(program, 2)

@@ -227,7 +227,7 @@ def test_parity_with_data_parallelism_around_it_and_accumulation() -> None:
         mesh = minidist.Mesh(world, minidist.Layout(dp=2, tp=2))
         model = build(sizes, world.rank)
         parallelize_tensor(model, mesh.tp)
-        ddp = DDP(model, mesh.dp, bucket_bytes=1000)
+        ddp = DDP(model, mesh.dp, op="sum", bucket_bytes=1000)
         rows = share(5, 2, mesh.dp.rank)
         with ddp.no_sync():
             backward(ddp, slice(rows.start, rows.start + 1), mesh.tp)

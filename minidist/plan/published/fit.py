@@ -1,6 +1,6 @@
 """How the fitted constants of `constants.toml` were chosen: from the rows given, and from nothing else.
 
-    python -m published.fit rows.json
+    python -m minidist.plan.published.fit rows.json
 
 Each source weighs the same, however many rows it has. The sum of |ln(predicted / measured)| is made as small as a
 damped Gauss-Newton method makes it, reweighted so that squares stand for absolute values. `resident` follows from the
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from minidist.plan.device import Constants, table
 from minidist.plan.held import GB, held
-from published.check import SOURCES, name_of, predicted_seconds, read
-from published.rows import LeftOut, Row, seconds, setup
+from minidist.plan.published.check import SOURCES, name_of, predicted_seconds, read
+from minidist.plan.published.fields import LeftOut, Row
+from minidist.plan.published.rows import positive, seconds, setup
 
 Vector = NDArray[np.float64]
 WEIGHTS = {entry["name"]: entry.get("weight", 1.0) for entry in SOURCES if "bound" in entry or "weight" in entry}
@@ -48,8 +49,9 @@ def usable(rows: Sequence[Row], known: Constants) -> list[Row]:
     found = []
     for row in rows:
         try:
-            if name_of(row) in WEIGHTS and row["kind"] == "throughput" and not row["measured"].get("oom"):
-                seconds(row, setup(row, known))
+            run = setup(row, known)
+            if name_of(row) in WEIGHTS and row.get("kind") == "throughput" and not row["measured"].get("oom"):
+                seconds(row, run)
                 found.append(row)
         except LeftOut:
             continue
@@ -90,9 +92,9 @@ def resident(rows: Sequence[Row], known: Constants) -> float:
     """Return the median of the GB that drivers reported beside the tensors predicted."""
     beside = []
     for row in rows:
-        measured = row["measured"].get("memory_gb")
         try:
             run = setup(row, known.but(resident=0.0))
+            measured = positive(row["measured"], "memory_gb")
         except LeftOut:
             continue
         if measured and run.software.measured == "driver":

@@ -5,7 +5,6 @@
 `ranking` asks, where several layouts of one model were measured, what the layout predicted to be best really took.
 """
 
-import argparse
 import json
 import random
 import tomllib
@@ -15,12 +14,15 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from minidist.plan.device import Constants, PlanError, read_tree
+from minidist.launch.parser import Parser
+from minidist.plan.device import Constants, PlanError
 from minidist.plan.equation import layer_activations, layer_input, model_states
 from minidist.plan.held import GB, held
+from minidist.plan.published.fields import NUMBERS, READ, LeftOut, Row, check_row
+from minidist.plan.published.rows import positive, seconds, setup
 from minidist.plan.run import Setup
 from minidist.plan.step import passes, step
-from published.rows import LeftOut, Row, seconds, setup
+from minidist.trainer.files import FileError, at, parse, read_text, retold
 
 SOURCES = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))["source"]
 GIB = 2.0**30
@@ -44,22 +46,23 @@ class Compared(NamedTuple):
 
 
 def read(path: str) -> list[Row]:
-    """Return the rows of a file in the format of `rows.json`.
+    """Return the rows of a file in the format of `rows.json`. Each is checked when it is predicted.
 
     Raises
     ------
     PlanError
         If it is no such file.
     """
-    rows: Any = read_tree(path, json.loads)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "measured" in row for row in rows):
+    with retold(PlanError, FileError, before=f"{path} "):
+        rows = parse(read_text(Path(path)))
+    if not isinstance(rows, list):
         raise PlanError(f"{path} is no list of rows, each with id, source, kind, config and measured")
     return rows
 
 
 def name_of(row: Row) -> str:
     """Return how the report calls a row's source."""
-    source = str(row.get("source"))
+    source = str(row.get("source")) if isinstance(row, dict) else ""
     return str(next((entry["name"] for entry in SOURCES if source.startswith(entry["begins"])), "others"))
 
 
@@ -69,15 +72,19 @@ def compare(row: Row, known: Constants, exact: bool = True) -> list[Compared]:
     Raises
     ------
     LeftOut
-        If there is none.
+        If there is none, or the row is none.
     """
-    found, measured = [*formulas(row)], row["measured"]
+    check_row(row)
+    measured = row["measured"]
+    with retold(LeftOut, FileError, before="it "):
+        found = [*formulas(row)]
     if not found:
         run = setup(row, known)
         if row.get("kind") == "throughput" and not measured.get("oom"):
-            found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
+            with retold(LeftOut, ValueError):  # a schedule that does not go with these microbatches
+                found.append(("time", predicted_seconds(row, run, exact), seconds(row, run)))
         unit = GIB / GB if "peak_memory_gib" in measured or run.software.measured == "tensors" else 1.0
-        if gigabytes := measured.get("memory_gb") or measured.get("peak_memory_gib"):
+        if gigabytes := positive(measured, "memory_gb") or positive(measured, "peak_memory_gib"):
             found.append(("memory", sum(held(run).values()) / GB, gigabytes * unit))
     if not found:
         raise LeftOut("nothing measured that is predicted here")
@@ -96,16 +103,20 @@ def formulas(row: Row) -> Iterator[tuple[str, float, float]]:
     config, measured = row.get("config") or {}, row["measured"]
     values = {}
     if "pos_gb" in measured:
+        billions, ranks = at(config, "params_b", kind=float, limit=READ["params_b"][1]), size(config, "dp")
         for stage, name in enumerate(("pos_gb", "pos_g_gb", "pos_g_p_gb"), start=1):
-            values[name] = model_states(config["params_b"] * 1e9, config["dp"], stage).total / GB
+            values[name] = model_states(billions * 1e9, ranks, stage).total / GB
     if "params_opt_gib" in measured:
-        count = 12 * config["layers"] * config["hidden"] ** 2 / (config["tp"] * config["pp"])
+        count = 12 * size(config, "layers") * size(config, "hidden") ** 2 / (size(config, "tp") * size(config, "pp"))
+        recompute, sp = at(config, "recompute", kind=str), at(config, "sequence_parallel", kind=bool)
         values["params_opt_gib"] = 18 * count / GIB
-        values["activations_gib"] = stored(config, config["recompute"], config["sequence_parallel"]) / GIB
+        values["activations_gib"] = stored(config, recompute, sp) / GIB
     if "tp_baseline_pct" in measured:
         whole = stored(config, "none", False)
         values = {name: 100 * stored(config, *policy) / whole for name, policy in POLICIES.items()}
     for name, value in values.items():
+        if not positive(measured, name):
+            raise LeftOut(f"it has no {name}")
         printed = measured[name]  # known to a unit of its last digit
         last = 10.0 ** -len(str(printed).partition(".")[2]) if isinstance(printed, float) else 1.0
         yield "formula", printed if abs(value - printed) < last else value, printed
@@ -113,23 +124,31 @@ def formulas(row: Row) -> Iterator[tuple[str, float, float]]:
 
 def stored(config: Row, recompute: str, sp: bool) -> float:
     """Return the activations of the first stage, in bytes. (Korthikanti et al. 2022, equations 2 to 6.)"""
-    sizes = (config["seq"], config["micro_batch"], config["hidden"])
-    kept = layer_activations(*sizes, config["heads"], config["tp"], sp, attention_weights=recompute == "none")
-    pp, chunks = config["pp"], config.get("virtual_pp") or 1
+    sizes = size(config, "seq"), size(config, "micro_batch"), size(config, "hidden")
+    heads, tp = size(config, "heads"), size(config, "tp")
+    kept = layer_activations(*sizes, heads, tp, sp, attention_weights=recompute == "none")
+    pp, chunks = size(config, "pp"), size(config, "virtual_pp") if config.get("virtual_pp") else 1
     more = 1 + (pp - 1) / (pp * chunks) if chunks > 1 else 1
-    return (layer_input(*sizes) if recompute == "full" else kept) * float(config["layers"]) * more
+    return (layer_input(*sizes) if recompute == "full" else kept) * float(size(config, "layers")) * more
+
+
+def size(config: Row, name: str) -> int:
+    """Return a whole number of a configuration; raise FileError if it says none."""
+    return int(at(config, name, kind=int, limit=NUMBERS["size"][1]))
 
 
 def check(rows: Sequence[Row], known: Constants, permuted: int | None = None, exact: bool = True) -> dict[str, Any]:
     """Return the report as it is written in JSON: errors in percent."""
-    compared: list[Compared] = []
+    found: list[tuple[Row, Compared]] = []
     left_out = []
-    for row in rows:
+    for place, row in enumerate(rows, start=1):
         try:
-            compared += compare(row, known, exact)
+            found += [(row, each) for each in compare(row, known, exact)]
         except LeftOut as reason:
-            left_out.append({"id": row.get("id"), "source": name_of(row), "why": str(reason)})
-    ranked = ranking(rows, compared)
+            called = row.get("id") if isinstance(row, dict) else None
+            left_out.append({"id": called or f"row {place}", "source": name_of(row), "why": str(reason)})
+    ranked = ranking(found)
+    compared = [each for _, each in found]
     compared = compared if permuted is None else permute(compared, permuted)
     groups: dict[str, list[float]] = defaultdict(list)
     for each in compared:
@@ -155,14 +174,13 @@ def permute(compared: Sequence[Compared], seed: int) -> list[Compared]:
     return found
 
 
-def ranking(rows: Sequence[Row], compared: Sequence[Compared]) -> list[dict[str, Any]]:
+def ranking(compared: Sequence[tuple[Row, Compared]]) -> list[dict[str, Any]]:
     """Return, for each model with several layouts, what the one predicted best took, and the place of the best."""
-    config = {str(row.get("id")): row.get("config") or {} for row in rows}
     groups: dict[tuple[Any, ...], list[Compared]] = defaultdict(list)
-    for each in compared:
-        if each.quantity == "time" and config[each.id].get("gpus"):
+    for row, each in compared:
+        if each.quantity == "time":
             sizes = ("hidden", "layers", "seq", "gpus", "global_batch", "num_microbatches")
-            groups[each.source, *(config[each.id].get(name) for name in sizes)].append(each)
+            groups[each.source, *(row["config"].get(name) for name in sizes)].append(each)
     found = []
     for (source, hidden, layers, *_), several in groups.items():
         best = min(several, key=lambda each: each.measured)
@@ -187,6 +205,8 @@ def text(report: dict[str, Any]) -> str:
             f"{name}: of {len(took)} models with several layouts, the one predicted best took {fmean(took):.3f} of the "
             f"best (at most {max(took):.3f}); the best is among the first five of {early}"
         )
+    predicted = len({each["id"] for each in report["rows"]})
+    lines.append(f"{predicted} rows are predicted, {len(report['left_out'])} are left out")
     reasons = Counter((each["source"], each["why"]) for each in report["left_out"])
     lines += [f"left out: {count} of {source}: {why}" for (source, why), count in sorted(reasons.items())]
     return "\n".join(lines)
@@ -194,7 +214,7 @@ def text(report: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Print predictions beside published measurements, or with --permuted beside those of other rows."""
-    found = argparse.ArgumentParser("python -m minidist plan check", description=main.__doc__)
+    found = Parser("python -m minidist plan check", description=main.__doc__)
     found.add_argument("--rows", required=True, help="a file of published rows, in JSON")
     found.add_argument("--permuted", type=int, metavar="SEED", help="let measured values change places")
     found.add_argument("--format", choices=("text", "json"), default="text")

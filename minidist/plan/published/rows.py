@@ -1,0 +1,284 @@
+"""A row of published measurements as a `Setup`: only what its configuration says of sizes, layout and software counts.
+
+No row, no model's name and no source is looked up. What a configuration leaves out is filled in by a rule for all:
+
+    microbatch   one sequence in a pipeline or where it is said to be unknown, otherwise one microbatch a step
+    recompute    "selective" with tp, as Megatron's sequence parallelism has it, otherwise nothing
+    heads        the number that divides hidden and comes nearest to heads of 128 channels
+    layers       what the number of parameters leaves for them
+    gradients    of 32 bits in software that has both, but of 16 with fp16 or where their reduction is hidden
+
+What it says in words that are not known here, such as another GPU, leaves the row out: nothing stands in for it.
+"""
+
+import re
+from dataclasses import replace
+
+from minidist.comm.job.number import shown
+from minidist.mesh import AXES
+from minidist.plan.device import Constants, Device, Machine, PlanError
+from minidist.plan.model import Model
+from minidist.plan.published.fields import NUMBERS, LeftOut, Row, check_row, read_config
+from minidist.plan.run import Setup, Software
+from minidist.trainer.files import FileError, at, retold
+
+POLICIES = {  # the first that fits
+    "none": "none",
+    "full": "full",
+    "op": "op",
+    "layer": "half",
+    "selective": "selective",
+}
+GPUS = {  # how rows call a device of `devices.toml`, without its case and form
+    "v100 32gb": "v100",
+    "a100": "a100-80",
+    "a100 80gb": "a100-80",
+    "a100 40gb": "a100-40",
+    "h100": "h100",
+    "h100 80gb": "h100",
+    "h100 96gb hbm2e 500w": "h100-500w",
+    "h200": "h200",
+    "h200 141gb": "h200",
+    "b200": "b200",
+    "tpu v5p": "tpu-v5p",
+}
+FORMS = ("nvidia", "dgx", "2", "sxm", "sxm4", "sxm5", "cluster")  # words that change nothing: a DGX-2, a board
+ARCHITECTURES = ("gpt", "gpt-alibi", "gpt-neox", "gpt + parallel block + swa", "mpt", "llama", "llama-moe")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-1p", "zb-2p", "zb-h1", "zb-h2", "zb-v")
+ALSO_CALLED = {"1f1b-interleaved": "interleaved", "interleaved-1f1b": "interleaved"}
+
+
+def text(config: Row, *names: str) -> str:
+    """Return what a configuration says under these names, in small letters."""
+    return " ".join(str(config.get(name) or "") for name in names).lower()
+
+
+def setup(row: Row, known: Constants) -> Setup:
+    """Return the setup of a row.
+
+    Raises
+    ------
+    LeftOut
+        If the configuration does not say enough, or says what is not known here.
+    """
+    check_row(row)
+    config: Row = row.get("config") or {}
+    if missing := [name for name in ("hidden", "seq", "gpus") if config.get(name) is None]:
+        raise LeftOut(f"the configuration has no {missing[0]}")
+    if isinstance(config.get("global_batch"), list) or ("model_parallel" in config and "tp" not in config):
+        raise LeftOut("it does not say one batch, or tells tp and pp not apart")
+    config = read_config(config)
+    tp, pp, cp, dp, ep, shard = axes(config)
+    device, precision = Device.named(device_name(config)), precision_of(config)
+    with retold(LeftOut, PlanError):
+        sizes = model(config, pp)
+    software, zero = software_of(config, device), zero_of(config)
+    microbatch, batch = batches(config, pp, dp)
+    recompute = recompute_of(config) or ("selective" if tp > 1 else "none")
+    narrow = "fp16" in precision or "overlap" in config
+    chunks = chunks_of(config, sizes, pp)
+    schedule = "interleaved" if chunks > 1 else schedule_of(config)
+    speed = known["eight_bits_rows" if "row" in precision else "eight_bits"]
+    return Setup(
+        sizes, Machine(device.name, device, config["gpus"], config.get("node_size") or 8, network(config, device), 0.0),
+        config["seq"], batch, microbatch, tp, pp, dp, cp, ep, chunks=chunks, schedule=schedule, shard=shard,
+        sp=bool(config.get("sequence_parallel")) or recompute == "selective" or device.generation == "hopper",
+        zero=zero, recompute=recompute, order=order_of(config),
+        bits8=speed if "fp8" in precision or "float8" in precision else 0.0, offload="cpu" in text(config, "offload"),
+        hidden_tensor=bool(config.get("async_tp")) or sizes.parallel or "overlap" in config,
+        ends_less=sizes.layers % pp != 0 and (sizes.layers + 2) % pp == 0, fused_loss="liger" in text(config, "fused"),
+        gradient_bytes=4 if "fp32 grad" in precision or (software.gradients == 4 and not narrow) else 2,
+        software=software, known=known,
+    )  # fmt: skip
+
+
+def axes(config: Row) -> tuple[int, int, int, int, int, int]:
+    """Return tp, pp, cp, dp, ep and the ranks that ZeRO-3 shards over, 0 for all; raise LeftOut if they do not fit."""
+    gpus, tp, pp, cp, ep = (config.get(name) or 1 for name in ("gpus", "tp", "pp", "cp", "ep"))
+    dp, shard = config.get("dp") or max(1, gpus // (tp * pp * cp)), config.get("shard") or 0
+    if tp * pp * cp * dp != gpus:
+        raise LeftOut(f"tp={tp} x pp={pp} x cp={cp} x dp={dp} is not {gpus} GPUs")
+    if dp * cp % ep:
+        raise LeftOut(f"ep={ep} does not divide dp x cp = {dp * cp}")
+    if shard and (config.get("zero") != 3 or dp * cp % shard):
+        raise LeftOut(f"shard={shard} of dp x cp = {dp * cp} ranks needs zero=3, and has to divide them")
+    if cp > 1 and text(config, "cp_comm") not in ("", "ring", "p2p"):
+        raise LeftOut(f"cp_comm {config['cp_comm']!r} is not modelled: rings alone are")
+    return tp, pp, cp, dp, ep, 0 if shard == dp * cp else shard
+
+
+def precision_of(config: Row) -> str:
+    """Return what the row says of precision; raise LeftOut if no 16 or 8 bits are among it."""
+    said = text(config, "precision")
+    if said and not any(sign in said for sign in ("fp16", "bf16", "fp8", "float8")):
+        raise LeftOut(f"the precision {said!r} is not known")
+    return said
+
+
+def recompute_of(config: Row) -> str:
+    """Return which policy recomputes; nothing if the row does not say."""
+    said = text(config, "recompute")
+    found = next((ours for sign, ours in POLICIES.items() if sign in said), "")
+    if said and not found:
+        raise LeftOut(f"recompute {said!r} is not known")
+    return found
+
+
+def schedule_of(config: Row) -> str:
+    """Return the schedule of the pipeline, without remarks."""
+    said = text(config, "schedule").split(" ")[0].rstrip("*") or "1f1b"
+    name = ALSO_CALLED.get(said, said)
+    if name not in SCHEDULES:
+        raise LeftOut(f"the schedule {said!r} is not known")
+    return name
+
+
+def zero_of(config: Row) -> int:
+    """Return the stage of ZeRO: 2, too, for optimizer and gradients sharded in the words of FSDP."""
+    said = config.get("zero") or 0
+    if isinstance(said, str) and not said.lower().startswith("fsdp: shard optimizer+grads"):
+        raise LeftOut(f"zero {shown(said)} is not known")
+    return 1 if "distributed_optimizer" in config else 2 if isinstance(said, str) else said
+
+
+def order_of(config: Row) -> tuple[str, ...]:
+    """Return the axes from the outermost; rows list them from the innermost, as Megatron does."""
+    if not (said := text(config, "order")):
+        return ("pp", "dp", "cp", "tp")
+    order = tuple(reversed(re.findall("[a-z]+", said)))
+    if sorted(order) != sorted(AXES):
+        raise LeftOut(f"the order {said!r} does not name each of {', '.join(AXES)} once")
+    return order
+
+
+def model(config: Row, pp: int) -> Model:
+    """Return the sizes of the row's model."""
+    arch, hidden = text(config, "arch"), config["hidden"]
+    if arch not in ARCHITECTURES:
+        raise LeftOut(f"the architecture {arch!r} is not known")
+    gated = arch.startswith("llama")
+    if (arch == "llama-moe") != bool(config.get("experts")):
+        raise LeftOut(f"the architecture {arch!r} goes with experts = {config.get('experts')} in no model")
+    divisors = [count for count in range(8, hidden, 8) if hidden % count == 0]
+    if not config.get("heads") and not divisors:
+        raise LeftOut("the configuration has no heads")
+    heads = config.get("heads") or min(divisors, key=lambda count: abs(hidden / count - 128))
+    vocabulary = config.get("vocab") or (128256 if gated else 51200)
+    layers = config.get("layers")
+    if not layers and (not config.get("params_b") or config.get("experts")):
+        raise LeftOut("the configuration has neither layers nor parameters")
+    layers = layers or round((config["params_b"] * 1e9 - vocabulary * hidden) / (12 * hidden**2) / pp) * pp
+    return Model(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        vocabulary=vocabulary,
+        kv=config.get("kv_heads") or 0,
+        ffn=config.get("ffn") or 0,
+        head_dim=config.get("head_dim") or 0,
+        gated=gated,
+        tied=not gated,
+        experts=config.get("experts") or 0,
+        top_k=config.get("top_k") or 0,
+        shared=config.get("shared") or 0,
+        parallel="parallel block" in arch,
+        window=1024 if "swa" in arch else 0,
+        dropout=not gated and "sharding" not in config,
+    )
+
+
+def device_name(config: Row) -> str:
+    """Return which of `devices.toml` the row names; raise LeftOut for any other: none stands in for it."""
+    said = re.sub(r"\(paper.*\)", "", text(config, "gpu"))  # what follows is a citation
+    words = [word for word in re.findall(r"[a-z0-9]+", said) if word not in FORMS]
+    if (name := " ".join(words)) not in GPUS:
+        raise LeftOut(f"the GPU {config.get('gpu')!r} is not in the table of devices")
+    return GPUS[name]
+
+
+def software_of(config: Row, device: Device) -> Software:
+    """Return the software that the options of the row belong to."""
+    software = Software.named(software_name(config, device))
+    if (overlap := config.get("overlap_grad_reduce")) is not None:
+        software = replace(software, overlap=overlap)
+    return software
+
+
+def software_name(config: Row, device: Device) -> str:
+    """Return which of `software.toml` the options of the row belong to."""
+    hopper = device.generation in ("hopper", "blackwell")
+    if "sharding" in config or config.get("compile") is False:
+        return "fsdp-eager"
+    if text(config, "arch").startswith("llama") and config.get("zero") == 3:
+        return "fsdp-compiled"
+    if "deepspeed" in text(config, "schedule") or (config.get("zero") in (1, 3) and not hopper):
+        return "deepspeed"
+    if hopper or "parallel block" in text(config, "arch"):
+        return "megatron-core"
+    newer = "sequence_parallel" in config or "schedule" in config or isinstance(config.get("virtual_pp"), str)
+    return "megatron-2022" if newer and "framework" not in config else "megatron-2021"
+
+
+def batches(config: Row, pp: int, dp: int) -> tuple[int, int]:
+    """Return sequences of a microbatch and of a step."""
+    whole, local, count = (config.get(name) or 0 for name in ("global_batch", "local_batch", "num_microbatches"))
+    unsaid = 1 if pp > 1 or local or "micro_batch" in config or not whole else whole // dp
+    each = config.get("micro_batch") or unsaid
+    if not each:
+        raise LeftOut(f"global_batch={whole} is less than dp={dp}")
+    return each, whole or (count * each * dp if count else local * dp or each * dp)
+
+
+def chunks_of(config: Row, sizes: Model, pp: int) -> int:
+    """Return the chunks of a rank; "one layer per chunk" is as many as a stage has layers."""
+    value = config.get("virtual_pp")
+    words = [word for word in str(value or "").replace("(", " ").split() if word.isdecimal()]
+    several = value or "interleaved" in text(config, "schedule")
+    chunks = int(words[0]) if words else max(1, (sizes.layers + 2) // pp) if several else 1
+    if not 1 <= chunks * pp <= sizes.layers + 2:  # the embedding and the head count as layers of their own
+        raise LeftOut(f"pp={pp} x {chunks} chunks is more than {sizes.layers} layers")
+    return chunks
+
+
+def network(config: Row, device: Device) -> float:
+    """Return the bytes/s of a node's network cards."""
+    if config.get("inter_node_Gbps_per_node"):
+        return float(config["inter_node_Gbps_per_node"]) / 8 * 1e9
+    if "omni-path" in text(config, "interconnect"):
+        return 4 * 12.5e9
+    cards = {"volta": 12.5, "ampere": 25, "hopper": 50, "blackwell": 50}  # GB/s, one for each GPU of eight
+    said = config.get("inter_node_GBps") or cards.get(device.generation)
+    if said is None and config["gpus"] > (config.get("node_size") or 8):
+        raise LeftOut(f"it does not say how fast the network between nodes of {device.name} is")
+    return float(said or 50) * 8e9  # inside one node nothing crosses it
+
+
+def seconds(row: Row, run: Setup) -> float:
+    """Return the seconds of a step that the row measured, by whatever it was said.
+
+    Raises
+    ------
+    LeftOut
+        If it says no time, or none that can be.
+    """
+    measured, tokens, gpus = row["measured"], run.batch * run.sequence, run.machine.gpus
+    if found := positive(measured, "step_time_s") or positive(row.get("derived") or {}, "step_time_s"):
+        return found
+    if found := positive(measured, "total_ms"):
+        return found / 1e3
+    for name, work in (("tokens_per_s_per_gpu", tokens), ("samples_per_gpu_per_s", run.batch)):
+        if rate := positive(measured, name):
+            return work / (rate * gpus)
+    if not (rate := positive(measured, "tflops_per_gpu")):
+        raise LeftOut("it says no time")
+    counted, billions = run.model.flops(run.sequence), row["config"].get("params_b")
+    if billions and str(measured.get("flops_convention")).startswith("hardware"):
+        counted = 8e9 * billions  # for each parameter and token, with what is recomputed
+    return float(counted * tokens / (rate * 1e12 * gpus))
+
+
+def positive(values: Row, name: str) -> float:
+    """Return a number that was measured, or 0.0 if there is none; raise LeftOut for any other value."""
+    with retold(LeftOut, FileError, before="it "):
+        kind, limit = NUMBERS["measured"]
+        return float(at(values, name, kind=kind, limit=limit, default=0.0))

@@ -1,0 +1,7 @@
+"""From files to tokens, piece by piece: a text may be larger than memory.
+
+    files, folders ──sources.py──▶ pieces of text ──text.py──▶ tokens ──token_file.py──▶ one long array
+
+`sources.py` reads plain text, `.jsonl` and `.parquet`; `token_file.py` keeps tokens in memory, or many in a file. What
+is held at a time is a piece of text with its tokens, and at most `IN_MEMORY` bytes of tokens more.
+"""
