@@ -1490,8 +1490,8 @@ COURSE = [
     Mutation(
         "a value that is not a number is close to all",
         "minidist/course/grader/compare.py",
-        old="return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(), least, 1e-300))",
-        new="return not np.abs(found - 1.0 * expected).max() > tolerance * max(np.abs(expected).max(), least, 1e-300)",
+        old="return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(),",
+        new="return not bool(np.abs(found - 1.0 * expected).max() > tolerance * max(np.abs(expected).max(),",
         tests=(f"{GRADE}::test_what_a_wrong_value_looks_like_is_told",),
     ),
     Mutation(
