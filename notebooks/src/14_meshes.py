@@ -208,7 +208,8 @@ def with_copies(comm, layout):
     mesh = Mesh(comm, layout)
     parallel = spread(mesh)
     take_step(parallel)
-    squares = sum(parameter.grad.square().sum() for parameter in parallel.replica.trained).reshape(1)
+    parts = [parameter.grad.as_subclass(torch.Tensor) for parameter in parallel.replica.trained]  # this rank's alone
+    squares = sum(part.square().sum() for part in parts).reshape(1)
     all_reduce(squares, comm)
     return squares.sqrt().item(), parallel.clip(0).item()
 

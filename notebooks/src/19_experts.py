@@ -264,7 +264,7 @@ def gradients(comm, ep, averaged):
     (layer(mine).square().sum() / (64 // comm.size if averaged else 64)).backward()
     copies = mesh.data if ep == 1 else mesh.over("edp")
     found = []
-    for gradient, group in ((layer.experts.up.grad, copies), (layer.router.grad, comm)):
+    for gradient, group in ((layer.experts.up.grad.clone(), copies), (layer.router.grad, comm)):
         all_reduce(gradient, group)
         found.append(gradient / group.size if averaged else gradient)
     return found

@@ -392,7 +392,7 @@ schedules(simulate(plan("1f1b", 2, 4)), simulate(plan("1f1b", 2, 16)))
 # float32? How much of the step does that cost, and how much would it cost if bits were bytes?
 
 # %%
-held_here = LLAMA.layers / 2 * RUN.run.held_layer + LLAMA.vocabulary * LLAMA.hidden / 8
+held_here = LLAMA.layers / 2 * RUN.run.dense_layer + LLAMA.vocabulary * LLAMA.hidden / 8
 for name, across in (("400 Gb/s", 50e9), ("400 GB/s", 400e9)):
     run = setup()
     run = replace(run, machine=replace(run.machine, across=across))
