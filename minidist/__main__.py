@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from minidist import __version__
 from minidist.launch.imports import quick_imports
 
+ENOUGH = 128 + 13  # the exit status of a program that SIGPIPE ends
 COMMANDS = {
     "train": "train a GPT, under python, mpirun or torchrun",
     "stages": "the same run under DDP and ZeRO 1, 2, 3: what each holds, sends and costs",
@@ -48,7 +50,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     with quick_imports():
         command = importlib.import_module(ELSEWHERE.get(name, f"minidist.cli.{name}"))
-    return int(command.main(rest))
+    try:
+        status = int(command.main(rest))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads what is printed, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush
+        return ENOUGH
+    return status
 
 
 if __name__ == "__main__":

@@ -304,7 +304,7 @@ with TemporaryDirectory() as folder:
     file = Path(folder, "hang.py")
     file.write_text(program)
     # !{sys.executable} -m minidist launch -n 3 {file}
-# !{sys.executable} -m minidist doctor | sed '/^$/q; s/, whose mpirun.*//'
+# !{sys.executable} -m minidist doctor | sed '/^$/,$d; s/, whose mpirun.*//'
 
 # %% [markdown]
 # Next: `lessons/16_when_it_goes_wrong`, where you write such tools yourself.

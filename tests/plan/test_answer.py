@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import combinations
@@ -242,3 +243,13 @@ def test_what_is_misspelt_gets_the_nearest_name(words: str, meant: str, capsys: 
         status = int(str(stopped.code))
     said = capsys.readouterr().err
     assert status == 2 and f"did you mean {meant}?" in said and said.count("\n") == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+    """`plan | head`: nothing is said of the pipe, and no traceback."""
+    command = [sys.executable, "-m", "minidist", "plan", "--model", "llama-7b", "--cluster", "h100:8"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdout is not None and reader.stderr is not None
+        reader.stdout.close()
+        assert reader.stderr.read() == b""
+    assert reader.returncode == 141, "as of a program that SIGPIPE ends"

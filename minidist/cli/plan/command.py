@@ -51,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
             picture(asked, [each.found for each in offered])
         found = (offered, refused, bill)
         print(json.dumps(as_json(*found), indent=1) if asked.format == "json" else text(*found))
+    except BrokenPipeError:
+        raise  # whoever reads the answer has seen enough: no fault of the plan's
     except (PlanError, OSError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
