@@ -134,6 +134,13 @@ class ShardedModel(Whole):
         kind = type(self).__name__
         raise TypeError(f"what {kind} has sharded cannot be moved or converted: do that before, or pass precision=")
 
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to be compiled as a whole."""
+        raise TypeError(
+            f"compile() would compile the hooks of {type(self).__name__}, too, and read parameters before "
+            "they are gathered: call compile_blocks(model.layers) instead, before or after wrapping"
+        )
+
     def _refuse_reading(self, *_: Any) -> None:
         if not self.readable:
             raise TypeError(f"a rank has a part of what {type(self).__name__} sharded: use its full_state_dict()")
