@@ -57,7 +57,7 @@ def sharded(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     now = SimpleNamespace(step=0, under_way=0)
 
     def look(new: Any = None) -> None:
-        there = sum(parameter.grad is not None for parameter in model.parameters() if parameter is not new)
+        there = sum(parameter._grad is not None for parameter in model.parameters() if parameter is not new)
         held.append(max(there, sum(not memory.expired() for memory in passed)))
         if now.step == 1 and (new is None or given["stage"] == 2):  # once is enough, and by then there is a state
             slices, gradients, state, rest = bytes_kept(zero, model)
@@ -98,7 +98,7 @@ def bytes_kept(zero: Any, model: nn.Module) -> list[int]:
 
     Storages count, whole, since a view keeps all of what it is a view of; the model's parameters and gradients do not.
     """
-    seen = {one.untyped_storage().data_ptr() for p in model.parameters() for one in (p, p.grad) if one is not None}
+    seen = {one.untyped_storage().data_ptr() for p in model.parameters() for one in (p, p._grad) if one is not None}
 
     def bytes(tensors: Iterator[Any]) -> int:
         found = 0
@@ -125,7 +125,7 @@ def tensors_of(zero: Any, model: nn.Module) -> Iterator[Tensor]:
         seen.add(id(each))
         if isinstance(each, Tensor):
             yield each
-            waiting.append(each.grad)
+            waiting.append(each._grad)
         if isinstance(each, FunctionType):
             waiting += [*(each.__closure__ or ()), *(each.__defaults__ or ())]
         elif isinstance(each, type):

@@ -63,7 +63,7 @@ class Memory:
 
     def look(self) -> None:
         """Note what is held in the midst of a unit."""
-        whole = [module for module in self.modules if any(p.grad is not None for p in module.parameters())]
+        whole = [module for module in self.modules if any(p._grad is not None for p in module.parameters())]
         self.most = [max(self.most[0], self.bytes()), max(self.most[1], len(whole))]
 
     def mark(self, comm: Communicator) -> None:
@@ -132,7 +132,7 @@ def training(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
         output = model.forward(torch.tensor(given["x"][step]))
         memory.mark(comm)
         gradients = model.backward(torch.tensor(given["gradient"][step]))
-        left = sum(p.grad is not None for module in memory.modules for p in module.parameters())
+        left = sum(p._grad is not None for module in memory.modules for p in module.parameters())
         found |= {f"output {step}": output.detach().numpy(), f"gradients left {step}": left}
         for unit, (shard, gradient) in enumerate(zip(model.shards, gradients, strict=True)):
             found[f"shard {step}.{unit}"] = shard.detach().clone().numpy()

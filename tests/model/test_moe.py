@@ -99,7 +99,7 @@ def test_a_mixtral_with_one_expert_a_token_is_read_and_written_but_not_drawn(tmp
         torch.testing.assert_close(ours(tokens), logits, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="top_k=1 gives every output the weight 1, so the router would learn nothing"):
         GPT(one)
-    with pytest.raises(ConfigError, match="top_k=1 gives every output the weight 1"):
+    with pytest.raises(ConfigError, match="--top-k 1 gives every output the weight 1"):
         Config(model=ModelOptions(experts=5, top_k=1))
 
 

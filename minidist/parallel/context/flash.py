@@ -37,8 +37,10 @@ HAS_TRITON = find_spec("triton") is not None
 TILE = 128  # queries, and keys, of a tile of the page
 
 
-def page_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, tile: int = TILE) -> tuple[Tensor, Tensor]:
-    """Return output and lse as `flash_attention` does, by tiles of so many queries and keys."""
+def page_forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, tile: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return output and lse as `flash_attention` does, by tiles of so many queries and keys, or of `TILE`."""
     q, k, v = by_shared_heads(query, key), key.unsqueeze(2), value.unsqueeze(2)
     output = torch.zeros_like(q)  # [B, H_kv, H/H_kv, Tq, d]
     total = torch.zeros_like(q[..., :1])
@@ -70,8 +72,9 @@ def page_backward(
     return dq.flatten(1, 2), dk, dv
 
 
-def tiles(queries: int, keys: int, causal: bool, tile: int = TILE) -> Iterator[tuple[slice, slice]]:
+def tiles(queries: int, keys: int, causal: bool, tile: int | None = None) -> Iterator[tuple[slice, slice]]:
     """Yield rows and columns of each tile, without those wholly above the diagonal."""
+    tile = tile or TILE
     for top in range(0, queries, tile):
         for left in range(0, min(keys, top + tile) if causal else keys, tile):
             yield slice(top, top + tile), slice(left, left + tile)

@@ -130,7 +130,7 @@ def test_switches_and_spelling() -> None:
         ("--hiden-size 2", "there is no option --hiden-size: did you mean --hidden-size?"),
         ("--num-layers x", "--num-layers: 'x' must be a whole number; see --help"),
         ("--num-layers", "--num-layers: expected one argument; see --help"),
-        ("--num-layers 0", "layers=0 is not a whole number of at least 1: give one."),
+        ("--num-layers 0", "--layers 0 is not a whole number of at least 1: give one."),
         ("--global-batch-size 64 --micro-batch-size 3 --dp 2",
          "--global-batch-size 64 is not --micro-batch-size 3 * N microbatches * --dp 2: change one of them"),
         ("--global-batch-size 64 --micro-batch-size 4",
