@@ -44,13 +44,15 @@ class Guard:
 
     def check(self, optimizer: torch.optim.Optimizer, updated: set[int]) -> None:
         """Raise ValueError if an optimizer over what has these `id`s must not step."""
-        kind, fault = type(optimizer).__name__, ""
+        fault = ""
         if not self.parameters.isdisjoint(updated):
             fault = f"parameters that {self.strategy} shards, and would update them in vain"
         elif not self.slices.isdisjoint(updated) and optimizer not in self.built:
             fault = f"slices of {self.strategy} by hand, which would not hear of its steps"
         if fault:
-            raise ValueError(f"this {kind} was built over {fault}: wrap it, then use model.optimizer({kind}, ...)")
+            kind = type(optimizer).__name__
+            inner = type(vars(optimizer).get("local", optimizer)).__name__  # that of a ShardedOptimizer
+            raise ValueError(f"this {kind} was built over {fault}: wrap it, then use model.optimizer({inner}, ...)")
 
 
 class GuardOfBlocks:

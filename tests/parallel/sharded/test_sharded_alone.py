@@ -199,6 +199,10 @@ TAKEN: dict[str, Callable[[nn.Module, Communicator], object]] = {
 }
 
 
+# Another strategy's guard speaks before the step, a change of memory in it.
+IN_VAIN = "since it was shared out, so new values would not reach it|ShardedOptimizer was built over parameters that"
+
+
 @pytest.mark.parametrize("change", TAKEN)
 def test_steps_that_would_be_in_vain_are_refused(change: str) -> None:
     """Something has taken the parameters out of the buffer that this optimizer gathers; every rank hears of it."""
@@ -212,7 +216,7 @@ def test_steps_that_would_be_in_vain_are_refused(change: str) -> None:
         optimizer.step()
         keep = TAKEN[change](model, comm)
         before = copy.deepcopy(values(model))
-        with pytest.raises(RuntimeError, match="since it was shared out, so new values would not reach it") as caught:
+        with pytest.raises((RuntimeError, ValueError), match=IN_VAIN) as caught:
             optimizer.step()
         assert all(torch.equal(value, before[name]) or value.isnan().any() for name, value in values(model).items())
         return str(caught.value), str(type(keep))
