@@ -171,9 +171,12 @@ def _asked_of(ask: Any, op: str, nothing: float) -> Callable[..., Any]:
     """
 
     def answer(part: Any, *args: Any, **options: Any) -> Any:
+        dtype = options.pop("dtype", None)
         if args or options or not isinstance(part, PartOfGradient):
+            options |= {} if dtype is None else {"dtype": dtype}
             return ask(part, *args, **options)  # along a dim, this rank's elements are meant
         asked = part if part.numel() else part.new_full((1,), nothing)
+        asked = asked if dtype is None else asked.to(dtype)
         found = ask(asked)
         if op == "sum" and not part.spread.counts:
             found = torch.zeros_like(found)
@@ -209,8 +212,28 @@ def refuse(what: str) -> NoReturn:
     raise ValueError(f"{fault}: ask for the norm of all of it, or use gradient.as_subclass(torch.Tensor), the part")
 
 
-def _refuse(*_: Any, **options: Any) -> NoReturn:
-    refuse("a matrix norm")
+def _refused(question: str) -> Callable[..., Any]:
+    """Return what a question gets that would be answered for this rank's part alone."""
+    name = question.rpartition(".")[2]
+    ask = getattr(torch.linalg if question.startswith("linalg") else torch, name)
+
+    def answer(*args: Any, **options: Any) -> Any:
+        if any(isinstance(value, PartOfGradient) and value.spread.axes for value in args):
+            refuse(f"its {name}")
+        return ask(*args, **options)
+
+    return answer
+
+
+def _set(part: Tensor, index: Any, value: Any) -> None:
+    """Answer `part[index] = value`: where the index would be one into the whole, it is refused."""
+    if isinstance(index, Tensor):
+        everywhere = index.dtype == torch.bool and index.shape == part.shape
+    else:
+        everywhere = index is Ellipsis or index == slice(None)
+    if not everywhere and isinstance(part, PartOfGradient) and part.spread.axes:
+        refuse("which of its elements an index of the whole means")
+    part[index] = value
 
 
 SUM = _asked_of(torch.sum, "sum", 0)
@@ -223,13 +246,17 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.linalg.norm: _any_norm,
     torch.norm: _any_norm,
     Tensor.norm: _any_norm,
-    torch.linalg.matrix_norm: _refuse,
+    torch.linalg.matrix_norm: _refused("linalg.matrix_norm"),
+    Tensor.__setitem__: _set,
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
     torch.mean: _mean,
     Tensor.mean: _mean,
     **{getattr(torch, name): _asked_of(getattr(torch, name), *how) for name, how in JOINED.items()},
     **{getattr(Tensor, name): _asked_of(getattr(Tensor, name), *how) for name, how in JOINED.items()},
 }
+ALONE = ("std", "var", "median", "nanmedian", "quantile", "dist", "dot", "vdot", "argmax", "argmin", "count_nonzero")
+ANSWERS |= {getattr(torch, name): _refused(name) for name in ALONE}
+ANSWERS |= {getattr(Tensor, name): _refused(name) for name in ALONE if hasattr(Tensor, name)}
 """Questions about all of a gradient."""
 ELEMENTWISE = {
     Tensor.data.__get__,  # type: ignore[attr-defined]
@@ -237,5 +264,9 @@ ELEMENTWISE = {
     *(Tensor.mul, Tensor.div, Tensor.pow, Tensor.square, Tensor.abs, Tensor.isfinite, Tensor.isnan, Tensor.isinf),
     *(torch.mul, torch.div, torch.pow, torch.square, torch.abs, torch.isfinite, torch.isnan, torch.isinf),
     *(torch.nan_to_num, torch.detach, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
+    *(Tensor.half, Tensor.bfloat16, Tensor.neg, torch.neg, Tensor.__neg__, Tensor.clamp, torch.clamp),
+    *(Tensor.eq, Tensor.ne, Tensor.gt, Tensor.ge, Tensor.lt, Tensor.le),
+    *(torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le),
+    *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__),
 }
 """What makes a part of the whole's result out of a part: on the way from a gradient to a question."""

@@ -372,3 +372,63 @@ def test_copies_of_a_part_are_plain() -> None:
         assert model[0].weight.grad is first, "autograd adds in place"
 
     minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("kind", (DDP, ZeRO1, ZeRO2, FSDP))
+def test_what_is_changed_between_two_backwards_stays_changed(kind: Any) -> None:
+    """In place, through parameters or through what the optimizer updates, as on one rank."""
+
+    def program(comm: Communicator) -> None:
+        model = net()
+        wrapped = kind(model, comm, op="mean")
+        optimizer = wrapped.optimizer(SGD, lr=0.1)
+
+        def norm() -> float:
+            wrapped(rows(0, 0)).square().sum().backward()
+            return float(torch.nn.utils.clip_grad_norm_(wrapped.parameters(), math.inf))
+
+        once = norm()
+        for parameter in wrapped.parameters_to_reduce:
+            parameter.grad.zero_()
+        assert norm() == pytest.approx(once, rel=1e-12)
+        for parameter in wrapped.parameters_to_reduce:
+            parameter.grad.mul_(0.5)
+        assert norm() == pytest.approx(1.5 * once, rel=1e-12)
+        for group in optimizer.param_groups:
+            for piece in group["params"]:
+                piece.grad = None
+        assert norm() == pytest.approx(once, rel=1e-12)
+
+    minidist.run(program, 2)
+
+
+def test_a_row_of_a_slice_and_what_only_this_rank_could_answer_are_refused() -> None:
+    def program(comm: Communicator) -> None:
+        model = net()
+        wrapped = FSDP(model, comm, op="sum")
+        wrapped(rows(0, 0)).square().sum().backward()
+        gradient: Any = next(iter(wrapped.parameters())).grad
+        gradient[gradient > 0] = 0.0
+        gradient[:] = 1.0
+        assert (gradient == 1).all() and gradient.sum(dtype=torch.float32) == gradient.sum()
+        for ask in (lambda: gradient.std(), lambda: torch.median(gradient), lambda: gradient.__setitem__(0, 0)):
+            with pytest.raises(ValueError, match="this rank has only a part of the gradient"):
+                ask()
+        with pytest.raises(TypeError, match="use its full_state_dict"):
+            wrapped.module[0].state_dict()
+
+    minidist.run(program, 2)
+
+
+@pytest.mark.parametrize("kind", (DDP, ZeRO2, FSDP))
+def test_a_parameter_that_is_unfrozen_is_noticed_in_evaluation_too(kind: Any) -> None:
+    def program(comm: Communicator) -> None:
+        model = net()
+        last = list(model.parameters())[-1].requires_grad_(False)
+        wrapped = kind(model, comm, op="sum").eval()
+        last.requires_grad_(True)
+        wrapped(rows(0, 0))  # looking at it is allowed
+        with pytest.raises(RuntimeError, match="added, replaced or unfrozen after wrapping"):
+            wrapped(rows(0, 0)).sum().backward()
+
+    minidist.run(program, 1)

@@ -110,6 +110,8 @@ def attend_fault(module: nn.Module, attend: Attend, heads: Heads, tokens: int = 
         tried, refusal = try_out(module, attend, heads)
         if tried is None:
             return refusal
+        if learns(tried, heads):
+            return "has trained parameters of its own, which would get no gradient"
         return fault_of_weights(tried, heads) or fault_of_window(tried, heads, tokens)
 
 
@@ -171,6 +173,13 @@ def try_out(module: nn.Module, attend: Attend, heads: Heads) -> tuple[Tried | No
                 return tried, ""
             refusal = f"returns {list(shape)} for queries {list(inputs[0].shape)}"
     return None, refusal
+
+
+def learns(tried: Tried, heads: Heads) -> bool:
+    """Tell whether an `attend` has trained parameters: its output has a graph, although its inputs have none."""
+    with torch.enable_grad():
+        output = tried.attend(*(x.to(tried.device, tried.dtype) for x in random_inputs(heads)))
+    return output.requires_grad
 
 
 def random_inputs(heads: Heads, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:

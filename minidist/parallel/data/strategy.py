@@ -74,7 +74,8 @@ class DataParallel(nn.Module, Replica):
         Raises
         ------
         RuntimeError
-            In training, if a parameter was added or unfrozen after wrapping: nobody would reduce its gradient.
+            In training, if a parameter was added or unfrozen after wrapping: nobody would reduce its gradient. In
+            evaluation this is found out when a backward ends.
         """
         if self.training:
             self._check_parameters()
@@ -143,6 +144,7 @@ class DataParallel(nn.Module, Replica):
 
     def _drop_unused(self, used: Set[nn.Parameter]) -> None:
         """Set `grad = None` for parameters that no rank has used; without `unused`, raise for those of this rank."""
+        self._check_parameters()
         parameters = self.parameters_to_reduce
         if not self.unused or not parameters:
             if missing := [self.names[parameter] for parameter in parameters if parameter not in used]:

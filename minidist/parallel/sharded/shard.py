@@ -66,8 +66,12 @@ class Shard:
         """Raise RuntimeError if new values would not reach parameters, which lie elsewhere by now."""
 
     def add_gradient(self, shard: Tensor) -> None:
-        """Add this rank's elements of a reduced gradient to the gradient."""
+        """Add this rank's elements of a reduced gradient to the gradient, where it is still wanted."""
         shard = shard.to(self.values)
+        if self.gradient is not None:  # whoever loops over an optimizer's groups forgets slices, not parameters
+            for parameter, piece in self.slices.items():
+                if piece._grad is None:
+                    self.gradient[self.held[parameter]].zero_()
         self.gradient = shard if self.gradient is None else self.gradient.add_(shard)
 
     def give_gradient(self, without: set[nn.Parameter]) -> None:
@@ -119,12 +123,18 @@ class ShardedParameter(nn.Parameter):
 
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:
-        """Forget the gradient, or set the parameter's own: a step then says that nobody has reduced it."""
+        """Forget the gradient. Raises ValueError for another one: nobody would reduce it, or step by it."""
         strategy = self.strategy()
-        if gradient is None and strategy is not None:
-            strategy.forget_gradients({self})
-        else:
+        if strategy is None:
             self._grad = gradient
+        elif gradient is None:
+            strategy.forget_gradients({self})
+        elif gradient is not self.grad:  # `p.grad += x` sets what it has changed in place
+            kind = type(strategy).__name__
+            raise ValueError(
+                f"the gradient of this parameter is that of a slice of {kind}, so another tensor in its place "
+                "would change nothing: change it in place (parameter.grad.mul_(2), .copy_(...)), or set it to None"
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """Return a copy that no strategy has sharded."""

@@ -69,8 +69,10 @@ class ShardedModel(Whole):
         self.shard_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
         self.entered: dict[Unit, None] = {}  # in order, by any forward of this step
-        self.hooks: list[Any] = [model.register_state_dict_pre_hook(Hook(self._refuse_reading))]  # type: ignore[no-untyped-call]
-        self.hooks.append(model.register_load_state_dict_pre_hook(Hook(self._refuse_writing)))  # type: ignore[no-untyped-call]
+        self.hooks: list[Any] = []
+        for module in model.modules():  # a part's own state has NaN in it, as the whole has
+            self.hooks.append(module.register_state_dict_pre_hook(Hook(self._refuse_reading)))  # type: ignore[no-untyped-call]
+            self.hooks.append(module.register_load_state_dict_pre_hook(Hook(self._refuse_writing)))  # type: ignore[no-untyped-call]
         self.guard(self.names)
         weakref.finalize(self, _leave, self.hooks, model).atexit = False
         self.readable = False

@@ -110,12 +110,12 @@ class ZeRO1(Sharded, Bucketed):
 
     def _reduce(self, shard: BucketShard, gradients: Tensor, link: Communicator) -> None:
         """Reduce all ranks' gradients to this rank's shard of their sum. Runs on the stream."""
-        self._take_over(shard, reduce_scatter(gradients, link, self.op))
+        shard.add_gradient(reduce_scatter(gradients, link, self.op))
+        self._empty(gradients)
 
-    def _take_over(self, shard: BucketShard, reduced: Tensor) -> None:
-        """Replace the shard's gradient: the bucket holds the sum over all backwards."""
-        assert shard.gradient is not None
-        shard.gradient.copy_(reduced)
+    def _empty(self, gradients: Tensor) -> None:
+        """Make the bucket zeros: the shard's gradient is the sum, and a next backward's come on top."""
+        gradients.zero_()
 
     def _backward_ended(self) -> None:
         super()._backward_ended()
@@ -163,6 +163,5 @@ class ZeRO2(ZeRO1):
             self.buckets[at - 1].handle.wait()
         return super()._launch(bucket)
 
-    def _take_over(self, shard: BucketShard, reduced: Tensor) -> None:
-        """Add to the shard's gradient: the bucket holds this backward's gradients only."""
-        shard.add_gradient(reduced)
+    def _empty(self, gradients: Tensor) -> None:
+        """Do nothing: these gradients are freed."""
