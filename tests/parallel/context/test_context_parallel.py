@@ -472,6 +472,13 @@ def gated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return reference(query, key, value).tanh()
 
 
+GATE = torch.ones((), dtype=torch.float64, requires_grad=True)
+
+
+def learned(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return reference(query, key, value) * GATE  # plain, until the gate has learned something
+
+
 class Dropping(nn.Module):
     """Attention with dropout, in training only."""
 
@@ -492,6 +499,7 @@ OTHERS: dict[Any, str] = {
     by_distance: "adds something to its scores, or bends them",
     sink: "has weights that add up to .*, as beside a sink",
     gated: "differs from it by",
+    learned: "has trained parameters of its own, which would get no gradient",
 }
 
 
