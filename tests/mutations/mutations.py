@@ -652,9 +652,16 @@ SHARDED = [
     Mutation(
         "ZeRO-2 keeps what the last of several backwards has reduced",
         "minidist/parallel/sharded/zero.py",
-        old="shard.add_gradient(reduced)",
-        new="shard.gradient = reduced",
+        old="shard.add_gradient(reduce_scatter(gradients, link, self.op))",
+        new="shard.gradient = reduce_scatter(gradients, link, self.op)",
         tests=(f"{ZERO}::test_a_second_backward_adds_to_the_first_though_both_were_reduced[ZeRO2]",),
+    ),
+    Mutation(
+        "ZeRO-1's bucket keeps what was reduced, and a second backward reduces it again",
+        "minidist/parallel/sharded/zero.py",
+        old="        gradients.zero_()\n",
+        new="        pass\n",
+        tests=("tests/parallel/test_gradient.py::test_what_is_changed_between_two_backwards_stays_changed[ZeRO1]",),
     ),
     Mutation(
         "the plain ZeRO-3 keeps every layer whole after forward",
