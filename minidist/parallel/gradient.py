@@ -230,9 +230,9 @@ def _set(part: Tensor, index: Any, value: Any) -> None:
     if isinstance(index, Tensor):
         everywhere = index.dtype == torch.bool and index.shape == part.shape
     else:
-        everywhere = index is Ellipsis or index == slice(None)
+        everywhere = index is Ellipsis or (isinstance(index, slice) and index == slice(None))
     if not everywhere and isinstance(part, PartOfGradient) and part.spread.axes:
-        refuse("which of its elements an index of the whole means")
+        refuse("where in it an index of the whole lies")
     part[index] = value
 
 
@@ -254,10 +254,11 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     **{getattr(torch, name): _asked_of(getattr(torch, name), *how) for name, how in JOINED.items()},
     **{getattr(Tensor, name): _asked_of(getattr(Tensor, name), *how) for name, how in JOINED.items()},
 }
+"""Questions about all of a gradient."""
 ALONE = ("std", "var", "median", "nanmedian", "quantile", "dist", "dot", "vdot", "argmax", "argmin", "count_nonzero")
+"""Questions that no sum over ranks answers."""
 ANSWERS |= {getattr(torch, name): _refused(name) for name in ALONE}
 ANSWERS |= {getattr(Tensor, name): _refused(name) for name in ALONE if hasattr(Tensor, name)}
-"""Questions about all of a gradient."""
 ELEMENTWISE = {
     Tensor.data.__get__,  # type: ignore[attr-defined]
     *(Tensor.detach, Tensor.to, Tensor.float, Tensor.double, Tensor.nan_to_num, Tensor.__pow__, Tensor.__invert__),
