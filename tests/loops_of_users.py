@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -153,6 +154,7 @@ def main() -> None:
     if not dist.is_initialized():  # under mpirun: torch's own classes need a group, too
         dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=comm.rank, world_size=comm.size)
     page = blocks()
+    os.chdir(Path(sys.argv[1]).parent)  # a wrong line may leave files behind
     exec(page["start"], {})
     outcome: dict[str, Any] = {kind: trained(kind, page, comm) for kind in ("DDP", "FSDP")}
     outcome["wrong"] = [[line, expected, said(kind, line, comm)] for kind, line, expected in wrong_lines()]

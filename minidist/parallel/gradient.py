@@ -265,6 +265,8 @@ ELEMENTWISE = {
     *(Tensor.mul, Tensor.div, Tensor.pow, Tensor.square, Tensor.abs, Tensor.isfinite, Tensor.isnan, Tensor.isinf),
     *(torch.mul, torch.div, torch.pow, torch.square, torch.abs, torch.isfinite, torch.isnan, torch.isinf),
     *(torch.nan_to_num, torch.detach, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
+    *(Tensor.add, torch.add, Tensor.__add__, Tensor.__radd__, Tensor.sub, torch.sub),
+    *(Tensor.__sub__, Tensor.__rsub__, Tensor.sqrt, torch.sqrt, Tensor.sign, torch.sign),
     *(Tensor.half, Tensor.bfloat16, Tensor.neg, torch.neg, Tensor.__neg__, Tensor.clamp, torch.clamp),
     *(Tensor.eq, Tensor.ne, Tensor.gt, Tensor.ge, Tensor.lt, Tensor.le),
     *(torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le),

@@ -8,7 +8,8 @@ experts        are a block of a stack, and have fewer copies than all else (`Exp
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,7 @@ def make_slice(values: Tensor, placement: Placement, parameter: nn.Parameter) ->
     piece = nn.Parameter(values, parameter.requires_grad)
     piece.placement = placement  # type: ignore[attr-defined]
     piece.block_of = parameter  # type: ignore[attr-defined]
+    mark_gradients(piece)
     return piece
 
 
@@ -188,27 +190,37 @@ def spread_of(parameter: Tensor) -> Spread | None:
     return Spread(axes, counted, staged) if axes or staged else None
 
 
-def marked(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Return a gradient of a parameter, which from now on knows among which ranks its whole is spread, if it is."""
-    spread = spread_of(parameter)
-    return gradient if spread is None else become_part(gradient, spread)
+class SpreadParameter(nn.Parameter):
+    """A parameter, or a slice of one, that is spread over ranks: each gradient it shows knows that it is a part.
+
+    It does not matter who has put the gradient there, and when: autograd, a strategy, or a line of the user's. The
+    record is read when the gradient is asked for.
+    """
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of what this rank has, or None."""
+        gradient: Tensor | None = self._grad
+        spread = spread_of(self) if type(gradient) is Tensor else None
+        return gradient if gradient is None or spread is None else become_part(gradient, spread)
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        """Put another gradient in its place."""
+        self._grad = gradient
 
 
 def mark_gradients(parameter: Tensor) -> None:
-    """Have each gradient marked that autograd makes for a parameter, if its whole is spread over ranks."""
-    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-    marks = any(isinstance(hook, Mark) for hook in hooks)
-    if parameter.requires_grad and spread_of(parameter) is not None and not marks:
-        parameter.register_post_accumulate_grad_hook(Mark())  # type: ignore[no-untyped-call]
+    """Let the gradients of a parameter know that they are parts, if its records say that it is spread over ranks."""
+    if spread_of(parameter) is not None and not isinstance(parameter, SpreadParameter):
+        assert isinstance(parameter, nn.Parameter)
+        parameter.__class__ = with_gradient_of(SpreadParameter, type(parameter))
 
 
-class Mark:
-    """The hook of a parameter that is spread over ranks: it marks each new gradient."""
-
-    def __call__(self, parameter: Tensor) -> None:
-        """Mark what autograd has put there; it stays marked while autograd adds to it."""
-        if type(parameter._grad) is Tensor:
-            marked(parameter._grad, parameter)
+@cache
+def with_gradient_of(shows: type[nn.Parameter], kind: type[nn.Parameter]) -> Any:
+    """Return the class of parameters of this `kind` whose attribute `grad` is that of the class `shows`."""
+    return shows if kind is nn.Parameter else type(f"{shows.__name__}{kind.__name__}", (shows, kind), {})
 
 
 def counts(parameter: Tensor) -> bool:

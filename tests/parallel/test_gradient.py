@@ -346,6 +346,36 @@ def test_a_sharded_parameter_shows_and_forgets_the_gradient_of_its_slice(kind: A
     minidist.run(program, 2)
 
 
+@pytest.mark.parametrize("way", ("replaced", "by autograd.grad", "unfrozen"))
+def test_a_gradient_that_somebody_else_has_put_there_is_a_part_too(way: str) -> None:
+    """Under tensor parallelism: the norm is the serial one, whoever has made the gradient."""
+
+    def norm(model: nn.Module) -> float:
+        if way == "unfrozen":
+            model.requires_grad_(True)
+        loss = model(rows(0, 0)).square().sum()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if way == "by autograd.grad":
+            for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+                parameter.grad = gradient
+        else:
+            loss.backward()
+        if way == "replaced":
+            for parameter in trained:
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.clone()
+        return float(clip_grad_norm_(model.parameters(), LIMIT))
+
+    def program(comm: Communicator) -> float:
+        model = net()
+        if way == "unfrozen":
+            model.requires_grad_(False)
+        parallelize_tensor(model, comm, {"0": ColumnParallel(), "2": RowParallel()})
+        return norm(model)
+
+    assert minidist.run(program, 2) == pytest.approx([norm(net())] * 2, rel=1e-12)
+
+
 def test_marks_keep_nothing_alive() -> None:
     def program(comm: Communicator) -> list[weakref.ref[Any]]:
         model, called, own = cut(comm, lambda model, dp: FSDP(model, dp, op="sum"))

@@ -29,7 +29,7 @@ from minidist.model.gpt import Attend
 
 TOKENS = 16  # of the probe that looks at weights
 MANY = 1056  # of the one that looks for windows, before the model has been called
-REFUSES = "cannot be tried"
+REFUSES, RETURNS, MULTIPLIES = "cannot be tried", "returns", "multiplies scores"  # how some faults begin
 MOST = 4352  # and later at most, however long the sequence is
 
 
@@ -116,16 +116,17 @@ def attend_fault(module: nn.Module, attend: Attend, heads: Heads, tokens: int = 
 
 
 def guessed_fault(module: nn.Module, attend: Attend) -> str:
-    """Do as `attend_fault` for attention whose heads are unknown: only what differs for all that it takes is a fault.
+    """Do as `attend_fault` for attention whose heads are unknown: they are guessed until it takes them.
 
-    So an `attend` with a fixed scale passes here, if it is right for some number of channels; see `Probe.ask`.
+    A scale may be right for another number of channels. So an `attend` with a fixed scale passes here, if it is right
+    for some number; see `Probe.ask`. Any other fault does not depend on the heads.
     """
     first = ""
     for channels, ratio in product(GUESSES, range(1, 9)):
         fault = attend_fault(module, attend, Heads(2 * ratio, 2, channels))
-        if not fault:
-            return ""
-        if not first or first.startswith(REFUSES):
+        if not fault or not fault.startswith((REFUSES, RETURNS, MULTIPLIES)):
+            return fault
+        if not first or first.startswith((REFUSES, RETURNS)):
             first = fault
     return first
 
@@ -171,7 +172,7 @@ def try_out(module: nn.Module, attend: Attend, heads: Heads) -> tuple[Tried | No
         else:
             if shape == inputs[0].shape:
                 return tried, ""
-            refusal = f"returns {list(shape)} for queries {list(inputs[0].shape)}"
+            refusal = f"{RETURNS} {list(shape)} for queries {list(inputs[0].shape)}"
     return None, refusal
 
 
@@ -237,7 +238,7 @@ def differences(weights: Tensor, scores: Tensor, heads: Heads) -> list[str]:
     if not close(logs, scale * raw, 1e-2):
         found.append("adds something to its scores, or bends them")
     elif abs(scale / usual - 1) > 1e-3:
-        found.append(f"multiplies scores by {scale:.4g} (1/√{heads.channels} is {usual:.4g})")
+        found.append(f"{MULTIPLIES} by {scale:.4g} (1/√{heads.channels} is {usual:.4g})")
     return found
 
 

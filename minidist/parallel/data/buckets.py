@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm import Communicator
-from minidist.parallel.placement import expert_groups_of, marked, tied_across
+from minidist.parallel.placement import expert_groups_of, tied_across
 
 MIB = 1 << 20
 
@@ -73,8 +73,7 @@ class FlatBucket(Bucket):
         super().__init__(parameters, link)
         self.reduced = -1  # torch's count of changes when the gradients were reduced last
         self.flat = flat_buffer(parameters, comm)
-        pairs = zip(parameters, views_into(self.flat, parameters), strict=True)
-        self.views = {parameter: marked(view, parameter) for parameter, view in pairs}
+        self.views = dict(zip(parameters, views_into(self.flat, parameters), strict=True))
 
     def moved(self, parameter: nn.Parameter) -> bool:
         """Tell whether a parameter was moved or converted: torch takes its gradient out then."""
@@ -128,7 +127,7 @@ def views_into(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 def take_gradients(parameters: list[nn.Parameter], dtype: torch.dtype | None = None) -> Tensor:
     """Move the gradients into one new flat tensor of a dtype, and free them. A missing gradient counts as zero."""
     gradients = [p.new_zeros(p.numel()) if p._grad is None else p._grad.flatten() for p in parameters]
-    flat = parameters[0].detach().new_empty(sum(map(len, gradients)), dtype=dtype)
+    flat = parameters[0].new_empty(sum(map(len, gradients)), dtype=dtype)
     for parameter in parameters:
         parameter._grad = None
     return torch.cat(gradients, out=flat)

@@ -25,7 +25,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Communicator
 from minidist.parallel.data.buckets import MIB, partition, take_gradients, views_into
 from minidist.parallel.data.strategy import DataParallel
-from minidist.parallel.placement import copies_of, marked
+from minidist.parallel.placement import copies_of
 
 
 def reduce_gradients(
@@ -40,7 +40,7 @@ def reduce_gradients(
         flat = take_gradients(bucket)
         all_reduce(flat, copies_of(bucket[0], comm), op, algorithm)
         for parameter, total in zip(bucket, views_into(flat, bucket), strict=True):
-            parameter.grad = marked(total, parameter)
+            parameter.grad = total
 
 
 class PlainDataParallel(DataParallel):

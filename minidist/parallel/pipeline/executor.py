@@ -32,7 +32,7 @@ from minidist.parallel.data.replicas import copy_from_root
 from minidist.parallel.pipeline.actions import BACKWARDS, FLOWS, Action, Kind, Plan
 from minidist.parallel.pipeline.communicate import with_communication
 from minidist.parallel.pipeline.weight_gradients import Product, WeightGradients, compute
-from minidist.parallel.placement import Tie, marked, tied_across
+from minidist.parallel.placement import Tie, tied_across
 from minidist.parallel.replica import Alone, Replica
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -179,7 +179,7 @@ def sum_tied(parameter: nn.Parameter) -> None:
     tie = tied_across(parameter)
     assert tie is not None
     if parameter.grad is None:
-        parameter.grad = marked(torch.zeros_like(parameter), parameter)
+        parameter.grad = torch.zeros_like(parameter)
     all_reduce(parameter.grad, tie.comm)
 
 

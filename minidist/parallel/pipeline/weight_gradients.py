@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from minidist.memory.precision.fp8 import Float8Multiply
 from minidist.model.experts import Counts, Experts, add_weight_gradient, grouped, products, weight_gradient
-from minidist.parallel.placement import Mark
 from minidist.parallel.tensor.tensor_parallel import PartOfLinear
 
 
@@ -52,8 +51,7 @@ class Product:
     def add_up(self) -> bool:
         """Add it to the weight's gradient, if that has one and no hooks. Tell whether this was done."""
         weight = self.weight
-        after = (weight._post_accumulate_grad_hooks or {}).values()
-        hooked = weight._backward_hooks or not all(isinstance(hook, Mark) for hook in after)  # a gradient stays marked
+        hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
         if weight._grad is None or hooked or weight._grad.dtype != self.x.dtype:
             return False
         self.add_to(weight._grad)

@@ -4,8 +4,8 @@
     register_fsdp_forward_method(model.module.encoder, "encode")     the line is torch's
     model.module.encoder.encode(x)                                   gathers, encodes, frees
 
-Hooks hear of `module(x)` and of nothing else. What is called otherwise finds freed parameters: a layer in it says so
-(`refuse_freed` in `sharded_model.py`), and an operation on a parameter itself computes with NaN.
+Hooks hear of `module(x)` and of nothing else. What is called otherwise finds freed parameters, and they say so
+(`freed.py`).
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ from minidist.parallel.optimizer.elementwise import build_over_slices, check_ele
 from minidist.parallel.optimizer.groups import chosen, known_groups
 from minidist.parallel.optimizer.guard import Guard
 from minidist.parallel.optimizer.state import share_out
-from minidist.parallel.placement import Placement, make_slice, marked
+from minidist.parallel.placement import Placement, make_slice, with_gradient_of
 from minidist.parallel.replica import Optimizer
+from minidist.parallel.sharded.freed import FreedParameter, freed
 
 
 class Shard:
@@ -79,7 +80,7 @@ class Shard:
         for parameter, piece in self.slices.items():
             used = self.gradient is not None and parameter not in without
             gradient = self.gradient[self.held[parameter]] if used else None  # type: ignore[index]
-            piece.grad = None if gradient is None else marked(gradient, piece)
+            piece.grad = gradient
 
     def forget_gradients(self, parameters: Set[nn.Parameter]) -> None:
         """Forget the gradients of these parameters, as far as they are in this shard."""
@@ -160,18 +161,15 @@ class Links:
     def __init__(self, strategy: Sharded, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = [(weakref.ref(parameter), type(parameter)) for parameter in parameters]
         for parameter in parameters:
-            kind: Any = type(parameter)
-            plain = kind is nn.Parameter
-            linked = ShardedParameter if plain else type(f"Sharded{kind.__name__}", (ShardedParameter, kind), {})
-            parameter.__class__ = linked
+            parameter.__class__ = with_gradient_of(ShardedParameter, type(parameter))
             parameter.strategy = weakref.ref(strategy)  # type: ignore[attr-defined]
 
     def remove(self) -> None:
-        """Let the parameters be what they were."""
+        """Let the parameters be what they were; those that are freed say so for ever."""
         for reference, kind in self.parameters:
             parameter = reference()
             if parameter is not None:
-                parameter.__class__ = kind
+                parameter.__class__ = freed(kind) if isinstance(parameter, FreedParameter) else kind
                 del parameter.strategy  # type: ignore[attr-defined]
 
 
@@ -213,7 +211,6 @@ class Sharded(DataParallel):
         """Refuse optimizers that the method `optimizer` has not built, as long as the hooks are there."""
         self.posted = Guard(type(self).__name__, parameters, map(self.slice_of, parameters))
         self.hooks.append(self.posted)
-        self.hooks.append(Links(self, [parameter for parameter in parameters if parameter.requires_grad]))
 
     def optimizer(
         self, kind: Callable[..., Optimizer], groups: ParamsT | None = None, elementwise: bool = False, **options: Any

@@ -20,6 +20,7 @@ from minidist.parallel.meta import on_device
 from minidist.parallel.placement import copies_of
 from minidist.parallel.sharded.policy import Policy, Precision, precision_of, split
 from minidist.parallel.sharded.same_steps import SameSteps
+from minidist.parallel.sharded.shard import Links
 from minidist.parallel.sharded.units import Allocate, Flat, MixedPrecision, Unit, UnitState, of_one_kind
 from minidist.parallel.sharded.whole import Whole
 
@@ -60,6 +61,7 @@ class ShardedModel(Whole):
             on_device(model, where)
         self._divide(shard_ranks)
         self.allocate = allocate
+        self.hooks: list[Any] = [Links(self, self.names)]
         self.units: list[Unit] = []
         for (name, module, parameters), each in zip(chosen, precisions, strict=True):
             self.units.append(Unit(name, module, self._flats(parameters, each), each))
@@ -69,7 +71,6 @@ class ShardedModel(Whole):
         self.shard_of = {parameter: flat for flat in self.flats for parameter in flat.parameters}
         self.used: set[nn.Parameter] = set()  # since the gradients were zeroed
         self.entered: dict[Unit, None] = {}  # in order, by any forward of this step
-        self.hooks: list[Any] = []
         for module in model.modules():  # a part's own state has NaN in it, as the whole has
             self.hooks.append(module.register_state_dict_pre_hook(Hook(self._refuse_reading)))  # type: ignore[no-untyped-call]
             self.hooks.append(module.register_load_state_dict_pre_hook(Hook(self._refuse_writing)))  # type: ignore[no-untyped-call]
@@ -80,7 +81,6 @@ class ShardedModel(Whole):
         self.most_whole = MOST if reshard_after_forward else len(self.units)
         self.whole: list[Unit] = []  # or being gathered; without the root
         self._register_hooks()
-        self.watches = watched(model, self.units)
 
     @abstractmethod
     def _register_hooks(self) -> None:
@@ -127,7 +127,6 @@ class ShardedModel(Whole):
         """Return the model, whole on every rank and without hooks, to be used alone. Collective: one gathering."""
         if self.hooks:  # else it was unwrapped before, and the parameters may have changed since
             remove_all(self.hooks)
-            remove_all(self.watches)
             self._unshard_all()
         return self.module
 
@@ -253,35 +252,6 @@ def _leave(hooks: list[Any], model: nn.Module) -> None:
         model.register_forward_pre_hook(_refuse, prepend=True)
         model.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
-
-
-def watched(model: nn.Module, units: Iterable[Unit]) -> list[Any]:
-    """Have each module say so if it is called while its own parameters are freed; return the hooks."""
-    freed = {parameter: unit.name for unit in units for flat in unit.cut for parameter in flat.parameters}
-    hooks = []
-    for name, module in model.named_modules():
-        unit = next((freed[p] for p in module.parameters(recurse=False) if p in freed), None)
-        if unit is not None:
-            hooks.append(module.register_forward_pre_hook(refuse_freed(name, unit)))
-    return hooks
-
-
-def refuse_freed(name: str, unit: str) -> Callable[[nn.Module, Any], None]:
-    """Return a hook that raises RuntimeError if a module, called `name`, has parameters without memory."""
-    where = f"its unit {unit}" if unit else "the model"
-
-    def refuse(module: nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling():  # a compiler would look into this; blocks are compiled inside of units
-            return
-        for parameter in module.parameters(recurse=False):
-            if parameter.untyped_storage().nbytes() < parameter.nbytes:
-                fault = (
-                    f"{name or 'the model'} was called outside of the forward of {where}, where its parameters are NaN"
-                )
-                fix = 'call register_fsdp_forward_method(unit, "its method") for what is called there'
-                raise RuntimeError(f"{fault}: {fix}, or use gathered() or unwrap()")
-
-    return refuse
 
 
 def _refuse(model: nn.Module, *_: object) -> NoReturn:

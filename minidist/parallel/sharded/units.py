@@ -17,6 +17,7 @@ from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.buckets import kind_of, make_room, take_gradients, views_into
+from minidist.parallel.sharded.freed import hide, reveal
 from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.shard import Shard, moved, place_of
 
@@ -132,6 +133,7 @@ class Flat(Shard):
     def show(self) -> None:
         """Let the parameters be views into what was gathered."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
+            reveal(parameter)
             parameter.data = view
 
     def check_place(self) -> None:
@@ -144,7 +146,9 @@ class Flat(Shard):
     def release(self) -> None:
         """Free `whole`. What autograd has saved of it is valid again once it is gathered again."""
         for parameter in self.parameters:
+            reveal(parameter)  # it may be freed already
             parameter.data = self.nothing.expand(parameter.shape)
+            hide(parameter, self.placements[parameter].name)
         self.whole.untyped_storage().resize_(0)
 
     def collect(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -45,7 +45,8 @@ class Whole(Sharded):
         every = self.module.named_parameters(remove_duplicate=False)
         aliases = {name: self.names[parameter] for name, parameter in every if parameter in self.names}
         self.readable = True
-        state = self.module.state_dict()  # for its names, their order, and the buffers
+        with torch._C.DisableTorchFunctionSubclass():  # for its names, their order, and the buffers: not for values
+            state = self.module.state_dict()
         self.readable = False
         return {name: whole[aliases[name]] if name in aliases else value.cpu() for name, value in state.items()}
 

@@ -32,7 +32,7 @@ from minidist.parallel.data.backward import Hook
 from minidist.parallel.data.buckets import Bucket, flat_buffer, views_into
 from minidist.parallel.data.data_parallel import Bucketed
 from minidist.parallel.placement import copies_of
-from minidist.parallel.sharded.shard import Shard, Sharded, moved, place_of
+from minidist.parallel.sharded.shard import Links, Shard, Sharded, moved, place_of
 
 
 class BucketShard(Shard):
@@ -87,6 +87,7 @@ class ZeRO1(Sharded, Bucketed):
             self.shards[bucket] = shard
         self.shard_of = {parameter: self.shards[bucket] for parameter, bucket in self.bucket_of.items()}
         self.guard(self.parameters_to_reduce)
+        self.hooks.append(Links(self, self.parameters_to_reduce))
         self.gathering: dict[BucketShard, Any] = {}
         self.overlap = overlap
         if overlap:

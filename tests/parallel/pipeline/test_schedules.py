@@ -294,6 +294,7 @@ def test_messages_are_added_once() -> None:
         with_communication(with_communication(plan("1f1b", 2, 2)))
 
 
+@pytest.mark.soak
 def test_64_stages_and_512_microbatches_within_5_seconds() -> None:
     begin = time.process_time()
     each = plan("1f1b", 64, 512)

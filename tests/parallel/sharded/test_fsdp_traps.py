@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -390,11 +392,11 @@ def test_a_method_that_nobody_registered_says_so_in_place_of_nan() -> None:
     def program(comm: Communicator) -> None:
         wrapped = FSDP(seeded(Coders(), 0), comm, "sum")
         module, x = wrapped.module, rows(0)
-        said = r"layers.0.first was called outside of the forward of its unit layers.0, .* are NaN: call register_fsdp_"
+        said = r"layers.0.first.weight is freed .* so 'linear' would find NaN.* by register_fsdp_forward_method"
         with torch.no_grad():
             with pytest.raises(RuntimeError, match=said):
                 module.layers[0].encode(x)
-            with pytest.raises(RuntimeError, match=r"head was called outside of the forward of the model"):
+            with pytest.raises(RuntimeError, match=r"head.weight is freed .* so 'linear' would find NaN"):
                 module.head(x)
             with wrapped.gathered():
                 assert bool(module.layers[0].encode(x).isfinite().all())
@@ -404,6 +406,44 @@ def test_a_method_that_nobody_registered_says_so_in_place_of_nan() -> None:
             register_fsdp_forward_method(module.layers[0], "decode")
         wrapped.unwrap()
         module.layers[0].encode(x)
+
+    minidist.run(program, 2)
+
+
+def reads() -> list[Callable[[nn.Parameter], object]]:
+    """Return lines that read a parameter's values, or write them."""
+    return [
+        *(lambda p: p.sum(), lambda p: p.data, lambda p: p.detach(), lambda p: torch.stack([p, p]), lambda p: p[0]),
+        *(lambda p: 1 + p, lambda p: p.tolist(), lambda p: p.to(torch.float16), lambda p: p.T, lambda p: p.mul_(2)),
+        *(nn.init.zeros_, copy.deepcopy, pickle.dumps, lambda p: p.data.copy_(torch.ones(p.shape))),
+    ]
+
+
+@pytest.mark.parametrize("frozen", (False, True))
+def test_a_freed_parameter_says_so_to_whoever_reads_it_or_writes_into_it(frozen: bool) -> None:
+    def program(comm: Communicator) -> None:
+        layers = OrderedDict(first=nn.Linear(4, 4, **DOUBLE), head=nn.Linear(4, 3, **DOUBLE))
+        model: Any = seeded(nn.Sequential(layers), 0)
+        model.head.weight.requires_grad_(not frozen)
+        whole = model.head.weight.sum().item()
+        wrapped, weight = FSDP(model, comm, "sum", unused=True), model.head.weight
+        wrapped(rows(0)).sum().backward()
+        for read in reads():
+            with pytest.raises(RuntimeError, match=r"head\.weight is freed between the forwards of its unit, so"):
+                read(weight)
+        assert weight.shape == wrapped.slice_of(weight).placement.shape  # type: ignore[attr-defined]
+        assert weight.double() is weight
+        assert (weight.grad is None) == frozen
+        assert repr(weight) == f"head.weight: a freed parameter of shape {list(weight.shape)}, torch.float64"
+        assert torch.zeros(3).to(weight).dtype == weight.dtype
+        with wrapped.gathered():
+            assert weight.sum().item() == pytest.approx(whole)
+        kept = weakref.ref(wrapped)
+        del wrapped
+        gc.collect()
+        assert kept() is None
+        with pytest.raises(RuntimeError, match="is freed"):  # nobody is left who could gather it
+            weight.sum()
 
     minidist.run(program, 2)
 

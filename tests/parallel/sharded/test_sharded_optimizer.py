@@ -256,7 +256,10 @@ def test_a_model_inside_that_was_converted_is_refused(stage: Any, when: str) -> 
         wrapped.module.double()  # changes nothing
         wrapped(rows(0)).sum().backward()
         optimizer.step()
-        with pytest.raises(RuntimeError, match=r"converted from torch\.float64( on cpu|, cpu) to torch\.float32"):
+        said = r"converted from torch\.float64( on cpu|, cpu) to torch\.float32"
+        if stage is FSDP:  # at once, as there is nothing to convert
+            said = r"0.weight is freed .* so 'float' would find NaN.* convert or move a model before wrapping it"
+        with pytest.raises(RuntimeError, match=said):
             if when == "before forward":
                 wrapped.module.float()
                 wrapped(rows(0).float()).sum().backward()
