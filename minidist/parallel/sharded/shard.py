@@ -20,13 +20,13 @@ from torch.optim.optimizer import ParamsT
 from minidist.collectives.fast import cut
 from minidist.comm import Communicator
 from minidist.parallel.data.strategy import DataParallel
+from minidist.parallel.freed import FreedParameter, freed
 from minidist.parallel.optimizer.elementwise import build_over_slices, check_elementwise
 from minidist.parallel.optimizer.groups import chosen, known_groups
 from minidist.parallel.optimizer.guard import Guard
 from minidist.parallel.optimizer.state import share_out
 from minidist.parallel.placement import Placement, make_slice, with_gradient_of
 from minidist.parallel.replica import Optimizer
-from minidist.parallel.sharded.freed import FreedParameter, freed
 
 
 class Shard:

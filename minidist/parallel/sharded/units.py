@@ -17,7 +17,7 @@ from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Communicator
 from minidist.comm.stream import Handle, Stream
 from minidist.parallel.data.buckets import kind_of, make_room, take_gradients, views_into
-from minidist.parallel.sharded.freed import hide, reveal
+from minidist.parallel.freed import hide, reveal
 from minidist.parallel.sharded.same_steps import SameSteps
 from minidist.parallel.sharded.shard import Shard, moved, place_of
 
