@@ -5,7 +5,8 @@ Read `data/` (DDP), `sharded/` (ZeRO 1 to 3) with `optimizer/`, `tensor/` with `
 what is asked of all of a gradient answered by all ranks, so that torch's own clipping and scaling stay right, and
 `replica.py` says what is asked of any strategy over the data axis. The files that join them come last: `recipe.py`
 says what can be combined, `parallelize.py` applies it, in one order (some steps are in `steps.py`), `clip.py` clips
-gradients, and `compiled.py` compiles blocks. `meta.py` is for models that are too large to be built.
+gradients, and `compiled.py` compiles blocks. `freed.py` is what a parameter without memory says to its reader.
+`meta.py` is for models that are too large to be built.
 
 `adjoint` has the differentiable collectives, for layers of your own; Megatron's four are exported here as well.
 """

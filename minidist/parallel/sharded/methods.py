@@ -5,7 +5,7 @@
     model.module.encoder.encode(x)                                   gathers, encodes, frees
 
 Hooks hear of `module(x)` and of nothing else. What is called otherwise finds freed parameters, and they say so
-(`freed.py`).
+(`parallel/freed.py`).
 """
 
 from __future__ import annotations
