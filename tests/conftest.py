@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -20,31 +21,48 @@ sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
 
 # The files that take longest, in seconds: begun last, one would run alone, and leave a core idle.
 LONGEST = {
-    "test_lessons.py": 150,
-    "test_grade_attacks.py": 60,
-    "test_bench.py": 45,
-    "test_grade.py": 40,
-    "test_notebooks.py": 40,
-    "test_parallelize.py": 38,
-    "test_train_mesh.py": 36,
-    "test_resume_mesh.py": 34,
-    "test_faults_mpi.py": 32,
-    "test_train_memory.py": 30,
-    "test_launch.py": 27,
-    "test_kills_mesh.py": 26,
-    "test_pipeline.py": 24,
-    "test_faults_train.py": 24,
-    "test_course.py": 20,
-    "test_torch_wire.py": 20,
-    "test_stages.py": 16,
-    "test_random_layouts.py": 14,
-    "test_collectives.py": 14,
-    "test_fsdp_traps.py": 13,
+    "test_lessons.py": 160,
+    "test_notebooks.py": 81,
+    "test_mpi.py": 49,
+    "test_grade_attacks.py": 39,
+    "test_train_memory.py": 34,
+    "test_compiled.py": 31,
+    "test_bench.py": 30,
+    "test_second_opinion.py": 28,
+    "test_resume_mesh.py": 22,
+    "test_stages.py": 21,
+    "test_parallelize.py": 21,
+    "test_faults_mpi.py": 20,
+    "test_grade.py": 20,
+    "test_expert_parallel.py": 19,
+    "test_random_layouts.py": 19,
+    "test_train_mesh.py": 19,
+    "test_launch.py": 19,
+    "test_faults_train.py": 18,
+    "test_context_parallel.py": 18,
+    "test_course.py": 17,
+    "test_lifetimes.py": 15,
+    "test_evaluation.py": 15,
+    "test_segment.py": 15,
+    "test_kills_mesh.py": 14,
+    "test_your_loop.py": 14,
+    "test_export.py": 14,
+    "test_schedules.py": 14,
+    "test_house.py": 14,
+    "test_collectives.py": 13,
+    "test_recompute.py": 13,
+    "test_answer.py": 13,
+    "test_odd_values.py": 13,
     "test_player.py": 12,
-    "test_data_parallel_mpi.py": 11,
-    "test_sbatch.py": 10,
-    "test_lifetimes.py": 10,
+    "test_data_parallel_mpi.py": 12,
+    "test_here.py": 11,
+    "test_train.py": 11,
+    "test_pipeline.py": 10,
+    "test_store.py": 9,
 }
+
+CORE: set[int] = set()
+LIBC = ctypes.CDLL(None) if hasattr(os, "sched_setaffinity") else None
 
 # Whoever is started in the background ignores Ctrl-C, and so would every program that is tested: ours is to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,19 +86,28 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_core() -> Iterator[None]:
-    """Keep simulated ranks on one core, where they hand Python's lock over in half the time; mpirun has them all."""
+    """Keep simulated ranks on one core, where they hand Python's lock over in half the time; mpirun has them all.
+
+    It is the core on which the system has put the test itself: it knows which one is free.
+    """
     run_rank = threads._run_rank
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # of pytest-xdist: each has a core of its own
 
     def pinned(*args: Any) -> None:
-        os.sched_setaffinity(0, {cores[worker % len(cores)]})  # of this thread and those that it starts
+        os.sched_setaffinity(0, CORE)  # of this thread and those that it starts
         run_rank(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        if hasattr(os, "sched_getaffinity"):
-            cores = sorted(os.sched_getaffinity(0))
+        if LIBC is not None:
             patch.setattr(threads, "_run_rank", pinned)
         yield
+
+
+@pytest.fixture(autouse=True)
+def this_core() -> None:
+    """Find out on which core a test begins."""
+    if LIBC is not None:
+        CORE.clear()
+        CORE.add(LIBC.sched_getcpu())
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from minidist.parallel.context.order import ORDERS, multiple
 from minidist.parallel.pipeline import NAMES, Plan, plan, read_plan
 from minidist.parallel.recipe import ADAPTERS, Recipe, Strategy
 
-DRAWS, SOAK = 25, 500
+DRAWS, SOAK = 16, 500
 ROUNDED = 0.4  # of the gradients' norm
 MOST_REFUSED = 60  # in a row, of one seed
 COMPILED = 10  # one seed of so many, in the soak

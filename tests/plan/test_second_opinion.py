@@ -117,7 +117,15 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+OFTEN = (
+    *("dp 4", "zero 1", "zero 2, accumulated", "zero 3", "hsdp", "tp 2, sp, recomputed", "pp 2, interleaved"),
+    *("pp 2, zb-h1", "pp 2 x tp 2, sp", "dp 2 x pp 2 x tp 2", "cp 4, recomputed", "dp 2 x cp 2"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name not in OFTEN)) for name in LAYOUTS]
+)
 def test_a_step_sends_and_takes_what_the_real_program_does(name: str) -> None:
     """To the byte, and to 2 % of the time."""
     how, microbatches = LAYOUTS[name]
