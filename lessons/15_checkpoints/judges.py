@@ -83,7 +83,7 @@ def judge_files(case: Case, raw: Mapping[str, bytes]) -> None:
         if len(mine) and (file not in raw or "index.json" not in raw or "state.json" not in raw):
             lacks = next(name for name in (file, "index.json", "state.json") if name not in raw)
             raise Wrong(
-                f"the checkpoint has {', '.join(sorted(raw))}, and no {lacks}: it was never written, written elsewhere, "
+                f"the checkpoint has {', '.join(sorted(raw))}, and no {lacks}: it was never written, or elsewhere, "
                 "or removed by a rank that clears what killed runs left while another writes already"
             )
         if len(mine):
