@@ -38,6 +38,9 @@ def chains(*sizes: tuple[int, int]) -> Draw:
     return draw
 
 
+SIZES = ((40, 1), (10, 3), (3, 2))  # bytes of a block's input, and of what it saves: other lengths than the root
+
+
 def layers(*counts: int) -> Draw:
     """Draw bytes and seconds of blocks, plans (0 is stored, equal neighbours are a segment), sizes and budgets."""
 
@@ -47,7 +50,10 @@ def layers(*counts: int) -> Draw:
             inputs, marks = rng.integers(1, 5, count), rng.integers(0, 3, (6, count))
             marks[0], marks[1], marks[2] = 0, 1, np.arange(1, count + 1)  # all stored, one segment, each for itself
             given = {"inputs": inputs, "saved": inputs + rng.integers(2, 20, count), "marks": marks}
-            given |= {"seconds": rng.integers(1, 9, count), "sizes": np.array([[4, 4], [1, 40], rng.integers(1, 9, 2)])}
+            given |= {
+                "seconds": rng.integers(1, 9, count),
+                "sizes": np.array([[4, 4], [1, 40], rng.integers(1, 9, 2), *SIZES]),
+            }
             most, least = (follow(plan_of(mark), given)[0] for mark in (marks[0], marks[2]))
             given["budgets"] = np.array([most, (most + least) // 2, least, given["saved"].max() - 1])
             cases.append(Case((given,), f"{count} blocks"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import minidist
 from minidist import Communicator
-from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, sent_by
+from minidist.course.grader.contract import Arrays, Case, Note, Wrong, expect_close, known, sent_by
 from minidist.parallel.adjoint import copy_to, reduce_from
 
 
@@ -70,17 +70,86 @@ def residual(note: Any, x: Tensor, up: Tensor, down: Tensor, generator: torch.Ge
 class Stored:
     """The answers without recomputing: what the numbers have to be."""
 
+    def __init__(self, how: str = "") -> None:
+        self.how = how  # one of `SLIPS`, by which the numbers are wrong
+
     def checkpoint(self, block: nn.Module, x: Tensor, *_: object) -> Tensor:
         """Call it."""
-        return block(x)
+        y = block(x)
+        if self.how == "ones" and y.requires_grad:
+            y.register_hook(torch.ones_like)
+        return y
 
-    checkpoint_random = checkpoint
+    def checkpoint_random(self, block: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Call it; if something is wrong with the numbers, do it again in backward."""
+        if self.how not in DRAWN:
+            return self.checkpoint(block, x)
+        return Redrawn.apply(self.how, block, generator, x, *block.parameters())
 
     def checkpoint_between(self, parts: Sequence[tuple[nn.Module, bool]], x: Tensor) -> Tensor:
         """Call one after the other."""
-        for part, _ in parts:
+        several = [part for part, _ in parts]
+        while self.how == "no tail" and not parts[-1][1]:
+            parts, several = parts[:-1], several[:-1]
+        several = several[1:] if self.how == "no head" else several
+        for part in several:
             x = part(x)
         return x
+
+
+class Redrawn(torch.autograd.Function):
+    """A block that is computed again with other random numbers, as `how` says."""
+
+    @staticmethod
+    def forward(ctx: Any, how: str, block: nn.Module, generator: torch.Generator, x: Tensor, *rest: Tensor) -> Tensor:
+        """Remember where the generator stands before, or after."""
+        ctx.how, ctx.block, ctx.generator, before = how, block, generator, generator.get_state()
+        y = block(x)
+        ctx.states = before, generator.get_state()
+        ctx.save_for_backward(x, *rest)
+        if how == "put back in forward":
+            generator.set_state(before)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Compute again from the wrong state, and leave the generator as it was, or not."""
+        (x, *rest), generator, how = ctx.saved_tensors, ctx.generator, ctx.how
+        now, (before, after) = generator.get_state(), ctx.states
+        if how == "state after":
+            generator.set_state(after)
+        elif how in ("seed", "zero"):
+            generator.manual_seed(generator.initial_seed() if how == "seed" else 0)
+        elif how not in ("goes on", "draws on"):
+            generator.set_state(before)
+        with torch.enable_grad():
+            inputs = [each.detach().requires_grad_(each.requires_grad) for each in (x, *rest)]
+            y = ctx.block.function(lambda tensor: tensor, inputs[0], *inputs[1:])
+        back = {"ends at the start": before, "ends after forward": after}.get(how, now)
+        if how not in ("rewinds", "draws on"):
+            generator.set_state(back)
+        wanted = [each for each in inputs if each.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, gradient))
+        return None, None, None, *(next(found) if each.requires_grad else None for each in inputs)
+
+
+DRAWN = {
+    "goes on": "the second run goes on drawing where the generator stands in backward: set the state of forward first",
+    "state after": "the state is taken after the first run; the second has to begin where the first began",
+    "seed": "the second run begins from the generator's seed, not where the first run of this block began",
+    "zero": "the second run begins from a seed of its own",
+    "put back in forward": "forward itself leaves no trace in the generator; its first run has to",
+    "ends at the start": "after backward the generator stands where forward began: put back where it stood in backward",
+    "ends after forward": "after backward it stands where this block's forward ended: others have drawn since",
+    "draws on": "the second run goes on drawing where the generator stands in backward, and leaves its trace there",
+    "rewinds": "the second run leaves its trace: after it, put the generator back where it stood",
+}
+SLIPS = {
+    "ones": "backward does not multiply by the gradient that comes in",
+    "no tail": "the parts after the last one that communicates are left out",
+    "no head": "the first part is left out",
+    **DRAWN,
+}
 
 
 def run_chain(
@@ -98,7 +167,15 @@ def run_chain(
         inputs.append(StorageWeakRef(y.untyped_storage()))
         y = exercise.checkpoint_random(part, y, generator) if random else exercise.checkpoint(part, y)
     copies = sum(each.nbytes for each in kept_by(y) if StorageWeakRef(each.untyped_storage()) not in inputs)
-    found = forward_and_backward(parts, x, y, lambda: torch.rand(3, generator=generator).numpy())
+    try:
+        found = forward_and_backward(parts, x, y, lambda: torch.rand(3, generator=generator).numpy())
+    except RuntimeError as error:
+        why = next((why for words, why in REFUSED.items() if words in str(error)), "")
+        gradients = (
+            f"x [5, 6] {'needs a' if needs else 'needs no'} gradient, {'one' if frozen else 'no'} matrix is frozen"
+        )
+        error.args = (f"{error}{why} ({gradients})",)
+        raise
     if any(not each.expired() for each in inputs):
         gc.collect()
     found |= {"copies": copies, "inputs left": [not each.expired() for each in inputs]}
@@ -106,6 +183,14 @@ def run_chain(
     with torch.no_grad():
         exercise.checkpoint(alone, x)
     return found | {"quiet": alone.calls}
+
+
+REFUSED = {  # what autograd says of an answer, and why
+    "and does not have a grad_fn": ": compute again inside of torch.enable_grad(): in backward nothing is recorded",
+    "Tensors does not require grad": ": ask for the gradients of those alone that need one",
+    "appears to not have been used": ": what is computed again was not computed from the x whose gradient is asked for",
+    "returned an incorrect number of gradients": ": backward returns one for each argument of forward",
+}
 
 
 def begin_gradients(tensors: Sequence[Tensor]) -> None:
@@ -157,7 +242,8 @@ def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note], **
                 f"rank {rank}: after backward the inputs of blocks {np.flatnonzero(left).tolist()} are still held, as "
             )
             raise Wrong(words + "long as somebody has the result: keep x by ctx.save_for_backward, which lets it go")
-        compare(rank, found, run_chain(Stored(), None, given, **how), [2] * len(given["weights"]))
+        wrongly = cache(lambda slip, given=given: run_chain(Stored(slip), None, given, **how))
+        compare(rank, found, wrongly(""), [2] * len(given["weights"]), wrongly)
         if copies := int(found["copies"]):
             raise Wrong(
                 f"rank {rank}: after forward {copies} bytes are held besides x, a copy of it or y: keep x itself"
@@ -168,34 +254,73 @@ def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note], **
 
 def judge_between(case: Case, results: Sequence[Arrays], notes: Sequence[Note], counted: bool = True) -> None:
     """Compare with the stored run, whose messages are those that are needed."""
-    expected = minidist.run(lambda comm: run_between(Stored(), comm, case.given[comm.rank]), case.ranks)
+
+    @cache
+    def wrongly(slip: str) -> list[Any]:
+        return minidist.run(lambda comm: run_between(Stored(slip), comm, case.given[comm.rank]), case.ranks)
+
+    expected = wrongly("")
     for rank, found in enumerate(results):
-        compare(rank, found, expected[rank], [1, 2, 2, 1] * len(case.given[rank]["weights"]) + [2, 2])
+        compare(
+            rank,
+            found,
+            expected[rank],
+            [1, 2, 2, 1] * len(case.given[rank]["weights"]) + [2, 2],
+            lambda slip, rank=rank: wrongly(slip)[rank],
+        )
         if counted and (sent := len(sent_by(rank, notes))) != (needed := expected[rank]["sent"]):
             raise Wrong(f"rank {rank} sent {sent} messages, expected {needed}, as without recomputing")
 
 
-def compare(rank: int, found: Arrays, expected: dict[str, Any], calls: list[int]) -> None:
+def compare(
+    rank: int, found: Arrays, expected: dict[str, Any], calls: list[int], wrongly: Callable[[str], Arrays]
+) -> None:
     """Raise `Wrong` unless the numbers agree, the parts were called so often in all, and nothing inside was held."""
     for name, value in expected.items():
         if name.startswith(("the ", "what ")):
             value = np.asarray(value)
             if found[name].size != value.size and not found[name].size * value.size:
                 raise Wrong(f"rank {rank}: {name} is {'None' if value.size else 'there, but it is frozen'}")
-            instead = (
-                {}
-                if "gradient" not in name
-                else {
+            instead: dict[str, Any] = {
+                clause: lambda how=how, name=name: wrongly(how)[name] for how, clause in SLIPS.items()
+            }
+            if "gradient" in name:
+                instead = {
                     "it is not added to what .grad held, which is overwritten": value - 1,
                     "it is added to .grad twice: by the answer itself, and as what backward returns": 2 * value - 1,
                     "no gradient arrives there": np.ones_like(value),
+                    **instead,
                 }
-            )
             expect_close(rank, name, found[name], value, 1e-12, instead=instead)
     for when, each in (("forward", [1] * len(calls)), ("backward", calls)):
         if (called := found[when][:, 0].tolist()) != each:
-            raise Wrong(f"rank {rank}: after {when} the parts were called {called} times in all, expected {each}")
+            ways = {
+                "nothing is computed again": [1] * len(calls),
+                "everything is computed again, also what communicates": [2] * len(calls),
+                "what communicates is computed again, and the rest is not": [3 - count for count in calls],
+            }
+            ways["all is computed twice as often as it has to be"] = [2 * count for count in each]
+            ways["the block is computed twice in forward"] = [2] * len(calls) if when == "forward" else []
+            says = f"rank {rank}: after {when} the parts were called {called} times in all, expected {each}"
+            raise Wrong(says + known(dict(reversed(ways.items())) if when == "forward" else ways, called.__eq__))
         if any(held := found[when][:, 1].tolist()):
-            raise Wrong(
-                f"rank {rank}: after {when} {held} bytes of what each part computed inside are held, expected 0"
-            )
+            says = f"rank {rank}: after {when} {held} bytes of what each part computed inside are held, expected 0"
+            raise Wrong(says + who_keeps(found, calls, when))
+
+
+def who_keeps(found: Arrays, calls: list[int], when: str) -> str:
+    """Say which parts keep what they should compute again, or nothing."""
+    again = found["backward"][:, 0].tolist()
+    stored = [n for n, (count, needed) in enumerate(zip(again, calls, strict=True)) if count < needed]
+    if when == "backward" or not stored:
+        if when == "forward" and 1 in calls:
+            return ": each part is a segment of its own; neighbours form one, which keeps its first input alone"
+        return ": somebody has it still, so it was kept and not only computed again"
+    last = max((n for n, needed in enumerate(calls) if needed == 1), default=-1)
+    if again == [3 - needed for needed in calls]:
+        return ": what communicates is computed again, and the rest is not"
+    if stored == [n for n, needed in enumerate(calls) if needed > 1]:
+        return ": nothing is recomputed, each part is stored"
+    if min(stored) > last >= 0:
+        return ": the parts after the last one that communicates are a segment, too"
+    return f": parts {stored} are stored, and not computed again"

@@ -21,8 +21,7 @@ from minidist.course.grader.contract import (
     sent_by,
 )
 
-BELOW = [-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0]
-LEVELS = np.array([*BELOW, 0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0])
+SEED = "draw it from the `generator` that is given, and from nothing else"
 STEPS, RATE, DECAY = 3, 0.05, 0.1
 
 
@@ -31,25 +30,32 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     for rank, (given, found) in enumerate(zip(case.given, results, strict=True)):
         W, A, B, alpha = (given[name] for name in ("weight", "A", "B", "alpha"))
         expect_equal(rank, "B at the start", found["drawn B"], np.zeros_like(B))
-        expect_equal(rank, "A at the start", found["drawn A"], results[0]["drawn A"])
+        if not np.array_equal(found["drawn A"], results[0]["drawn A"]):
+            raise Wrong(f"rank {rank}: A at the start is not that of rank 0, whose generator has the same seed: {SEED}")
         root = A.shape[1] ** 0.5
         spread = np.sqrt((found["drawn A"] ** 2).mean()) * root if found["drawn A"].shape == A.shape else 0
         if not 0.4 < spread < 1.8:
-            why = known({"it is 1/in": 1 / root, "it is 1": root}, lambda value: 0.4 < spread / value < 1.8)  # noqa: B023
+            ways = {"it is 1/in": 1 / root, "it is 1": root, "it is 1/√out": root / len(W) ** 0.5}
+            ways["it is 1/√rank"] = root / len(A) ** 0.5
+            near = min(ways, key=lambda clause: abs(np.log(spread / ways[clause]))) if spread else ""
+            why = known(ways, ways.get(near).__eq__)
             says = f"rank {rank}: A deviates by {spread:.3g}/√in, expected about 1/√in, drawn from the generator"
             raise Wrong(says + why)
-        start = given["x"] @ W.T + given["bias"]
-        expect_close(rank, "the output at the start", found["output at the start"], start)
+        start, scaled = given["x"] @ W.T + given["bias"], alpha / len(A)
+        instead = {
+            "alpha/rank also multiplies what the layer computes": scaled * start,
+            "the layer's bias is left out": start - given["bias"],
+            "the layer's bias counts twice": start + given["bias"],
+            "only the adapter counts, and not the layer": 0 * start,
+        }
+        expect_close(rank, "the output at the start", found["output at the start"], start, instead=instead)
         if not found["frozen"].all() or found["trained"] != A.size + B.size:
             raise Wrong(
                 f"rank {rank}: {found['trained']} numbers are trained, expected {A.size + B.size}: A and B alone"
             )
-        others = {
-            "the adapter is scaled by alpha, not by alpha/rank": adapted(given, alpha),
-            "the adapter is not scaled": adapted(given, 1.0),
-            "the adapter is scaled by 1/rank alone": adapted(given, 1 / len(A)),
-        }
-        expected = adapted(given, alpha / len(A))
+        low, expected = len(A), adapted(given, alpha / len(A))
+        others = {clause: adapted(given, scale) for clause, scale in scales(alpha, low).items()}
+        others |= {clause: adapted(given, alpha / low, how) for how, clause in LORA_SLIPS.items()}
         others["merge changes the layer that was adapted"] = {
             "weight of the layer after merging": expected["merged weight"]
         }
@@ -67,13 +73,43 @@ def judge_lora(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
             raise Wrong(f"{says}: multiply x by A, and the result by B; A and B are never multiplied")
 
 
-def adapted(given: Arrays, scale: float) -> dict[str, Array]:
-    """Return what task 1 finds if the adapter is scaled so."""
+def scales(alpha: float, low: int) -> dict[str, float]:
+    """Return other scales than alpha/rank."""
+    return {
+        "the adapter is scaled by alpha, not by alpha/rank": alpha,
+        "the adapter is not scaled": 1.0,
+        "the adapter is scaled by 1/rank alone": 1 / low,
+        "the adapter is scaled by rank/alpha": low / alpha,
+        "the adapter is scaled by alpha/√rank; it is alpha/rank": alpha / low**0.5,
+        "the adapter is scaled by alpha times rank": alpha * low,
+        "the adapter is scaled by alpha/rank twice": (alpha / low) ** 2,
+        "the adapter is subtracted": -alpha / low,
+    }
+
+
+def adapted(given: Arrays, scale: float, how: str = "") -> dict[str, Array]:
+    """Return what task 1 finds if the adapter is scaled so; `how` is one of `LORA_SLIPS`."""
     W, A, B, x = (given[name] for name in ("weight", "A", "B", "x"))
-    y = x @ W.T + given["bias"] + scale * (x @ A.T) @ B.T
-    found = {"output": y, "gradient of x": 2 * y @ (W + scale * B @ A)}
+    bias = given["bias"] * {"no bias": 0, "bias twice": 2}.get(how, 1)
+    y = x @ W.T * (how != "no layer") + bias + scale * (x @ A.T) @ B.T
+    back = {"layer alone": W, "adapter alone": scale * B @ A}.get(how, W + scale * B @ A)
+    found = {"output": y, "gradient of x": 2 * y @ back}
     found |= {"gradient of A": 2 * scale * (y @ B).T @ x, "gradient of B": 2 * scale * y.T @ (x @ A.T)}
-    return found | {"merged weight": W + scale * B @ A, "merged output": y, "weight of the layer after merging": W}
+    merged = {"merges adapter": scale * B @ A, "merges layer": W}.get(how, W + scale * B @ A)
+    output = x @ merged.T + given["bias"] * (how != "merges no bias")
+    return found | {"merged weight": merged, "merged output": output, "weight of the layer after merging": W}
+
+
+LORA_SLIPS = {
+    "no bias": "the layer's bias is left out",
+    "bias twice": "the layer's bias counts twice",
+    "no layer": "the layer itself is left out",
+    "layer alone": "no gradient flows back to x through the adapter",
+    "adapter alone": "no gradient flows back to x through the layer; its weight is frozen, not its input",
+    "merges adapter": "merge forgets the weight of the layer",
+    "merges layer": "merge forgets the adapter",
+    "merges no bias": "the merged layer has no bias",
+}
 
 
 def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -86,6 +122,16 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             instead = {
                 "gradients are averaged, not summed": first[name] * total / ranks,
                 "they are as before": first[name] * case.given[rank]["x"].sum(),
+                "the sum is added to the rank's own gradient; it replaces it": (
+                    first[name] * (total + case.given[rank]["x"].sum())
+                ),
+                "they are summed twice": first[name] * total * ranks,
+                "the values of the parameters are reduced, not their gradients": first[name] * ranks,
+                "the sums are handed back in another order than that of the buffer": handed_back(first, name, total),
+            }
+            instead |= {
+                f"they are those of rank {other} alone": first[name] * each["x"].sum()
+                for other, each in enumerate(case.given)
             }
             expect_close(rank, f"the gradient of {name}", found[name], first[name] * total, instead=instead)
         expect_equal(rank, "a frozen weight", found["kept"], first["weight"])
@@ -102,89 +148,16 @@ def judge_reduce(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             raise Wrong(says + known(instead, sent.__eq__))
 
 
+def handed_back(given: Arrays, name: str, total: float) -> Array:
+    """Return the sum of one gradient if the buffer, A then B, is read as B then A."""
+    flat, size = np.concatenate([given["A"].ravel(), given["B"].ravel()]) * total, given["B"].size
+    return (flat[:size] if name == "B" else flat[size:]).reshape(given[name].shape)
+
+
 def ring(count: int, ranks: int, rank: int) -> tuple[int, int]:
     """Return the messages and bytes that a rank sends in a ring all-reduce of so many float64."""
     lengths = [len(chunk) for chunk in np.array_split(np.empty(count), ranks)]
     return 2 * (ranks - 1), 8 * (2 * count - lengths[rank] - lengths[(rank + 1) % ranks])
-
-
-def judge_nf4(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Shapes and bytes; scales within their rule; each weight at its nearest level; what is packed can be read."""
-    given, found = case.given[0], results[0]
-    flat, count = given["weights"].ravel().astype("float64"), given["weights"].size
-    for name in ("codes", "scales", "steps", "mean"):
-        if (found[name].dtype, found[name].shape) != (given[name].dtype, given[name].shape):
-            kind = f"{given[name].dtype} {given[name].shape}"
-            raise Wrong(f"{name} are {found[name].dtype} {found[name].shape}, expected {kind}")
-    if count % 2 and found["codes"][-1] & 15:
-        raise Wrong(
-            f"of {count} weights the last byte is {found['codes'][-1]:#04x}: its low four bits are of no weight, 0"
-        )
-    if not flat.any() and (astray := np.flatnonzero(found["codes"][: count // 2] != 0x77)).size:
-        code = found["codes"][astray[0]] >> 4
-        raise Wrong(f"all weights and scales are 0, and weight {2 * astray[0]} has the code {code}, expected 7")
-    expect_scales(found, np.array([np.abs(flat[start : start + 64]).max() for start in range(0, count, 64)]))
-    expect_codes(found, flat)
-    reread = read(given, count).reshape(given["weights"].shape)
-    expect_close(0, "dequantize of given codes", found["read"], reread, 1e-5)
-    for each, bits in zip((count, 64, 100_000), found["bits"].tolist(), strict=True):
-        codes, blocks, groups = -(-each // 2), -(-each // 64), -(-each // 64 // 256)
-        expected = 8 * (codes + blocks + 4 * groups + 4) / each
-        instead = {
-            "the mean is not counted": expected - 32 / each,
-            "the steps are not counted": expected - 32 * groups / each,
-            "the codes alone are counted": 8 * codes / each,
-            "the codes and scales alone are counted": 8 * (codes + blocks) / each,
-            "it is the limit for many weights, with all blocks and groups full": 4 + 8 / 64 + 32 / 64 / 256,
-        }
-        if abs(bits - expected) > 1e-9:
-            why = known(instead, lambda value: abs(value - bits) < 1e-9)  # noqa: B023
-            raise Wrong(f"bits_per_weight({each}) is {bits:.6f}, expected {expected:.6f}{why}")
-
-
-def expect_scales(found: Arrays, largest: Array) -> None:
-    """Raise `Wrong` unless the mean, the steps and the scales are those of blocks with these largest |weights|."""
-    far = np.abs(largest - largest.mean())
-    steps = np.array([far[start : start + 256].max() for start in range(0, len(far), 256)]) / 127
-    expect_close(0, "mean", found["mean"], largest.mean().reshape(1), 1e-5)
-    instead = {"all groups have the step of the largest deviation of all": np.full(len(steps), far.max() / 127)}
-    expect_close(0, "steps", found["steps"], steps, 1e-4, instead=instead)
-    step = np.repeat(found["steps"], 256)[: len(far)]
-    off = (read_scales(found) - largest) / np.where(step == 0, 1, step)
-    if (wrong := np.flatnonzero((off < -1e-3) | (off > 1.001))).size:
-        says = f"the scale of block {wrong[0]} lies {off[wrong[0]]:.3f} steps above its largest |weight|"
-        ways = {"scale codes are rounded down, not up": 0.0, "scale codes are rounded to the nearest, not up": 0.5}
-        raise Wrong(f"{says}, expected 0 to 1{known(ways, lambda most: off.max() <= most + 1e-3)}")
-
-
-def expect_codes(found: Arrays, flat: Array) -> None:
-    """Raise `Wrong` unless each weight has the code of the level that is nearest, by the scales as they are read."""
-    count, scale = len(flat), np.repeat(read_scales(found), 64)[: len(flat)]
-    most = np.abs(LEVELS * scale[:, None] - flat[:, None]).min(1) + 1e-6 * np.abs(flat).max()
-    weights = read(found, count)
-    if (wrong := np.flatnonzero(np.abs(weights - flat) > most)).size:
-        swapped = read({**found, "codes": found["codes"] >> 4 | found["codes"] << 4}, count)
-        largest = np.maximum.reduceat(np.abs(flat), range(0, count, 64)).repeat(64)[:count]
-        by_largest = LEVELS[np.abs(LEVELS * largest[:, None] - flat[:, None]).argmin(1)] * scale
-        instead = {
-            "the earlier weight's code is in the low four bits": np.abs(swapped - flat) <= most,
-            "a code is that of weight / largest, not of weight / scale": by_largest == weights,
-            "weights are cut off to the level towards zero": np.abs(weights) <= np.abs(flat) + 1e-9,
-        }
-        says = f"weight {wrong[0]} is {flat[wrong[0]]:.6f} and is read as {weights[wrong[0]]:.6f}"
-        raise Wrong(f"{says}: not the nearest level{known(instead, lambda fits: fits.mean() > 0.98)}")
-
-
-def read_scales(packed: Arrays) -> np.ndarray:
-    """Return the scales of all blocks."""
-    steps = np.repeat(packed["steps"].astype("float64"), 256)[: len(packed["scales"])]
-    return packed["scales"] * steps + packed["mean"]
-
-
-def read(packed: Arrays, count: int) -> np.ndarray:
-    """Return the weights of all codes."""
-    codes = np.stack((packed["codes"] >> 4, packed["codes"] & 15), axis=1).ravel()[:count]
-    return LEVELS[codes] * np.repeat(read_scales(packed), 64)[:count]
 
 
 def judge_offload(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -233,8 +206,29 @@ SLIPS = {
     "gradient": "weight decay is added to the gradient, as in Adam with L2, and goes through the moments",
     "root": "eps is added inside of the root",
     "uncorrected": "the moments are not corrected by the number of steps",
+    "m uncorrected": "m is not divided by 1 - β₁^step",
+    "v uncorrected": "v is not divided by 1 - β₂^step",
     "remembered": "steps are counted on from call to call, whatever is in slow memory",
+    "one step": "the moments are corrected as in a first step each time: step + 1 is not used, or does not go back",
+    "step after": "the moments are corrected by one step too many",
     "no decay": "the weights do not decay",
+    "decay last": "the weights decay after the update, not before it",
+    "decay without lr": "the decay is not multiplied by lr",
+    "decay twice": "the weights decay twice",
+    "grows": "the weights grow where they should decay",
+    "betas": "β₁ and β₂ are exchanged",
+    "no root of v": "the root of v is not taken",
+    "no m": "m is the gradient itself, without a mean",
+    "no squares": "v is a mean of |g|, not of g²",
+    "uphill": "the update is added, not subtracted",
+    "no lr": "the update is not multiplied by lr",
+    "no 1 - β₁": "the gradient enters m whole, not times 1 - β₁",
+    "no 1 - β₂": "the square enters v whole, not times 1 - β₂",
+    "fresh": "what is computed is not in the state that goes back, so each step begins from what was fetched before",
+    "m fresh": "the new m is not in the state that goes back",
+    "v fresh": "the new v is not in the state that goes back",
+    "large eps": "eps is added to v and to its root",
+    "old m": "the update takes m and v as they were before this gradient",
 }
 
 
@@ -242,12 +236,28 @@ def adamw(given: Arrays, used: Sequence[int], how: str) -> Array:
     """Return the parameters after all steps, if something goes wrong: `how` is one of `SLIPS`."""
     weights, count = given["start"].copy(), 0
     w, mean, square = weights[used], 0.0, 0.0
+    first, second = (0.999, 0.9) if how == "betas" else (0.9, 0.999)
+    decay = {"decay without lr": 1 - DECAY, "grows": 1 + RATE * DECAY, "decay twice": (1 - RATE * DECAY) ** 2}
+    decay |= {"gradient": 1.0, "no decay": 1.0}
     for step, gradients in enumerate(given["gradients"]):
         g, count = gradients[used] + DECAY * w * (how == "gradient"), count + 1
-        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
-        by, of = (1.0, 1.0) if how == "uncorrected" else (1 - 0.9**count, 1 - 0.999**count)
-        root = np.sqrt(square / of + 1e-8) if how == "root" else np.sqrt(square / of) + 1e-8
-        w = w * (1 if how in ("gradient", "no decay") else 1 - RATE * DECAY) - RATE * mean / by / root
+        before = (mean, square, count - 1)
+        mean = first * mean + (1 if how == "no 1 - β₁" else 1 - first) * g
+        mean = g if how == "no m" else mean
+        g = np.abs(g) ** 0.5 if how == "no squares" else g
+        square = second * square + (1 if how == "no 1 - β₂" else 1 - second) * g**2
+        m, v = before[:2] if how == "old m" else (mean, square)
+        of = {"one step": 1, "step after": count + 1}.get(how, count)
+        by = [1.0 if how in ("uncorrected", f"{name} uncorrected") else 1 - beta**of
+              for name, beta in (("m", first), ("v", second))]  # fmt: skip
+        root = np.sqrt(v / by[1] + 1e-8) if how == "root" else np.sqrt(v / by[1]) + 1e-8
+        root = {"no root of v": v / by[1] + 1e-8, "large eps": np.sqrt(v / by[1] + 1e-8) + 1e-8}.get(how, root)
+        update = {"uphill": -RATE, "no lr": 1.0}.get(how, RATE) * m / by[0] / root
+        kept = decay.get(how, 1 - RATE * DECAY)
+        w = (w - update) * kept if how == "decay last" else w * kept - update
+        mean = before[0] if how in ("fresh", "m fresh") else mean
+        square = before[1] if how in ("fresh", "v fresh") else square
+        count = before[2] if how == "fresh" else count
         if step == 0:  # the state is overwritten
             square, count = 4 * square, count if how == "remembered" else 0
     weights[used] = w

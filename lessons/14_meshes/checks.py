@@ -9,17 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from judges import (
-    KINDS,
-    SIZES,
-    judge_chosen,
-    judge_clipped,
-    judge_counted,
-    judge_placed,
-    judge_trained,
-    named,
-    norm_of,
-)
+from judges import KINDS, SIZES, judge_clipped, judge_counted, named, norm_of
+from judges_groups import judge_placed
+from judges_layouts import judge_chosen
+from judges_step import judge_trained
 
 from minidist import Cluster, Communicator, Layout, Mesh
 from minidist.collectives import all_gather
@@ -53,7 +46,7 @@ def mesh(rng: np.random.Generator, *sizes: int) -> Case:
 def question(rng: np.random.Generator, dp: int, pp: int, tp: int) -> Case:
     """Ask for the bytes of every stage of a random model."""
     hidden, intermediate, tokens = 2 * dp * tp * rng.integers(1, 9, 3)
-    model = [pp * rng.integers(1, 5), hidden, intermediate, tokens, rng.integers(1, 9), rng.choice([2, 4])]
+    model = [pp * rng.integers(1, 5), hidden, intermediate, tokens, rng.integers(5, 10), 8 if tp < 8 else 2]
     return Case(({"sizes": np.array([dp, pp, tp]), "model": np.array(model)},), str(named((dp, pp, tp))))
 
 
@@ -153,7 +146,7 @@ CHECKS = [
     Check(GROUPS, "three axes", 10, each(mesh, (2, 2, 2), (4, 1, 2)), placed, judge_placed),
     Check(GROUPS, "four axes", 3, each(mesh, (2, 1, 3, 2)), placed, judge_placed),
     Check(GROUPS, "the same under mpirun", 3, each(mesh, (1, 2)), placed, judge_placed, wire="mpi"),
-    Check(BYTES, "every stage", 9, each(question, (2, 3, 2), (4, 2, 1), (1, 4, 4)), counted, judge_counted),
+    Check(BYTES, "every stage", 9, each(question, (3, 4, 5), (4, 2, 1), (1, 4, 4)), counted, judge_counted),
     Check(STEP, "tensor parallel alone", 4, each(training, (1, 2, 2)), trained, judge_trained),
     Check(STEP, "data parallel alone", 4, each(training, (2, 1, 2)), trained, judge_trained),
     Check(STEP, "both", 8, each(training, (2, 2, 1), (2, 2, 2)), trained, judge_trained),

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from judges import LEFT, NEW, OLD, Training, judge_answered, judge_dealt, judge_loaded, judge_resumed, judge_saved
+from judges import LEFT, NEW, OLD, judge_loaded, judge_saved
+from judges_pieces import judge_dealt
+from judges_run import Training, judge_answered, judge_resumed
 
 from minidist import Communicator, Layout, Mesh
 from minidist.course.grader.contract import Arrays, Case, Check, Draw, Task, Wrong
@@ -70,9 +72,14 @@ def layouts(rng: np.random.Generator, stored: int, wanted: int, flaw: int = 0) -
         parts[-1, 0] += 3 - 2 * flaw
     elif flaw == 3:
         parts[-2, :2] += 1
+    elif flaw in (5, 6):
+        parts[-1, 1] += 2 * flaw - 11
+    elif flaw == 7:
+        parts[0, 0] += 1
     shared = {"parts": rng.permutation(parts), "whole": rng.normal(size=size), "flaw": np.array(flaw)}
     given = tuple({**shared, "wanted": np.array([size * r, size * (r + 1)]) // wanted} for r in range(wanted))
     words = ("", ", one element missing", ", one element twice", ", a piece shifted", ", nothing stored")
+    words += (", the last element missing", ", one element too many", ", the first element missing")
     return Case(given, f"{stored} files for {wanted}{words[flaw]}")
 
 
@@ -261,7 +268,7 @@ def answered(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     return {"intervals": intervals, "shares": [list(exercise.shares(*times)) for times, _ in asked]}
 
 
-FLAWED = ((3, 1, 1), (3, 3, 2), (3, 2, 3), (2, 1, 4))
+FLAWED = ((3, 1, 1), (3, 3, 2), (3, 2, 3), (2, 1, 4), (3, 2, 5), (2, 2, 6), (2, 2, 7))
 CHECKS = [
     Check(PIECES, "replicas, blocks, slices", 9, each(spread, (3, 1), (1, 2), (2, 2)), dealt, judge_dealt),
     Check(PIECES, "the same under mpirun", 3, each(spread, (2, 1)), dealt, judge_dealt, wire="mpi"),

@@ -21,6 +21,7 @@ from judges_trace import (
     nobody_waits,
     read_trace,
     real_run,
+    waits,
 )
 from judges_watch import SCENES, expect_finding, judge_scene, look_on, scene_case, scenes
 
@@ -65,11 +66,18 @@ def damage(kind: str, where: int, when: int, *who: int, ranks: int = 3) -> Draw:
         weights = rng.integers(1, 9, (3, 2, 4)).astype(np.float64)
         weights[:, 0, 0], weights[:, 1, 1] = 20.0, 0.0
         shared = {"weights": weights, "where": np.array(where), "when": np.array(when), "kind": letters(kind)}
-        given = tuple({**shared, "mine": np.array(not who or rank in who)} for rank in range(ranks))
+        given = tuple({**shared, "mine": np.array(int(not who or rank in who))} for rank in range(ranks))
         label = f"{ranks} ranks, {kind}"
         return [Case(given, label)]
 
     return draw
+
+
+def several_differ(rng: np.random.Generator) -> list[Case]:
+    """Rank 0 differs in two arrays; or rank 1 differs in one, and rank 2 in the one behind it."""
+    case = damage("others", 0, 1, 1, 2, ranks=5)(rng)[0]
+    case.given[2]["mine"] = np.array(2)  # type: ignore[index]
+    return [*damage("rest", 1, 2, 0)(rng), case]
 
 
 # ---------------------------------------------------------------- task 3: traces
@@ -141,6 +149,25 @@ ACTIVATIONS = ("activations", [USUAL, MORE_ACTIVATIONS, USUAL])
 BUFFERS = ("communication", [USUAL, USUAL, USUAL, OTHERS_BUFFERS])
 TWICE = ("the same total twice", [USUAL, [[40, 0, 20, 45, 1], [40, 15, 35, 15, 1]], USUAL])
 
+# the largest peak is neither the first that is too large nor the furthest above the median; equal ones; what is usual
+SEVERAL = (
+    ("two above", [[[40, 0, 20, 50, 1]], [[60, 0, 39, 25, 1]], [[40, 0, 20, 25, 1]]]),
+    ("equal peaks", [USUAL, [[40, 0, 20, 65, 0]], [[80, 0, 20, 25, 0]]]),
+    ("equal excess", [USUAL, USUAL, [[55, 0, 35, 25, 1]]]),
+    ("many times as much", [USUAL, [[52, 0, 20, 30, 4]], USUAL]),
+    ("one that is unlike the others", [USUAL, USUAL, [[0, 0, 60, 25, 1]], [[50, 0, 32, 25, 1]]]),
+    ("it is in the median itself", [[[40, 0, 20, 10, 1]], [[40, 0, 20, 39, 1]], [[45, 0, 20, 41, 1]]]),
+    ("far below in one", [USUAL, [[58, 0, 0, 44, 1]], USUAL]),
+)
+MIDDLE = (
+    ("less than the median", waits(44, 40, 30, 50, 52)),
+    ("less than half of the largest", waits(25, 40, 44, 46, 52)),
+    ("less than half of the others' median", waits(56, 40, 44, 54, 24)),
+    ("just above half", waits(26, 30, 60, 60)),
+    ("just below half", waits(60, 60, 20, 30)),
+    ("two that wait least", waits(60, 10, 10, 60)),
+)
+
 CHECKS = [
     odd("one rank calls another collective", 6, words([REDUCE, GATHER, REDUCE], [REDUCE] * 4 + [GATHER])),
     odd("all call the same", 1, words([REDUCE] * 4)),
@@ -156,20 +183,25 @@ CHECKS = [
     difference("nothing is wrong", 3, damage("nothing", 0, 0, 1)),
     difference("two numbers change places", 2, damage("swap", 2, 1, 0, ranks=4)),
     difference("two arrays change places", 1, damage("exchange", 0, 1, 1)),
-    difference("several differ", 1, damage("rest", 1, 2, 0)),
+    difference("several differ", 1, several_differ),
     difference("the same under mpirun", 2, damage("sum", 0, 3, 1, ranks=2), "mpi"),
     slow("a run with a slow rank", 6, traces(("rank 2 of 4", real_run(2)))),
     slow("a run without one", 1, traces(("4 ranks", real_run(None)))),
     slow("nobody waits", 1, traces(("4 ranks", nobody_waits))),
     slow("waiting from the beginning", 1, traces(("3 ranks", from_the_beginning))),
     slow("messages posted ahead, and a stream", 4, traces(("4 ranks", beside))),
-    slow("less than half of the median", 1, traces(("4 ranks", just_below))),
-    memory("one rank holds more", 5, accounts(ACTIVATIONS, BUFFERS, TWICE)),
+    slow("less than half of the median", 1, traces(("4 ranks", just_below), *MIDDLE)),
+    memory("one rank holds more", 4, accounts(ACTIVATIONS, BUFFERS, TWICE)),
+    memory("several ranks, or categories", 1, accounts(*SEVERAL)),
     memory("everything fits", 3, accounts(("never together", [USUAL, NEVER_TOGETHER]), ("just full", [USUAL, FULL]))),
     memory("the same under mpirun", 3, accounts(("activations", [MORE_ACTIVATIONS, USUAL])), "mpi"),
-    watch("a deadlock", 4, scenes("three wait in a cycle", "who leads to the cycle moves")),
-    watch("a rank that has gone", 4, scenes("rank 2 has finished")),
-    watch("a rank that is slow", 4, scenes("rank 2 computes for long", "rank 0 has waited for long")),
+    watch("a deadlock", 4, scenes("three wait in a cycle", "who leads to the cycle moves", "a cycle downwards")),
+    watch("a rank that has gone", 4, scenes("rank 2 has finished", "the second chain counts")),
+    watch(
+        "a rank that is slow",
+        4,
+        scenes("rank 2 computes for long", "rank 0 has waited for long", "nobody looked for long"),
+    ),
     watch("nothing to report", 4, scenes("a message was on its way", "all is well", "a clock of whole seconds")),
 ]
 

@@ -29,8 +29,34 @@ def judge_words(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     instead["what rank 0 has counts as right, not what most have"] = odd_ones(texts, texts[0])
     last = max(reversed(texts), key=texts.count)
     instead["of equally many another text than that of the lowest rank counts as right"] = odd_ones(texts, last)
+    rarest, right = min(texts, key=texts.count), odd_ones(texts)
+    instead |= {
+        "the text that the fewest ranks have counts as right": odd_ones(texts, rarest),
+        "those are returned whose words are right": [rank for rank in range(case.ranks) if rank not in right],
+        "more than half of the ranks have to agree; the most frequent text is right, however frequent": (
+            [*range(case.ranks)] if 2 * max(map(texts.count, texts)) <= case.ranks else [NOTHING]
+        ),
+        "only the first odd rank is returned": right[:1],
+        "only the last odd rank is returned": right[-1:],
+        "the alphabetically first of equally many texts is right": odd_ones(texts, max(sorted(texts), key=texts.count)),
+    }
+    told = [result["odd"].tolist() for result in results]
     for rank, result in enumerate(results):
-        expect_ranks(rank, "the odd ranks", result["odd"], odd_ones(texts), instead)
+        mine = [other for other in range(case.ranks) if texts[other] != texts[rank]]
+        near = [other for other in mine if (other - rank) % case.ranks in (1, case.ranks - 1)]
+        own = {
+            "what this rank has counts as right, not what most have": mine,
+            "only the neighbours' words are compared with this rank's": near,
+            "answers are in the order in which they came, and are not put in the order of the ranks": odd_ones(
+                [texts[(rank - distance) % case.ranks] for distance in range(case.ranks)]
+            ),
+            "answers are counted from this rank on, and not from rank 0": odd_ones(
+                [texts[(rank + distance) % case.ranks] for distance in range(case.ranks)]
+            ),
+        }
+        if rank and told[rank] == told[0] != right:
+            own = {}
+        expect_ranks(rank, "the odd ranks", result["odd"], right, instead | own)
         expect_sent(rank, notes, [8] * (case.ranks - 1))
 
 
@@ -59,11 +85,14 @@ def train(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
             kind = given["kind"].tobytes().decode()
             if kind == "exchange":
                 stored[[0, 1]] = stored[[1, 0]]
-            for number in range(int(given["where"]), len(NAMES) if kind == "rest" else int(given["where"]) + 1):
-                spoil(stored[number], "bit" if kind == "rest" else kind)
+            where = int(given["where"]) + (int(given["mine"]) - 1 if kind == "others" else 0)
+            for number in range(where, len(NAMES) if kind == "rest" else where + 1):
+                spoil(stored[number], "bit" if kind in ("rest", "others") else kind)
         odd = comm.rank % 2  # here the same numbers lie in another order
         answer = exercise.first_difference({n: np.array(a, order="F") if odd else a for n, a in arrays.items()}, comm)
         if answer is not None and found["step"] == NOTHING:
+            if not (isinstance(answer, tuple) and len(answer) == 2 and answer[0] in NAMES):
+                raise Wrong(f"first_difference returns {answer!r}, expected (name, ranks), or None")
             name, ranks = answer
             found = {"step": step, "name": NAMES.index(name), "ranks": np.array(ranks, np.int64)}
     return found
@@ -87,7 +116,8 @@ def spoil(array: Array, kind: str) -> None:
 def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """The step, the array and the ranks; and details are sent only from then on."""
     given = case.given[0]
-    hit = [rank for rank, mine in enumerate(g["mine"] for g in case.given) if mine]
+    hit = [rank for rank, mine in enumerate(int(g["mine"]) for g in case.given) if mine == 1]
+    later = [rank for rank, mine in enumerate(int(g["mine"]) for g in case.given) if mine == 2]
     bits = {rank: 1 if rank in hit else 0 for rank in range(case.ranks)}
     harmless = given["kind"].tobytes() == b"nothing" or len(hit) == case.ranks
     step = NOTHING if harmless else int(given["when"])
@@ -101,9 +131,17 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             name = NAMES[int(result["name"])]
             if name != NAMES[int(given["where"])]:
                 several = given["kind"].tobytes() in (b"rest", b"exchange")
-                why = ", the first of several that differ" if several else ""
+                why = ", the first of several that differ" if several or later else ""
                 raise Wrong(f"rank {rank}: found {name}, expected {NAMES[int(given['where'])]}{why}")
-            expect_ranks(rank, f"the ranks where {name} is odd", result["ranks"], odd_ones(list(bits.values())), {})
+            right = odd_ones(list(bits.values()))
+            instead = {
+                "the ranks are returned that differ in any array, not in this one": sorted({*right, *later}),
+                "those are returned whose array is right": [r for r in range(case.ranks) if r not in right],
+                "only the first odd rank is returned": right[:1],
+                "the rank itself is returned": [rank],
+                "all ranks are returned that differ from this one": [r for r in bits if bits[r] != bits[rank]],
+            }
+            expect_ranks(rank, f"the ranks where {name} is odd", result["ranks"], right, instead)
         odd_steps, others, all_of_them = 0 if harmless else 4 - step, case.ranks - 1, 8 * len(NAMES)
         one, good, where = [8] * others, [8] * others * (4 - odd_steps), int(given["where"])
         instead = {
@@ -117,6 +155,7 @@ def judge_training(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
 
 MISSED = {  # what is overlooked, by what was done
     "bit": "one bit of one number is another, which the digest has to see: it is of all bits, not of what is printed",
+    "others": "one bit of one number is another, which the digest has to see: it is of all bits",
     "rest": "one bit of one number is another, which the digest has to see: it is of all bits, not of what is printed",
     "swap": "two numbers have changed places, which the digest has to see",
     "sum": "two numbers have changed, though not their sum, which the digest has to see",
@@ -132,6 +171,8 @@ def ask_memory(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[
     answer = exercise.out_of_memory([(float(second), sample) for second, sample in enumerate(held)], 100, comm)
     if answer is None:
         return {"rank": NOTHING, "category": NOTHING}
+    if not (isinstance(answer, tuple) and len(answer) == 2 and answer[1] in CATEGORIES):
+        raise Wrong(f"out_of_memory returns {answer!r}, expected (rank, the name of a category), or None")
     rank, category = answer
     return {"rank": rank, "category": CATEGORIES.index(category)}
 
@@ -149,15 +190,52 @@ def judge_memory(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         ),
         "of equal peaks the last sample is taken": blamed([samples[::-1] for samples in held]),
         "the largest values of different moments are added up": blamed([each.max(axis=0)[None] for each in held]),
+        "the last sample is taken, not the one with the largest total": blamed([each[-1:] for each in held]),
+        "the first sample is taken, not the one with the largest total": blamed([each[:1] for each in held]),
+        "the sample with the largest single category is taken": blamed(
+            [each[each.max(axis=1).argmax()][None] for each in held]
+        ),
+        "the rank is compared with the least of all": blamed(held, usual=lambda peaks, worst: peaks.min(axis=0)),
+        "the rank is compared with the most of all": blamed(held, usual=lambda peaks, worst: peaks.max(axis=0)),
+        "the rank is compared with rank 0": blamed(held, usual=lambda peaks, worst: peaks[0]),
+        "how many times as much as the median counts, not how much more": blamed(
+            held, excess=lambda peak, usual: peak / np.maximum(usual, 1)
+        ),
+        "being far below the median counts as well": blamed(held, excess=lambda peak, usual: np.abs(peak - usual)),
+        "the category is taken that is least above the median": blamed(held, excess=lambda peak, usual: usual - peak),
+        "of several categories the last is taken": blamed(held, last_category=True),
+        "of several ranks with the largest peak the last is taken": blamed(held, pick=last_of),
+        "the rank is taken that is furthest above the median, not the one with the largest peak": blamed(
+            held, pick=lambda peaks: int((peaks - np.median(peaks, axis=0)).max(axis=1).argmax())
+        ),
+        "the rank with the smallest peak is taken": blamed(held, pick=lambda peaks: int(peaks.sum(axis=1).argmin())),
+        "there is always a rank to blame": blamed(held, capacity=-1),
     }
+    order = sorted(CATEGORIES)
     expected = blamed(held)
     for rank, result in enumerate(results):
         found = int(result["rank"]), int(result["category"])
         if found != expected:
-            why = " or if ".join(clause for clause, answer in instead.items() if answer == found)
+            own = blamed(held, pick=lambda peaks, rank=rank: rank)
+            others = {
+                "each rank names itself, not the one with the largest peak": own if own[0] != expected[0] else None,
+                "categories are in alphabetical order, not in that of the samples": (
+                    expected[0],
+                    CATEGORIES.index(order[expected[1]]) if expected[1] >= 0 else NOTHING,
+                ),
+            }
+            others["each rank names itself, with the category of the right one"] = (rank, expected[1])
+            fits = [clause for clause, answer in (instead | others).items() if answer == found]
+            why = " or if ".join(fits[:3])
             says = f"rank {rank}: out of memory is {named(*found)}, expected {named(*expected)}"
             raise Wrong(f"{says}: this is what comes out if {why}" if why else says)
         expect_sent(rank, notes, [40] * (case.ranks - 1))
+
+
+def last_of(peaks: Array) -> int:
+    """Return the last of the ranks with the largest peak."""
+    totals = peaks.sum(axis=1)
+    return len(totals) - 1 - int(totals[::-1].argmax())
 
 
 def blamed(
@@ -165,14 +243,18 @@ def blamed(
     usual: Callable[[Array, int], Any] = lambda peaks, worst: np.median(peaks, axis=0),
     first: bool = False,
     capacity: int = 100,
+    excess: Callable[[Array, Any], Array] = lambda peak, usual: peak - usual,
+    pick: Callable[[Array], int] = lambda peaks: int(peaks.sum(axis=1).argmax()),
+    last_category: bool = False,
 ) -> tuple[int, int]:
     """Return the rank and the category to blame; other arguments than `held` are what goes wrong."""
     peaks = np.array([samples[samples.sum(axis=1).argmax()] for samples in held])
     totals = peaks.sum(axis=1)
     if totals.max() <= capacity:
         return NOTHING, NOTHING
-    worst = int((totals > capacity).argmax() if first else totals.argmax())
-    return worst, int((peaks[worst] - usual(peaks, worst)).argmax())
+    worst = int((totals > capacity).argmax()) if first else pick(peaks)
+    more = excess(peaks[worst], usual(peaks, worst))
+    return worst, len(more) - 1 - int(more[::-1].argmax()) if last_category else int(more.argmax())
 
 
 def named(rank: int, category: int) -> str:

@@ -62,24 +62,74 @@ def judge_trace(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         mine = counts & (given["rank"] == rank)
         every = mine | ((given["rank"] == rank) & (given["kind"] >= 1) & (given["kind"] <= LAST))
         none = np.where(begins == 0, given["start"], begins)
+        here = given["main"] & (given["rank"] == rank)
+
+        def without(*kinds: str, here: Array = here) -> float:
+            some = here & np.isin(
+                given["kind"], [KINDS.index(kind) for kind in KINDS[1 : LAST + 1] if kind not in kinds]
+            )
+            return covered(begins[some], given["end"][some])
+
+        kinds = {f"events of the kind {kind} are left out": without(kind) for kind in KINDS[1 : LAST + 1]}
+        kinds |= {
+            f"only events of the kind {kind} count": without(*(k for k in KINDS[1 : LAST + 1] if k != kind))
+            for kind in KINDS[1 : LAST + 1]
+        }
+        kinds["collectives, which span their messages, and waits are left out"] = without("collective", "wait")
+        kinds["only collectives and waits count"] = without("send", "recv")
+        pairs = list(zip(begins[mine].tolist(), given["end"][mine].tolist(), strict=True))
         instead = {
             "waited_from = 0.0 is taken for None": covered(none[mine], given["end"][mine]),
             "moments of events that overlap count twice": lengths[mine].sum(),
             "events of other tracks count as well": covered(begins[every], given["end"][every]),
             "waited_from is not looked at": covered(given["start"][mine], given["end"][mine]),
+            "events of all kinds count, also computing": covered(begins[here], given["end"][here]),
+            **kinds,
+            "it is the time from the first beginning to the last end, with what lies between": (
+                max(end for _, end in pairs) - min(begin for begin, _ in pairs) if pairs else 0.0
+            ),
+            "events are not sorted by their beginning before they are joined": joined(pairs),
+            "events are sorted by their end, not by their beginning": joined(sorted(pairs, key=lambda pair: pair[1])),
+            "where the joined events end goes back, behind a short event within a long one": joined(
+                sorted(pairs), True
+            ),
+            "only the longest event counts": max([end - begin for begin, end in pairs], default=0.0),
             "some moments count twice, as behind a short event within a long one": max(waited[row], times),
         }
         expect_close(rank, "waiting", times, waited[row], instead=instead)
     least, most, median = ranks[int(waited.argmin())], ranks[int(waited.argmax())], float(np.median(waited))
+    seconds, low = np.sort(waited), float(waited.min())
+    rest = np.delete(waited, waited.argmin())
+    equal = [rank for rank, each in zip(ranks, waited.tolist(), strict=True) if each == low]
+    limits = {
+        "it is compared with half of the median of the other ranks": float(np.median(rest)) if len(rest) else 0.0,
+        "it is compared with half of the largest": float(waited.max()),
+        "of an even number of ranks the lower one of the middle two is taken for the median": seconds[
+            (len(seconds) - 1) // 2
+        ],
+        "of an even number of ranks the upper one of the middle two is taken for the median": seconds[
+            len(seconds) // 2
+        ],
+        "less than the median is slow already": 2 * median,
+        "a rank is compared with the mean of all": float(waited.mean()),
+        "it is compared with twice the median": 4 * median,
+        "it is compared with a quarter of the median": median / 2,
+    }
     instead = {
+        "of several that wait least the last is taken": equal[-1] if low < median / 2 else NOTHING,
         "just half of the median is slow already": least if waited.min() <= median / 2 else NOTHING,
-        "a rank is compared with the mean of all": least if waited.min() < waited.mean() / 2 else NOTHING,
-        "less than the median is slow already": least if waited.min() < median else NOTHING,
         "some rank always counts as slow": least,
         "the rank that waits most is blamed": most,
+        "its place in the dictionary is returned, not its rank": int(waited.argmin()),
+        **{clause: least if low < limit / 2 else NOTHING for clause, limit in limits.items()},
+        "the candidate is the rank that waits most, or nobody is ever slow": NOTHING,
     }
     slow = least if waited.min() < median / 2 else NOTHING
-    expect_equal(0, "straggler (-1: None)", result["slow"], np.array(slow), instead=instead)
+    found = int(result["slow"])
+    by_limit = sorted(limits, key=limits.__getitem__)  # the strictest that is wrong here says most
+    fits = [clause for clause in (*by_limit, *instead) if instead[clause] == found != slow]
+    hint = {", or if ".join(dict.fromkeys(fits[:2])): found} if fits else {}
+    expect_equal(0, "straggler (-1: None)", result["slow"], np.array(slow), instead=hint)
 
 
 def covered(begins: Array, ends: Array) -> float:
@@ -88,6 +138,20 @@ def covered(begins: Array, ends: Array) -> float:
     for begin, end in zip(begins, ends, strict=True):
         moments[int(begin) : int(end)] = True
     return float(moments.sum())
+
+
+def joined(pairs: Sequence[tuple[float, float]], back: bool = False) -> float:
+    """Return how long events last if they are joined in this order; `back`: where they end may go back."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in pairs:
+        total += max(0.0, end - max(begin, reached))
+        reached = end if back else max(reached, end)
+    return total
+
+
+def waits(*seconds: float) -> Callable[[np.random.Generator], list[Event]]:
+    """Let each rank wait for so long."""
+    return lambda rng: [Event(rank, "recv", "recv", 0.0, float(each)) for rank, each in enumerate(seconds)]
 
 
 def real_run(slow: int | None, ranks: int = 4) -> Callable[[np.random.Generator], list[Event]]:

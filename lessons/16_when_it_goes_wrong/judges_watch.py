@@ -44,6 +44,14 @@ SCENES: dict[str, tuple[float, tuple[str, ...], Finding, int]] = {
         2,
     ),
     "a clock of whole seconds": (10, ("1: 1@1 0@1", "1.5: 1@1 C", "1.75: 1@1 0@1", "3: F F"), None, 4),
+    "a cycle downwards": (
+        100,
+        ("1: C 3@0.5 1@0.5 2@0.5", "2: C 3@0.5 1@0.5 2@0.5"),
+        ("deadlock", [1, 3, 2]),
+        2,
+    ),
+    "the second chain counts": (100, ("1: 1@0.5 C 3@0.5 F", "2: 1@1.5 C 3@0.5 F"), ("gone", [2, 3]), 2),
+    "nobody looked for long": (10, ("1: C C", "20: 1@2 C"), ("slow", [0, 1]), 2),
     "all is well": (10, ("1: C 0@0.5 C", "2: 2@1.5 C C", "3: F F F"), None, 3),
 }
 
@@ -89,9 +97,17 @@ def expect_finding(given: Arrays, result: Arrays, finding: Finding, looks: int) 
     if found != finding or when != looks:
         says = "watch went on after" if kind == "on and on" else f"watch found {found} at"
         expected = "that" if found == finding else finding
-        why = unfounded(given, kind, ranks, when) or overlooked(finding, kind, ranks, looks < when)
+        why = unfounded(given, kind, ranks, when) or overlooked(given, finding, kind, ranks, looks, when)
         raise Wrong(f"{says} look {when}, expected {expected} at look {looks}{why}")
-    expect_equal(0, "the number of pauses", result["pauses"], np.array(looks - 1))
+    instead = {
+        "it pauses before the first look, too, or after the last": np.array(looks),
+        "it never pauses": np.array(0),
+        "it pauses twice between looks": np.array(2 * looks - 2),
+        "it pauses before and after each look": np.array(2 * looks),
+        "it pauses before the first look, and between looks twice": np.array(2 * looks - 1),
+        "it pauses for each rank that waits": np.array((given["doing"][: looks - 1] == 1).sum()),
+    }
+    expect_equal(0, "the number of pauses", result["pauses"], np.array(looks - 1), instead=instead)
 
 
 def unfounded(given: Arrays, kind: str, ranks: Sequence[int], when: int) -> str:
@@ -118,14 +134,34 @@ def unfounded(given: Arrays, kind: str, ranks: Sequence[int], when: int) -> str:
     return f": at the look before, rank {again[0]} was in another wait, which has ended" if again else ""
 
 
-def overlooked(finding: Finding, kind: str, ranks: Sequence[int], late: bool) -> str:
+def overlooked(given: Arrays, finding: Finding, kind: str, ranks: Sequence[int], looks: int, when: int) -> str:
     """Return why `finding` is one, or in which form, if something else was found, or nothing, or the same too late."""
     if finding is None:
         return ""
+    late, first = looks < when or kind == "on and on", int((given["doing"][looks - 1] == 1).argmax())
+    if late and finding[0] != "deadlock" and finding[1][0] != first:
+        return ": each rank that waits begins a chain; if the first chain does not count, the next one may"
     if kind == finding[0] == "deadlock" and {*ranks} > {*finding[1]}:
         return ": ranks that lead to the cycle are not in it"
     if kind == finding[0] == "deadlock" and {*ranks} == {*finding[1]} and not late:
+        if ranks and ranks[0] == min(ranks):
+            return ": the ranks of a cycle are in the order in which they wait, not sorted"
         return ": the cycle begins with its lowest rank"
+    if kind == finding[0] and not late and [*ranks] != finding[1]:
+        return {
+            "deadlock": ": the whole cycle is returned",
+            "gone": ": the whole chain is returned, the finished rank last, and lower ranks' chains come first",
+            "slow": ": the whole chain is returned, the computing rank last, and lower ranks' chains come first",
+        }[finding[0]]
+    if kind == "nothing" and not late:
+        return ": it is over when all ranks have finished, and not before"
+    if (
+        late
+        and finding[0] == "slow"
+        and looks > 1
+        and given["since"][looks - 2][first] != given["since"][looks - 1][first]
+    ):
+        return ": a chain is slow as soon as its first rank has waited for too long, whatever was at the look before"
     return {
         "deadlock": ": the ranks in the cycle wait as at the look before; those that lead to it need not",
         "gone": ": the ranks in the chain that wait do so as at the look before; the finished one need not",

@@ -201,6 +201,11 @@ def judge_lse(found: Array, given: Arrays, seen: Array, rank: int = 0) -> None:
         "it is the sum of the weights, not its logarithm": total,
         "it is the logarithm to base 2": lse / np.log(2),
         "the largest score is subtracted from the logarithm": np.log(total) - largest,
+        "the logarithm is subtracted from the largest score": largest - np.log(total),
+        "the logarithm of the sum is to base 2, and the exponentials are not": largest + np.log2(total),
+        "the logarithm of the sum is to base 10, and the exponentials are not": largest + np.log10(total),
+        "it is the sum of the weights, with the largest score added, and not its logarithm": largest + total,
+        "the largest score is multiplied with the logarithm": largest * np.log(total),
         "the scores are not divided by √d": lambda: attention(given, seen, 1.0)[1],
         "it is of the last tile of keys alone": lambda: attention(
             given, seen & (np.arange(seen.shape[-1]) >= (seen.shape[-1] - 1) // TILE * TILE)

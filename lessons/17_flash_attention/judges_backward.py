@@ -91,6 +91,12 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
     def masked(mask: Array) -> dict[str, Array]:
         return gradients(block, np.exp(scores_of(block, mask) - lse[..., None]), delta)
 
+    right = gradients(block, p, delta)
+    rows = p * (dp - delta) * block["query"].shape[-1] ** -0.5
+
+    def swapped(name: str, value: Array) -> dict[str, Array]:
+        return right | ({name: value} if value.shape == right[name].shape else {})
+
     last_rows, last_keys = (np.arange(n) >= (n - 1) // TILE * TILE for n in (queries, keys))
     wrong: dict[str, Callable[[], dict[str, Array]]] = {
         "Δ, rowsum(dO · O), is forgotten": lambda: gradients(block, p, 0 * delta),
@@ -115,6 +121,34 @@ def wrong_gradients(given: Arrays) -> dict[str, Callable[[], dict[str, Array]]]:
             by_tile(own_lse)
         ),
         "the softmax is over these keys alone, not over all keys, as lse is": lambda: weighing(own_lse(scores)),
+        "Δ is the mean of dO · O, not its sum": lambda: gradients(block, p, delta / output.shape[-1]),
+        "Δ is the sum of O, not of dO · O": lambda: gradients(block, p, output.sum(-1, keepdims=True)),
+        "Δ is the sum over all of a query's heads": lambda: gradients(
+            block, p, delta.sum(1, keepdims=True) + 0 * delta
+        ),
+        "dO is taken to be 1": lambda: gradients(
+            {**block, "gradient": np.ones_like(given["gradient"])}, p, output.sum(-1, keepdims=True)
+        ),
+        "dS is not multiplied by P": lambda: gradients(
+            block, p, delta, ds=(dp - delta) * block["query"].shape[-1] ** -0.5 * computed
+        ),
+        "dV is dSᵀ dO: it is Pᵀ dO": lambda: swapped("value", rows.swapaxes(-1, -2) @ given["gradient"]),
+        "dK is dSᵀ dO: it is dSᵀ Q": lambda: swapped("key", rows.swapaxes(-1, -2) @ given["gradient"]),
+        "dK is Pᵀ Q: it is dSᵀ Q": lambda: swapped("key", p.swapaxes(-1, -2) @ block["query"]),
+        "dQ is P K: it is dS K": lambda: swapped("query", p @ block["key"]),
+        "the gradients of key and value are exchanged": lambda: {
+            "query": right["query"],
+            "key": right["value"],
+            "value": right["key"],
+        },
+        "the gradients are not in the order query, key, value": lambda: {
+            "query": right["value"],
+            "key": right["query"],
+            "value": right["key"],
+        },
+        "the weights are exp(score): lse is not subtracted": lambda: gradients(
+            block, np.exp(np.minimum(scores, 700)), delta
+        ),
         "dS is not divided by √d": lambda: gradients(block, p, delta, 1.0),
         "dS is divided by d": lambda: gradients(block, p, delta, 1 / block["query"].shape[-1]),
         "the weights are exp(score), with scores that are not divided by √d": lambda: gradients(
@@ -165,8 +199,13 @@ def run_function(exercise: ModuleType, comm: Communicator, given: Arrays) -> dic
         saved, held = account.now["activations"], held_by(meter)
         if output.grad_fn is None:
             raise Wrong("the output has no gradient: `flash_attention` is to return what the function's apply returns")
-        with suppress(NotImplementedError):
-            output.backward(gradient)
+        try:
+            with suppress(NotImplementedError):
+                output.backward(gradient)
+        except RuntimeError as error:
+            if "incorrect number of gradients" not in str(error):
+                raise
+            raise Wrong(f"{error}: backward returns one value for each argument of forward, None for causal") from error
     found = {"output": output.detach().numpy(), "saved": saved, "held": held, "after": held_by(meter)}
     for name, leaf in zip(QKV, leaves, strict=True):
         if leaf.grad is None:

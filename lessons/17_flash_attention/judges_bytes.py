@@ -35,15 +35,23 @@ def judge_bytes(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         told(f"flash_bytes({b}, {h}, {kv}, {tk}, {d}, {size})", found[1], flash, wrong_holdings(row))
         called = f"of longest_sequences({budget}, {b}, {h}, {kv}, {d}, {size})"
         ends = longest_by(row, (h + 2 * kv) * d * size, size)
-        told(f"the first {called}", found[2], ends, wrong_ends(row))
+        told(
+            f"the first {called}", found[2], ends, wrong_ends(row) | {"the two are exchanged": budget // (flash // tk)}
+        )
         with_flash = {story: budget // (value // tk) for story, value in wrong_holdings(row).items() if not value % tk}
+        with_flash |= {
+            "T is one too long: its bytes are more than the budget": budget // (flash // tk) + 1,
+            "T is one too short: what takes just the budget fits": budget // (flash // tk) - 1,
+            "the two are exchanged": ends,
+        }
         told(f"the second {called}", found[3], budget // (flash // tk), with_flash)
 
 
 def told(what: str, found: int, expected: int, instead: dict[str, int]) -> None:
     """Raise `Wrong` unless both are the same."""
     if found != expected:
-        hint = known(instead, lambda value: value == found)
+        fits = [story for story, value in instead.items() if value == found]
+        hint = known({", or if ".join(fits[:2]): bool(fits)}, bool)
         raise Wrong(f"{what} is {found:,}, expected {expected:,}{hint}")
 
 
@@ -58,6 +66,10 @@ def wrong_matrices(row: Sequence[int]) -> dict[str, int]:
         "there are as many queries as keys": b * h * tk * tk * size,
         "the size of a head counts": b * h * tq * tk * d * size,
         "a number has 4 bytes": b * h * tq * tk * 4,
+        "queries and keys are added, not multiplied": b * h * (tq + tk) * size,
+        "only the half below the diagonal counts": b * h * tq * tk * size // 2,
+        "scores and weights are both counted": 2 * b * h * tq * tk * size,
+        "a number has itemsize bits": b * h * tq * tk * size // 8,
     }
 
 
@@ -74,6 +86,14 @@ def wrong_holdings(row: Sequence[int]) -> dict[str, int]:
         "query and output have as few heads as keys": b * tk * (4 * kv * d * size + 4 * kv),
         "the batch is forgotten": tk * (linear + 4 * h),
         "values are forgotten": b * tk * ((2 * h + kv) * d * size + 4 * h),
+        "lse has as many heads as keys have": b * tk * (linear + 4 * kv),
+        "lse has one number for all heads": b * tk * (linear + 4),
+        "lse has 2 bytes a number": b * tk * (linear + 2 * h),
+        "query is forgotten": b * tk * ((h + 2 * kv) * d * size + 4 * h),
+        "keys and values are forgotten": b * tk * (2 * h * d * size + 4 * h),
+        "the size of a head is forgotten": b * tk * (2 * (h + kv) * size + 4 * h),
+        "the size of a number is forgotten": b * tk * (2 * (h + kv) * d + 4 * h),
+        "the heads are forgotten": b * tk * (4 * d * size + 4),
         "the largest score is held beside lse": b * tk * (linear + 8 * h),
     }
 

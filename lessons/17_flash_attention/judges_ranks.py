@@ -43,6 +43,9 @@ def judge_ranks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             "the ranks' outputs are added": outputs.sum(0),
             "a rank's weight is its number of keys: it is exp(lse - lse of all)": (outputs * by_keys).sum(0)
             / sum(counts),
+            "the ranks' outputs are added, and the sum is divided by that of the weights": (
+                outputs.sum(0) / np.exp(lses - lses.max(0)).sum(0)
+            ),
             "a rank's weight is its lse, not exp(lse)": (outputs * lses).sum(0) / lses.sum(0),
             "the sum is not divided by the sum of the weights": (outputs * np.exp(lses - lses.max(0))).sum(0),
             "the ranks' numerators are added without being brought to one largest score": numerators(
@@ -65,6 +68,12 @@ def judge_ranks(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         if counts[rank]:
             mine, own = attention(case.given[rank], seen[:, : counts[rank]])
             logs = {"it is that of this rank's keys alone": own} | logs
+            top = lses.max(0)[..., 0]
+            logs["this rank's own lse is added to the logarithm, not the largest of all ranks"] = own + lse - top
+            with np.errstate(all="ignore"):
+                instead["the sum is divided by this rank's own weight, not by that of all"] = (
+                    expected * np.exp(lse - own)[..., None]
+                )
         if not np.isfinite(found["output"]).all():
             none = [other for other, keys in enumerate(counts) if not keys]
             why = "exp of a large lse overflows: subtract the largest lse of all ranks first"

@@ -144,10 +144,15 @@ def judge_meet(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         "lse becomes the larger of the two, not log(exp(a) + exp(b)): what was there weighs too little": partial(
             fold, outputs, lses, larger=True
         ),
+        "the mask of the block is not passed on: its queries see later keys": plain_attention(query, keys, values),
+        **{clause: partial(weighed, outputs, lses, how) for how, clause in WEIGHED.items()},
     }
     found = results[0]["output"], results[0]["lse"]
     if np.isneginf(found[1]).all():
-        raise Wrong("rank 0: lse is still -inf when blocks have been met: it is to be brought up to date, too")
+        raise Wrong(
+            "rank 0: lse is still -inf when blocks have been met: it is to be brought up to date, too, and what is "
+            "added to -inf stays -inf; log(exp(a) + exp(b)) is wanted"
+        )
     for name, array in zip(("output", "lse"), found, strict=True):
         if (array != array).any():
             raise Wrong(
@@ -162,6 +167,37 @@ def judge_meet(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         "the largest of the blocks' is taken: log(exp(a) + exp(b)) is wanted": lses.amax(0).numpy(),
     }
     contract.expect_close(0, "lse", found[1], whole.numpy(), instead=instead)
+
+
+WEIGHED = {
+    "turned": "the weights of the two outputs are exchanged, so the first block is lost",
+    "lse first": "lse is brought up to date before the weights are computed, which need the one of before",
+    "half": "the two outputs are averaged, without weights, also with the 0 at the beginning",
+    "no old": "what was there is not made smaller by its own weight",
+    "no new": "the new block's output is not multiplied by its weight",
+    "by lse": "each output is weighted with its lse, not with exp(lse)",
+    "added": "lse of the two are added: log(exp(a) + exp(b)) is wanted",
+}
+
+
+def weighed(outputs: Tensor, lses: Tensor, how: str) -> Array:
+    """Return outputs merged one after the other, from nothing on; `how` is one of `WEIGHED`."""
+    total, lse = torch.zeros_like(outputs[0]), torch.full_like(lses[0], -torch.inf)
+    for output, its in zip(outputs, lses, strict=True):
+        both = torch.logaddexp(lse, its)
+        weight = torch.sigmoid(its - (both if how == "lse first" else lse))
+        weight = {"half": torch.full_like(its, 0.5), "by lse": its / (its + lse)}.get(how, weight)[..., None]
+        old, new = {"turned": (weight, 1 - weight), "no old": (1.0, weight), "no new": (1 - weight, 1.0)}.get(
+            how, (1 - weight, weight)
+        )
+        total, lse = old * total + new * output, lse + its if how == "added" else both
+    return total.numpy()
+
+
+def plain_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Array:
+    """Return attention in which each query sees every key."""
+    key, value = torch.cat(list(keys), 2), torch.cat(list(values), 2)
+    return attention(query, key, value, torch.ones(query.shape[2], key.shape[2], dtype=torch.bool))[0].numpy()
 
 
 def by_lse(outputs: Tensor, lses: Tensor) -> Array:
@@ -239,6 +275,13 @@ WRONGLY_SEEN: dict[str, Seen] = {
     "the keys of later ranks count as well": lambda q, k, own: (k <= q) | (k // own != q // own),
     "a rank's own keys count only": lambda q, k, own: (k <= q) & (k // own == q // own),
     "the causal mask hides keys of earlier ranks, too": lambda q, k, own: (k // own <= q // own) & (k % own <= q % own),
+    "a rank's own block is not masked: its queries see later keys of their own rank": lambda q, k, own: (
+        k // own <= q // own
+    ),
+    "a rank's own block is left out": lambda q, k, own: k // own < q // own,
+    "the mask of a rank's own block hides a query's own key, too": lambda q, k, own: (
+        (k < q) | (q % own == 0) & (k == q)
+    ),
     "no key is hidden": lambda q, k, own: (k == k) | (q == q),
     "the blocks of earlier ranks are skipped, and those of later ones count": (
         lambda q, k, own: ((k <= q) & (k // own == q // own)) | (k // own > q // own)
@@ -257,7 +300,22 @@ def wrongly_seen(case: Case) -> dict[str, Callable[[int], Array]]:
     def of(seen: Seen, rank: int) -> Array:
         return part(attention(*qkv, seen(place[:, None], place, len(place) // case.ranks))[0], case, rank)
 
-    return {story: partial(of, seen) for story, seen in WRONGLY_SEEN.items()}
+    def exchanged(rank: int) -> Array:
+        seen = place <= place[:, None]
+        return part(attention(qkv[0], qkv[2], qkv[1], seen)[0], case, rank)
+
+    def passed_on(rank: int) -> Array:
+        query, key, value = (x.chunk(case.ranks, 2) for x in qkv)
+        left, time = (rank - 1) % case.ranks, query[0].shape[2]
+        blocks = [rank] + [left] * rank
+        seen = torch.cat([causal(time)] + [torch.ones(time, time, dtype=torch.bool)] * rank, 1)
+        keys, values = (torch.cat([x[block] for block in blocks], 2) for x in (key, value))
+        return attention(query[rank], keys, values, seen)[0].numpy()
+
+    return {story: partial(of, seen) for story, seen in WRONGLY_SEEN.items()} | {
+        "keys and values are exchanged": exchanged,
+        "a rank sends its own block in every step, not the one that came to it": passed_on,
+    }
 
 
 def merged_plainly(case: Case, rank: int) -> Array:

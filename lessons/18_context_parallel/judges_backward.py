@@ -15,8 +15,11 @@ from minidist.course.grader.contract import Array, Arrays, Case, Note
 Terms: TypeAlias = list[list[Tensor | None]]  # by the queries' rank, and the keys'
 
 
-def pieces(case: Case, lse_of: str, output_of: str) -> dict[str, Terms]:
-    """Return the gradients by query rank and key rank: lse and output are `merged`, or the `block`'s own."""
+def pieces(case: Case, lse_of: str, output_of: str, mask: str = "") -> dict[str, Terms]:
+    """Return the gradients by query rank and key rank: lse and output are `merged`, or the `block`'s own.
+
+    `mask`: every block is `causal`, or `none` is, or those of `later` ranks are seen as well.
+    """
     time = case.given[0]["query"].shape[2]
     query, key, value = (torch.tensor(case.given[0][name]) for name in HEADS)
     gradient = torch.tensor(case.given[0]["gradient"])
@@ -24,10 +27,12 @@ def pieces(case: Case, lse_of: str, output_of: str) -> dict[str, Terms]:
     cut = [x.chunk(case.ranks, 2) for x in (query, key, value, gradient, output, lse)]
     found: dict[str, Terms] = {name: [[None] * case.ranks for _ in range(case.ranks)] for name in HEADS}
     for mine in range(case.ranks):
-        for source in range(mine + 1):
+        for source in range(case.ranks if mask == "later" else mine + 1):
             q, do, o, every = cut[0][mine], cut[3][mine], cut[4][mine], cut[5][mine]
             k, v = cut[1][source], cut[2][source]
-            seen = causal(q.shape[2]) | torch.tensor(source < mine)
+            seen = causal(q.shape[2]) | torch.tensor(
+                {"causal": False, "none": True, "later": source != mine}.get(mask, source < mine)
+            )
             o_block, lse_block = attention(q, k, v, seen)
             o, every = o_block if output_of == "block" else o, lse_block if lse_of == "block" else every
             p = (weights_of(q, k, seen)[0] - every[..., None]).exp()
@@ -71,6 +76,16 @@ def row_sum(terms: Terms, rank: int) -> Array:
     return summed(terms[rank])
 
 
+def of_last(terms: Terms, rank: int) -> Array:
+    """Return what the last rank's queries have to do with a rank's keys: it is the last to add a term."""
+    return summed([terms[-1][rank]])
+
+
+def of_left(terms: Terms, rank: int) -> Array:
+    """Return the sum of what a rank's left neighbour computes."""
+    return summed(terms[(rank - 1) % len(terms)])
+
+
 def right_one(everyones: Sequence[Array], rank: int) -> Array:
     """Return what the right neighbour should have."""
     return everyones[(rank + 1) % len(everyones)]
@@ -86,6 +101,11 @@ def judge_backward(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         ),
         "a block's own output is used: rowsum(dO · O) needs the merged one": ("merged", "block"),
         "a block's own output and lse are used, as if it were all keys: it needs the merged ones": ("block", "block"),
+    }
+    wrong |= {
+        "all blocks are masked, also those of earlier ranks": ("merged", "merged", "causal"),
+        "no block is masked, not even a rank's own": ("merged", "merged", "none"),
+        "blocks of later ranks count as well: no query sees them": ("merged", "merged", "later"),
     }
     terms = {story: pieces(case, *which) for story, which in wrong.items()}
     for name in HEADS:
@@ -105,7 +125,14 @@ def judge_backward(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
                     row_sum, whole[name]
                 ),
                 "the terms of other ranks' queries are missing": partial(one_term, whole[name]),
+                "each rank's term replaces the sum that came to it, and is not added": partial(of_last, whole[name]),
+                "sums stay where they are, and blocks alone travel: in the last step comes the left neighbour's": (
+                    partial(of_left, whole[name])
+                ),
             }
+        if name != "query":
+            other = "value" if name == "key" else "key"
+            stories["the gradients of keys and values are exchanged"] = partial(of_rank, whole, other)
         stories |= {story: partial(of_rank, them, name) for story, them in terms.items()}
         expect_everywhere(f"the gradient of {name}", [result[name] for result in results], everyones, stories)
     expect_ring(case, notes, 2 * case.ranks - 1 if case.ranks > 1 else 0, case.ranks if case.ranks > 1 else 0)

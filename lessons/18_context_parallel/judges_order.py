@@ -62,6 +62,11 @@ def judge_positions(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
                     [chunks[rank], chunks[ranks - 1 - rank]]
                 ),
             }
+            for side, which in (
+                ("first", (chunks[rank][::-1], chunks[-1 - rank])),
+                ("second", (chunks[rank], chunks[-1 - rank][::-1])),
+            ):
+                instead[f"the {side} chunk is in descending order"] = np.concatenate(which)
             others = {
                 f"they are those of {other} order": expected_positions(other, ranks, rank, time) for other in ORDERS
             }
@@ -127,7 +132,18 @@ def judge_meeting(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             if not np.array_equal(seen, expected):
                 query, key = (int(i) for i in np.argwhere(seen != expected)[0])
                 verb = "lets" if seen[query, key] else "does not let"
-                hint = contract.known(stories(order, mine, source, time), partial(np.array_equal, seen))
+                pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+                told = [stories(order, a, b, time) for a, b in pairs]
+                every = [result["seen"][pair] for pair in pairs]
+                hint = ""
+                for story in dict.fromkeys(story for one in told for story in one):
+                    right = [places[a][:, None] >= places[b] for a, b in pairs]
+                    each = [one.get(story, own) for one, own in zip(told, right, strict=True)]
+                    if not hint and all(map(np.array_equal, every, each)):
+                        hint = f": this is what comes out if {story}"
+                hint = hint or contract.known(stories(order, mine, source, time), partial(np.array_equal, seen))
+                if not hint and (shown := words_of(seen)) and (wanted := words_of(expected)):
+                    hint = f": with it {shown}; of these two ranks {wanted}"
                 raise Wrong(
                     f"{name} {verb} query {query} see key {key}: the query is at position {places[mine][query]}, the "
                     f"key at {places[source][key]}{hint}"
@@ -136,6 +152,22 @@ def judge_meeting(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                 raise Wrong(f"{name} is a Meeting in which no query sees a key: return None, and nothing is computed")
     work = result["work"].sum(1)
     return {f"slowest rank / mean, {order} order": float(work.max() / work.mean())}
+
+
+def words_of(seen: Array) -> str:
+    """Say which queries see which keys, if they are halves, and with which mask; or nothing."""
+    time = len(seen)
+    parts = {"all": slice(None), "the first half of": slice(0, time // 2), "the second half of": slice(time // 2, None)}
+    parts |= {"all but the first of": slice(1, None), "all but the last of": slice(0, -1)}
+    for queries, rows in parts.items():
+        for keys, columns in parts.items():
+            for offset, mask in ((None, ""), (0, ", with the mask j <= i"), (-1, ", with the mask j < i")):
+                found = np.zeros_like(seen)
+                whole = np.ones(found[rows, columns].shape, bool)
+                found[rows, columns] = whole if offset is None else np.tril(whole, offset)
+                if np.array_equal(found, seen):
+                    return f"{queries} queries see {keys} keys{mask}" if seen.any() else "no query sees a key"
+    return ""
 
 
 Rule = Callable[[int, int], bool]  # whether query i of mine sees key j of the source
@@ -173,6 +205,10 @@ def stories(order: str, mine: int, source: int, time: int) -> dict[str, Array]:
         ] = lambda i, j: j <= i
         rules["the first query and the first key are left out: query i sees keys 1 to i, and key 0 comes before it"] = (
             lambda i, j: 1 <= j <= i
+        )
+    if mine != source:
+        rules["earlier and later ranks are exchanged: all keys of a later one are seen, and none of an earlier one"] = (
+            lambda i, j: source > mine
         )
     rules |= {
         "the mask is strict, j < i: a rank's token comes after the token at the same place on an earlier rank": (

@@ -64,12 +64,18 @@ def run_ulysses(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict
     """Run task 4."""
     mine = given["everyones"].reshape(comm.size, -1)[comm.rank]
     qkv = {name: torch.tensor(given[name][:, :, mine]) for name in HEADS}
-    return forward_backward(
-        comm,
-        lambda: exercise.ulysses_attention(*qkv.values(), torch.tensor(given["everyones"]), comm),
-        qkv,
-        torch.tensor(given["gradient"][:, :, mine]),
-    )
+    try:
+        return forward_backward(
+            comm,
+            lambda: exercise.ulysses_attention(*qkv.values(), torch.tensor(given["everyones"]), comm),
+            qkv,
+            torch.tensor(given["gradient"][:, :, mine]),
+        )
+    except RuntimeError as error:
+        if "does not have a grad_fn" not in str(error):
+            raise
+        why = "all_to_all alone has no backward, so write a torch.autograd.Function with one, and detach nothing"
+        raise Wrong(f"what ulysses_attention returns has no gradient: {why}") from error
 
 
 def keys_met(heads: int, groups: int, ranks: int, changed: str) -> list[int]:
@@ -101,7 +107,13 @@ def ulysses_found(given: Arrays, changed: str = "") -> list[Array]:
     if changed in ("repeat", "cards"):
         met = keys_met(query.shape[1], key.shape[1], int(ranks), changed)
         key, value = (x[:, met] for x in (key, value))
+    if changed in ("value unsorted", "unsorted"):
+        value = value[:, :, lies]
+    if changed == "unsorted":
+        query, key = query[:, :, lies], key[:, :, lies]
     output, _ = attention(query, key, value, seen)
+    if changed == "sorted twice":
+        output = output[:, :, arrives[arrives]]
     output.backward(torch.tensor(given["gradient"]))
     return [output.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
 
@@ -110,6 +122,9 @@ ULYSSES_STORIES = {
     "own": "each rank attends to its own tokens only",
     "arrival": "tokens are taken in the order in which they arrive: the mask wants them in the order of positions",
     "none": "no key is hidden",
+    "value unsorted": "values are not put in the order of positions, and queries and keys are",
+    "unsorted": "tokens are not put in the order of positions before attention, and their order is undone behind it",
+    "sorted twice": "the order is undone with the wrong permutation: what sorted once sorts once more",
     "repeat": "heads of keys are repeated in turn (0 1 0 1): copies of a head are to be neighbours (0 0 1 1)",
     "cards": "heads are dealt like cards (rank r has r, r + P, ...): the first rank is to have the first heads",
 }
@@ -145,7 +160,17 @@ def judge_ulysses(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
                     partial(neighbours, expected[0], case.ranks)
                 ),
             }
-        expect_everywhere(name.replace("out", "what is returned"), [result[name] for result in results], right, instead)
+        try:
+            expect_everywhere(
+                name.replace("out", "what is returned"), [result[name] for result in results], right, instead
+            )
+        except Wrong as wrong:
+            if number == 0 or "this is what comes out" in str(wrong) or case.ranks == 1:
+                raise
+            raise Wrong(
+                f"{wrong}: what is returned is right, so the exchanges are, too, but not their backward, in which each "
+                "chunk's gradient goes back to the rank that the chunk came from, and into its place there"
+            ) from None
     for rank, result in enumerate(results):
         expect_bytes(case, rank, result)
     expect_collectives(notes)
@@ -242,11 +267,17 @@ def serial_step(given: Arrays, ranks: int, changed: str = "") -> tuple[float, Ar
     if changed == "neighbours":
         positions = lies.view(ranks, own)[lies.argsort() // own, 0] + lies.argsort() % own
     labelled = (labels != 0).sum()
+    if changed == "two further":
+        labels = tokens.roll(-2, 1)[:, :-1].clone()
     for mine in lies.chunk(ranks) if "cut first" in changed else ():  # the last label wraps round, or does not count
         labels[:, mine] = tokens[:, mine].roll(-1, 1)
         labels[:, mine[-1]] *= "wrapped" in changed
-    if changed == "not shifted":
+    if changed in ("not shifted", "not shifted, by labels"):
         labels = inputs.clone()
+    if changed == "first tokens":
+        for mine in lies.chunk(ranks):
+            inputs = inputs.clone()
+            inputs[:, mine] = tokens[:, : len(mine)]
     counts = torch.ones_like(labels, dtype=torch.bool) if changed == "padding" else labels != 0
     counts = inputs != 0 if changed == "inputs" else counts
     losses = F.cross_entropy(model(inputs, Where(positions=positions)).transpose(1, 2), labels, reduction="none")
@@ -263,6 +294,12 @@ def serial_step(given: Arrays, ranks: int, changed: str = "") -> tuple[float, Ar
         weights = counts / labels.numel()
     if changed == "sum":
         weights = counts
+    divisors = {"not shifted, by labels": labelled, "over tokens": (tokens != 0).sum(), "rows": labelled * len(tokens)}
+    divisors |= {"ranks": labelled * ranks, "one row": labelled / len(tokens)}
+    if changed in divisors:
+        weights = counts / divisors[changed]
+    if changed == "padding, by labels":
+        weights = torch.ones_like(counts) / labelled
     loss = (losses * weights).sum()
     loss.backward()
     return loss.item(), model.gradient()
@@ -281,6 +318,14 @@ STEP_STORIES = {
     "cut first, counted after": "labels are shifted and counted after the cut: a rank lacks the token after its last",
     "cut first, wrapped": "labels are shifted after the cut, and wrap round",
     "cut first, wrapped, counted after": "labels are shifted after the cut, and wrap round",
+    "padding, by labels": "padding counts as a label in the sum, and not in the number that divides it",
+    "over tokens": "the sum is divided by all tokens that are no padding, with the first of each row: by the labels",
+    "rows": "the sum is divided by the number of rows once more",
+    "ranks": "the sum is divided by the number of ranks once more",
+    "one row": "the sum is divided by the labels of a row on average, not by those of all rows",
+    "two further": "labels are the tokens two places further on, not the next ones",
+    "first tokens": "each rank computes the first tokens of the rows, not those at its positions",
+    "not shifted, by labels": "labels are the inputs themselves, not the tokens after them",
     "not shifted": "labels are the inputs themselves, not the tokens after them",
     "local": "positions count from 0 on every rank: rotation goes by the position in the whole sequence",
     "neighbours": "positions count on from that of the rank's first token: in this order its tokens are no neighbours",

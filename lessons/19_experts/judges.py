@@ -64,6 +64,10 @@ def routed(given: Arrays, changed: str = "") -> tuple[Tensor, Tensor, Tensor, Te
         weights = logits.gather(-1, choice).softmax(-1)
     elif changed == "softmax of scores":
         weights = scores.gather(-1, choice).softmax(-1)
+    elif changed == "all tokens":
+        weights = weights / weights.sum()
+    elif changed == "largest":
+        weights = weights / weights.max(-1, keepdim=True).values
     elif changed == "by k":
         weights = weights / k
     elif changed == "ones":
@@ -128,6 +132,8 @@ WEIGHT_STORIES = {
     "over all": "the scores are divided by the sum of all E scores, which is 1, not by that of the k",
     "softmax of scores": "a second softmax is taken, of the scores: divide them by their sum",
     "by k": "the scores are divided by k: divide them by their sum",
+    "all tokens": "the scores are divided by the sum over all tokens: each token's k scores add up to 1",
+    "largest": "the scores are divided by the largest: divide them by their sum",
     "ones": "every chosen expert counts 1, so that no gradient reaches the router",
     "colder": "the products are divided by the root of D, as in attention: a router does not",
     "over tokens": "the softmax is taken over the tokens: a token's scores add up to 1 over the experts",
@@ -163,7 +169,7 @@ def judge_route(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
 
     told = stories(CHOICE_STORIES, 0)
     if result["choice"].shape == choice.shape and np.array_equal(np.sort(result["choice"], 1), np.sort(choice, 1)):
-        told = {"the chosen experts are not in the order of their scores, best first": lambda: result["choice"]} | told
+        told |= {"the chosen experts are not in the order of their scores, best first": lambda: result["choice"]}
     if equal_scores(given, result["choice"], choice):
         last = {story: told.pop(story) for story in [CHOICE_STORIES["last"]]}
         told = last | {TIES: lambda: result["choice"]}

@@ -188,9 +188,10 @@ def judge_dispatch(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             story: partial(of, changed) for changed, story in STORIES.items()
         }
         nothing = {"matrices": "into the experts", "x": "to x through the exchanges: they have to have a backward"}
+        nothing["weights"] = "to the weights: they are multiplied with what the experts made, and not detached"
         if key in nothing:
             zeros = [np.zeros_like(each) for each in expected[key]]
-            stories[f"no gradient flows back {nothing[key]}"] = partial(list, zeros)
+            stories = {f"no gradient flows back {nothing[key]}": partial(list, zeros)} | stories
         expect_everywhere(name, [result[key] for result in results], expected[key], stories)
     for rank in range(case.ranks if case.ranks > 1 else 0):
         expect_calls(case, rank, results[rank])

@@ -39,7 +39,9 @@ def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
     expect_groups(comm, ep, found)
     held = len(given["matrices"]) // ep
     first = share.rank * held
-    matrices = torch.tensor(given["matrices"][first : first + held], requires_grad=True)
+    mine = torch.tensor(given["matrices"][first : first + held]).tensor_split(min(2, held))
+    parts = [matrix.clone().requires_grad_() for matrix in mine]  # several parameters, as several experts have
+    matrices = torch.cat(parts)
     router = torch.tensor(given["router"], requires_grad=True)
     came = [0]
 
@@ -49,13 +51,13 @@ def run_step(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
 
     send = partial(plain_dispatch, experts=experts, comm=share)
     losses(torch.tensor(given["x"]), router, matrices, torch.tensor(given["targets"]), send).backward()
-    if not came[0]:
-        matrices.grad = None
-    exercise.synchronize(router, [matrices], len(given["x"]), copies, comm)
-    for name, parameter in (("router", router), ("experts", matrices)):
-        found[f"{name} left"] = parameter.grad is None
-        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found[name] = grad.numpy()
+    for part in parts if not came[0] else []:
+        part.grad = None
+    exercise.synchronize(router, parts, len(given["x"]), copies, comm)
+    for name, parameters in (("router", [router]), ("experts", parts)):
+        found[f"{name} left"] = any(each.grad is None for each in parameters)
+        grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        found[name] = torch.cat(grads).numpy()
     return found
 
 
@@ -69,8 +71,12 @@ def expect_groups(comm: Communicator, ep: int, found: dict[str, Any]) -> None:
             hint = ""
             if sorted(found[key]) == list(range(comm.rank % (comm.size // ep), comm.size, comm.size // ep)):
                 hint = ": neighbours share the experts, for tokens travel in every layer; copies are far apart"
+            edp = comm.size // ep
+            if found[key] == list(range(comm.rank // edp * edp, comm.rank // edp * edp + edp)):
+                hint = f": as many neighbours as there are copies, P/ep = {edp}, where ep = {ep} share the experts"
             if found[key] == right["copies" if key == "share" else "share"]:
-                hint = ": the two groups are exchanged"
+                both = found["share"] == found["copies"]
+                hint = ": both groups are the same one" if both else ": the two groups are exchanged"
             raise Wrong(f"of {comm.size} ranks this one {names[key]} ranks {found[key]}, expected {ranks}{hint}")
 
 
@@ -119,8 +125,14 @@ def synchronized(case: Case, name: str, changed: str = "") -> list[Array]:
     for rank, group in enumerate(groups):
         copies = sum(tokens[each] for each in range(rank % ep, ranks, ep))
         by = {"own tokens": tokens[rank], "copies' tokens": copies, "sum": 1, "untouched": 1}.get(changed, sum(tokens))
+        by = ranks if changed == "ranks" else by
         by *= {"by ep": ep, "by edp": edp, "by P": ranks, "times ep": 1 / ep}.get(changed, 1)
         found.append(np.asarray(sum(own[each] for each in group)) / by)
+    if changed == "own tokens before":
+        found = [np.asarray(sum(own[each] / tokens[each] for each in group)) for group in groups]
+    if changed == "first alone":
+        half = -(-len(own[0]) // 2)
+        found = [np.concatenate([each[:half], mine[half:]]) for each, mine in zip(found, own, strict=True)]
     if changed == "each its own mean":
         found = [np.asarray(sum(own[each] / tokens[each] for each in group)) / len(group) for group in groups]
     return found
@@ -138,13 +150,16 @@ STORIES = {
     "all": "experts' gradients are added up over all ranks: other ranks have other experts",
     "share": "gradients are added up over the ranks that share the experts: these have other experts",
     "copies": "the router's gradient is added up over the copies of this rank's experts: all ranks have the router",
+    "own tokens before": "each rank divides by its own number of tokens before the sum: divide by those of all ranks",
+    "ranks": "the sum is divided by the number of ranks, not by the tokens of all of them",
+    "first alone": "only the first of the experts' parameters is added up and divided; there are several",
     "own tokens": "each rank divides by its own number of tokens: the mean is over the tokens of all ranks",
     "copies' tokens": "the divisor is the number of tokens of the ranks that have the same experts, which lacks those "
     "of the ranks that share them: about ep times too large",
     "each its own mean": "the ranks' means are averaged: ranks have different numbers of tokens",
     "sum": "nothing is divided by the number of tokens",
 }
-ABOUT = {"router": {"by ep", "times ep", "all"}, "experts": {"copies"}}  # what a story cannot be about
+ABOUT = {"router": {"by ep", "times ep", "all", "first alone"}, "experts": {"copies"}}  # what a story cannot be about
 
 
 def judge_step(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:

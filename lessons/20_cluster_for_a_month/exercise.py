@@ -153,7 +153,10 @@ def held(model: Model, layout: Layout, batch: int) -> dict[str, float]:
 
 
 def fits(machine: Machine, bytes: Mapping[str, float]) -> bool:
-    """Task 2: tell whether a GPU has room for `bytes` (by category, as `held` returns them) beside what is reserved."""
+    """Task 2: tell whether a GPU has room for `bytes` (by category, as `held` returns them) beside what is reserved.
+
+    What fills the rest of its memory to the last byte fits.
+    """
     raise NotImplementedError("task 2 is not started")
 
 

@@ -185,11 +185,17 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
     n, layers, h, _, s = model
     dp, tp, pp, v, b, sp, zero, recompute = layout
     m = {"dp": batch / b, "microbatch": batch / dp, "m is b": b}.get(how, batch / dp / b)
-    rate = machine.peak * {"peak": 1.0}.get(how, machine.reached)
+    rate = machine.peak * {"peak": 1.0, "reached above": 1 / machine.reached}.get(how, machine.reached)
+    m = 1 if how == "one microbatch" else m
     of_attention = {"attention": 0, "attention of 6": 6, "attention of 4": 4, "attention of 8": 8}.get(how, 12)
+    of_attention *= {"one layer": 1 / layers, "each head": model.heads, "heads for h": model.heads / h}.get(how, 1)
     one = b * s * (6 * n + of_attention * layers * s * h) / (tp * pp * rate)
     one *= {"forward": 1 / 3, "stages": pp, "tensor ranks": tp}.get(how, 1)
-    again = one * {"again all": 1, "again backward": 2 / 3, "again half": 1 / 2}.get(how, 1 / 3) * recompute
+    again = (
+        one
+        * {"again all": 1, "again backward": 2 / 3, "again half": 1 / 2}.get(how, 1 / 3)
+        * (recompute or how == "always again")
+    )
 
     def ring(bytes: float, ranks: int, span: int) -> float:
         unit, apart = 2**30 if how == "binary" else 1e9, span // ranks
@@ -205,7 +211,8 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
         )
         return (sent if ranks > 1 else 0) * bytes / (machine.inside * unit if near else card)
 
-    count = {"two": 2, "forward's": 4, "both": 8}.get(how, 6) if recompute else {"two": 2, "both": 8}.get(how, 4)
+    again_sends = recompute or how == "always 6"
+    count = {"two": 2, "forward's": 4, "both": 8}.get(how, 6) if again_sends else {"two": 2, "both": 8}.get(how, 4)
     at = layers / {"all layers": 1}.get(how, pp)
     tensor = at * count * ring({"elements": 1, "32 bits": 4}.get(how, 2) * s * (1 if how == "one" else b) * h, tp, tp)
     tensor /= {"sp halves": 2, "sp divides": tp}.get(how, 1) if sp else 1
@@ -219,6 +226,7 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
         "bubble dp": (pp - 1) / (v * batch / b),
         "bubble sequences": (pp - 1) / (v * batch / dp),
         "times v": v * (pp - 1) / m,
+        "chunks are stages": (pp * v - 1) / (v * m),
         "right": (pp - 1) / (v * m),
     }
     found["bubble"] = shares.get(how, shares["right"]) * ideal
@@ -230,6 +238,8 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
         "hides all": m * (2 / 3 * one + again),
         "hides the step": m * (one + again),
         "hides no recomputing": 2 / 3 * one,
+        "hides a third": 1 / 3 * one + again,
+        "hides half": 1 / 2 * one + again,
         "hides two thirds": 2 / 3 * (one + again),
         "hides messages": 2 / 3 * one + again + tensor * (2 / 3 if recompute else 1 / 2),
         "hides all messages": 2 / 3 * one + again + tensor,
@@ -243,6 +253,16 @@ def seconds_of(model: Model, machine: Machine, layout: Layout, batch: int, how: 
 
 SLIPS = {
     "peak": "the data sheet's peak is taken as the FLOP/s that a GPU reaches",
+    "reached above": "the peak is divided by what is reached, or the product with it is not in brackets",
+    "one layer": "the attention of one layer counts, 12 s h a token; there are L layers",
+    "each head": "attention is multiplied by the heads; h are the channels of all of them",
+    "heads for h": "h is taken for the heads; it is the channels",
+    "always again": "recomputing takes time also where nothing is recomputed",
+    "one microbatch": "one microbatch counts, not all m of a step",
+    "always 6": "there are 6 all-reduces also without recomputing; then it is 4",
+    "chunks are stages": "p v - 1 is taken for p - 1: chunks are parts of a stage, and no more stages",
+    "hides a third": "it hides behind a third of computing; the backward is two thirds",
+    "hides half": "it hides behind half of computing; the backward is two thirds",
     "attention": "the operations of attention, 12 L s h a token, are left out",
     "attention of 6": "attention counts 6 L s h, not 12",
     "attention of 4": "attention counts 4 L s h, its forward alone; with backward it is 12",
@@ -308,10 +328,13 @@ def costs_of(
     """Return days, money and MFU; `how` is one of `BILLS`."""
     of_step = batch * model.sequence
     steps = {"steps down": tokens // of_step, "no rounding": tokens / of_step, "sequences": -(-tokens // batch)}
-    steps |= {"one more": tokens // of_step + 1}
+    steps |= {"one more": tokens // of_step + 1, "one token": tokens}
     hours = steps.get(how, -(-tokens // of_step)) * length / 3600
     hours = {"weeks": -(-hours // 168) * 168, "days": -(-hours // 24) * 24, "hours": -(-hours // 1)}.get(how, hours)
-    nodes = {"node price": machine.gpus, "one node": 1, "price of a GPU": machine.gpus / machine.node**2}
+    hours *= {"minutes": 60, "hours of seconds": 3600}.get(how, 1)
+    exact = machine.gpus / machine.node
+    nodes = {"by the day": exact / 24, "rounded nodes": -(-exact // 1), "one more node": exact + 1}
+    nodes |= {"node price": machine.gpus, "one node": 1, "price of a GPU": machine.gpus / machine.node**2}
     attention = (
         {"no attention": 0, "attention of 4": 4, "attention of 6": 6}.get(how, 12)
         * model.layers
@@ -320,6 +343,9 @@ def costs_of(
     )
     useful = of_step * (6 * model.parameters + attention) * (4 / 3 if how == "hardware" and again else 1)
     useful *= {
+        "all tokens": tokens / of_step,
+        "of sequences": 1 / model.sequence,
+        "a token": 1 / of_step,
         "forward": 1 / 3,
         "lowered": 3 / 4 if again else 1,
         "asked": tokens / of_step / -(-tokens // of_step),
@@ -329,6 +355,15 @@ def costs_of(
 
 
 BILLS = {
+    "minutes": "seconds are divided by 60 once, so minutes count as hours",
+    "hours of seconds": "seconds are taken for hours",
+    "one token": "there is a step for each token; a step has batch * sequence tokens",
+    "all tokens": "the tokens of the whole run count, over the seconds of one step",
+    "of sequences": "sequences count, not their tokens",
+    "a token": "the operations of one token count, not those of a step",
+    "by the day": "days are multiplied by the price; it is that of an hour",
+    "rounded nodes": "nodes are rounded up, and a part of a node is paid in full",
+    "one more node": "a node more is paid than there are",
     "node price": "the price of a node is paid for each GPU",
     "one node": "one node alone is paid",
     "price of a GPU": "the price is divided among a node's GPUs twice",

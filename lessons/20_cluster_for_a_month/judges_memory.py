@@ -107,13 +107,20 @@ def judge_fits(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
             hint = known(wrongly, found.__eq__)
             raise Wrong(f"{says}, expected {f'{expected} replicas' if whole else 'a ValueError'}{hint}")
     told, rows = results[0]["fits"].tolist(), case.given[0]["bytes"].tolist()
-    guesses = {"everything fits": [True] * len(rows), "nothing fits": [False] * len(rows)}
+    guesses: dict[str, list[bool]] = {}
+    guesses["only the largest category has to fit; their sum has to"] = [max(each) <= room_of(machine) for each in rows]
+    guesses["what fills the memory to the last byte does not fit; it does"] = [
+        sum(each) < room_of(machine) for each in rows
+    ]
     guesses |= {clause: [sum(each) <= room_of(machine, how) for each in rows] for how, clause in ROOMS.items()}
+    guesses["it is the other way round: what does not fit is said to"] = [sum(each) > room_of(machine) for each in rows]
     for kind in range(len(KINDS)):
         guesses[f"{KINDS[kind]} are left out"] = [sum(each) - each[kind] <= room_of(machine) for each in rows]
+    guesses |= {"everything fits": [True] * len(rows), "nothing fits": [False] * len(rows)}
+    fitting = [clause for clause, answers in guesses.items() if answers == told]
     for row, found in zip(rows, told, strict=True):
         if found != (sum(row) <= room_of(machine)):
-            hint = known(guesses, told.__eq__)
+            hint = known({", or if ".join(fitting[:2]): bool(fitting)}, bool)
             says = f"{sum(row):,.0f} bytes beside {machine.reserved} GiB reserved of {machine.memory} GiB"
             raise Wrong(f"{says} {'do not fit' if found else 'fit'}, but fits returns {bool(found)}{hint}")
 
@@ -140,7 +147,10 @@ def judge_best(
     best = choice(model, machine, layouts, batch)
     if choose and (chosen := int(results[0]["chosen"])) != best:
         says = f"the best is layout {chosen if chosen >= 0 else None}, expected {best if best >= 0 else None}"
-        raise Wrong(says + (loses(model, machine, layouts, batch, chosen, best) if min(chosen, best) >= 0 else ""))
+        none = (
+            ": all are refused, so there is no best one" if best < 0 else ": some are not refused, so one is the best"
+        )
+        raise Wrong(says + (loses(model, machine, layouts, batch, chosen, best) if min(chosen, best) >= 0 else none))
 
 
 def loses(model: Model, machine: Machine, layouts: Sequence[Layout], batch: int, chosen: int, best: int) -> str:
@@ -160,6 +170,7 @@ def loses(model: Model, machine: Machine, layouts: Sequence[Layout], batch: int,
             for part in ("recomputing", "tensor", "bubble", "data")
         }
         guesses |= {
+            "its place among those that are not refused is returned, not that among all": left.index(best),
             "computing alone counts": min((each["computing"], i) for each, i in costs)[1],
             "the first that fits is taken; all are to be compared": left[0],
             "the slowest is taken": max((sum(each.values()), i) for each, i in costs)[1],
@@ -188,9 +199,14 @@ def bytes_of(model: Model, layout: Layout, batch: int, how: str = "") -> dict[st
     whole = sbh * (34 / tp if sp else 10 + 24 / tp)
     whole = {"by tp": sbh * 34 / tp, "never by tp": sbh * 34, "sp is tp": sbh * (10 + 24 / tp)}.get(how, whole)
     whole = sbh * (24 + 10 / tp) if how == "24 whole" and not sp else whole
-    entry = (1 if how == "elements" else 2) * sbh / {"input by tp": tp, "input whole": 1}.get(how, tp if sp else 1)
+    entry = (
+        (1 if how in ("elements", "input of one byte") else 2)
+        * sbh
+        / {"input by tp": tp, "input whole": 1}.get(how, tp if sp else 1)
+    )
     kept = entry if recompute and how != "no recomputing" else whole
     flight = min(m, p_of(pp, v)) if how != "more than m" else p_of(pp, v)
+    flight = min(m, pp + pp / v) if how == "p for p - 1" and v > 1 else flight
     flight = {"one": 1, "all m": m, "no chunks": min(m, pp), "chunks": min(m, pp / v), "p - 1": min(m, pp - 1)}.get(
         how, flight
     )
@@ -254,6 +270,7 @@ SLIPS = {
     "no chunks": "chunks hold no more than 1F1B; they hold p + (p - 1)/v microbatches",
     "chunks": "microbatches under way are divided by the chunks; chunks hold more, not fewer",
     "always chunks": "p + (p - 1)/v are under way with one chunk, too; 1F1B holds p",
+    "p for p - 1": "p + p/v microbatches are under way with chunks; it is p + (p - 1)/v",
     "up": "microbatches under way are rounded up; a chunk holds a part of one",
     "down": "microbatches under way are rounded down; a chunk holds a part of one",
     "one chunk": "a GPU has the layers of one chunk; it has v of them",
@@ -267,6 +284,7 @@ SLIPS = {
     "work with input": "the input of the layer that is computed again counts twice",
     "work under way": "one layer is computed again for each microbatch under way; only one is at a time",
     "work of a stage": "a whole stage is computed again at once; it is one layer at a time",
+    "input of one byte": "an element of the layer's input has one byte; it has 2",
     "input by tp": "the layer's input is divided by tp without sequence parallelism; it is whole on every rank",
     "input whole": "the layer's input is whole; sequence parallelism divides it by tp",
 }
@@ -274,10 +292,13 @@ SLIPS = {
 
 def room_of(machine: Machine, how: str = "") -> float:
     """Return the bytes that a GPU has room for; `how` is one of `ROOMS`."""
-    unit = 1e9 if how == "decimal" else 2**30
-    reserved = machine.reserved * {"nothing reserved": 0, "reserved in GB": 1e9 / 2**30, "reserved twice": 2}.get(
-        how, 1
-    )
+    unit = {"decimal": 1e9, "MiB": 2**20, "bits": 2**33, "TiB": 2**40}.get(how, 2**30)
+    reserved = machine.reserved * {
+        "nothing reserved": 0,
+        "reserved in GB": 1e9 / 2**30,
+        "reserved twice": 2,
+        "added": -1,
+    }.get(how, 1)
     return (machine.memory - reserved) * unit
 
 
@@ -285,6 +306,10 @@ ROOMS = {
     "decimal": "GiB are taken for GB: 1 GiB has 2^30 bytes",
     "reserved in GB": "what is reserved is taken in GB; it is in GiB",
     "reserved twice": "what is reserved is subtracted twice",
+    "added": "what is reserved is added to the memory, not taken off",
+    "MiB": "GiB are taken for MiB: 1 GiB has 2^30 bytes",
+    "TiB": "GiB are taken for TiB: 1 GiB has 2^30 bytes",
+    "bits": "bytes are compared with bits",
     "nothing reserved": "what driver and NCCL take is taken to be free",
 }
 

@@ -206,6 +206,7 @@ def hours_of(plan: Plan, how: str = "") -> float:
     failures = {"down": failures // 1, "up": -(-failures // 1), "one at least": max(1.0, failures)}.get(how, failures)
     lost = plan.every * {"whole interval": 1.0}.get(how, 0.5) if safe else plan.hours / 2
     lost = plan.hours if how == "whole run" and not safe else lost
+    lost += plan.every if how == "one kept" and safe and plan.kept == 1 else 0
     lost = {"restart alone": 0.0, "half an interval": plan.every / 2}.get(how, lost)
     taken = plan.hours + failures * (lost + (0 if how == "no restart" else plan.restart))
     taken += plan.noticed if how == "notices" else 0
@@ -230,14 +231,20 @@ def missing(plan: Plan, how: str = "") -> dict[str, bool]:
     return {
         "dead node": not safe or (how == "two for a node" and plan.kept < 2),
         "torn checkpoint": torn or not written or (how == "torn on own disks" and not safe),
-        "hang": (not plan.limit or (how == "limit needs checkpoints" and not written))
+        "hang": (
+            not plan.limit
+            or (how == "limit needs checkpoints" and not written)
+            or (how == "limit needs safe checkpoints" and not safe)
+        )
         and not (how == "checkpoints end a hang" and safe)
         and not (how == "ranks end a hang" and plan.by_rank),
         "slow rank": not plan.by_rank
         and not (how == "limit finds slowness" and plan.limit)
         and not (how == "loss shows slowness" and plan.noticed > 0),
         "bad loss": unseen or again,
-        "late end": hours_of(plan, how) > plan.rented or (how == "hangs are late" and not plan.limit),
+        "late end": hours_of(plan, how) > plan.rented
+        or (how == "hangs are late" and not plan.limit)
+        or (how == "just as long" and hours_of(plan) >= plan.rented),
     }
 
 
@@ -256,6 +263,8 @@ LOOKS = {
     "nodes": "nodes of eight fail as seldom as one GPU: any GPU can be the one",
     "while rented": "failures are counted in the hours that are rented; they are expected in the run's hours",
     "notices": "the hours until somebody looks at the loss count, too",
+    "just as long": "a run that takes just as long as the cluster is rented is late; it is in time",
+    "one kept": "with one checkpoint kept an interval more is lost; a node dies here, and not the writing",
     "hangs are late": 'a run without a limit is late for that alone; that is "hang"',
     "unwritten": "a plan that writes no checkpoints is forgotten: every is 0 there, whatever it says of keeping them",
     "two for a node": "a dead node is taken to need two checkpoints; one is enough, if it is elsewhere",
@@ -273,6 +282,7 @@ LOOKS = {
     "nobody": "nobody looks at the loss, and whatever is kept is taken to be old enough",
     "checkpoints end a hang": "checkpoints are taken to end a hang: somebody has to end the job",
     "limit needs checkpoints": "a limit is taken to need checkpoints; it ends the job in any case",
+    "limit needs safe checkpoints": "a limit is taken to need checkpoints that outlive a node; it ends any job",
     "ranks end a hang": "who compares ranks is taken to end a hang; the job waits all the same",
     "loss shows slowness": "who looks at the loss is taken to see a slow rank; a slow rank computes the same loss",
     "limit finds slowness": "a limit is taken to find a slow rank: it is slow, and in time",
