@@ -11,6 +11,7 @@ last resort.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ Instead: TypeAlias = Mapping[str, Any]  # by a clause behind "this is what comes
 
 NOTHING = 1e-6  # of the largest value on any rank: where a rank should have zeros, rounding is measured against this
 ROUNDED = 1e-6  # of the largest value: what float32 leaves of a float64, after a few operations
+MANY_PARTS = 8  # ranks: of more, only sums of one part, or of all but one, are tried
 LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
 
 
@@ -46,6 +48,7 @@ def expect_close(
     others: Sequence[Array] = (),
     before: Array | None = None,
     least: float = 0.0,
+    parts: Sequence[Array] = (),
 ) -> None:
     """Raise `Wrong` unless both have the same shape and differ by at most `tolerance` times the largest expected value.
 
@@ -62,11 +65,13 @@ def expect_close(
         What was given, if the answer was to change it: it may still be there.
     least : float
         What the largest expected value counts as, if it is smaller: an expected 0 may come out as a rounding error.
+    parts : sequence of arrays
+        What each rank adds to the sum, if it is one: an answer may have left some out.
     """
     if is_close(found, expected, tolerance, least):
         return
     hint = known(instead or {}, lambda value: is_close(found, np.asarray(value), tolerance))
-    hint = hint or likeness(rank, found, expected, tolerance, others, before)
+    hint = hint or some_parts(found, parts, tolerance) or likeness(rank, found, expected, tolerance, others, before)
     if found.shape != expected.shape:
         raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}{hint}")
     off = np.abs(found - 1.0 * expected)  # the farthest is named, of exact ones the first
@@ -116,6 +121,18 @@ def known(instead: Instead, same: Callable[[Any], bool]) -> str:
     return ""
 
 
+def some_parts(found: Array, parts: Sequence[Array], tolerance: float) -> str:
+    """Return which ranks' parts alone are in a sum, in words that go behind the rejection, or nothing."""
+    ranks = range(len(parts))
+    few = len(parts) <= MANY_PARTS
+    sizes = ranks[1:] if few else sorted({1, len(parts) - 1} & set(ranks[1:]))
+    for chosen in (each for size in sizes for each in combinations(ranks, size)):
+        if found.any() and is_close(found, np.asarray(sum(parts[rank] for rank in chosen)), tolerance):
+            only = "only what ranks {} have" if len(chosen) > 1 else "only what rank {} has"
+            return f": {only.format(' and '.join(map(str, chosen)))} is in it"
+    return ""
+
+
 def likeness(
     rank: int, found: Array, expected: Array, tolerance: float, others: Sequence[Array], before: Array | None
 ) -> str:
@@ -145,6 +162,8 @@ def likeness(
 def scaled(found: Array, expected: Array) -> str:
     """Return what to say if all of an array is too large or too small by one whole factor, or has the other sign."""
     a, b = found.astype(np.complex128), expected.astype(np.complex128)
+    if found.dtype.kind in "iu" and expected.dtype.kind in "iu":  # exactly: large numbers differ in their last digits
+        a, b = found.astype(object), expected.astype(object)
     if a.any() and np.abs(a + b).max() <= 1e-6 * np.abs(a).max():
         return ": all of it has the other sign"
     for small, large, part in ((b, a, "{} times"), (a, b, "1/{} of")):
