@@ -22,6 +22,7 @@ Instead: TypeAlias = Mapping[str, Any]  # by a clause behind "this is what comes
 
 NOTHING = 1e-6  # of the largest value on any rank: where a rank should have zeros, rounding is measured against this
 ROUNDED = 1e-6  # of the largest value: what float32 leaves of a float64, after a few operations
+TOLD = 3  # of the mistakes that give the same, so many are told
 MANY_PARTS = 8  # ranks: of more, only sums of one part, or of all but one, are tried
 LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
 
@@ -90,8 +91,15 @@ def expect_ranks(
     `before`, and each value of `instead` or what its function returns, are of all ranks here, by rank.
     """
     instead, before = hints.get("instead", {}), hints.get("before", [None] * len(found))
+
+    def everywhere(values: Any) -> bool:
+        every = values() if callable(values) else values
+        return all(is_close(mine, np.asarray(one), tolerance) for mine, one in zip(found, every, strict=True))
+
     least = NOTHING * max((float(np.abs(each).max()) for each in expected if each.size), default=0.0)
     for rank, mine in enumerate(found):
+        if not is_close(mine, expected[rank], tolerance, least):  # what fits on all ranks is more likely than on one
+            instead = {story: values for story, values in instead.items() if everywhere(values)} or instead
         mistakes = {story: partial(_of_rank, values, rank) for story, values in instead.items()}
         expect_close(rank, name, mine, expected[rank], tolerance, mistakes, expected, before[rank], least)
 
@@ -111,14 +119,12 @@ def is_close(found: Array, expected: Array, tolerance: float, least: float = 0.0
 
 
 def known(instead: Instead, same: Callable[[Any], bool]) -> str:
-    """Return which of the mistakes in `instead` gives the `same`, in words that go behind the rejection, or nothing.
+    """Return which mistakes in `instead` give the `same`, in words that go behind the rejection, or nothing.
 
     It also serves for what is no array: `known({"ranks are counted from 1": 5}, lambda value: value == found)`.
     """
-    for story, value in instead.items():
-        if same(value() if callable(value) else value):
-            return f": this is what comes out if {story}"
-    return ""
+    fits = [story for story, value in instead.items() if same(value() if callable(value) else value)]
+    return f": this is what comes out if {', or if '.join(fits[:TOLD])}" if fits else ""
 
 
 def some_parts(found: Array, parts: Sequence[Array], tolerance: float) -> str:
