@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from types import ModuleType
 from typing import Any
@@ -192,7 +192,8 @@ def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         for name, what in (("down.bias", given["down.bias"]), ("x", given["x"]))
     }
     with torch.no_grad():
-        more |= {story: wrong.numpy() for story, wrong in other_blocks(x, weights, case.ranks).items()}
+        plain = {name: torch.tensor(given[name]) for name in CUTS}
+        more |= {story: wrong.numpy() for story, wrong in other_blocks(x, plain, case.ranks).items()}
     slopes = {
         "no gradient comes back through norm, up and down, as behind a detach": given["gradient"],
         "no gradient comes back through the residual": x.grad.numpy() - given["gradient"],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from types import ModuleType
 from typing import Any
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator
-from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, known, sent_by
 from minidist.parallel.pipeline import (
     Plan,
     ScheduleError,
@@ -37,6 +40,11 @@ def label_of(ranks: int, microbatches: int, chunks: int) -> str:
 def place(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1 for every rank."""
     ranks, microbatches, chunks = given["sizes"].tolist()
+    for rank in range(ranks):
+        found = list(exercise.stages_of(rank, ranks, chunks))
+        if len(found) != chunks:
+            why = known(other_stages(rank, ranks, chunks), partial(operator.eq, found))
+            raise Wrong(f"rank {rank} of {ranks} has stages {found}, {len(found)} of them, expected {chunks}{why}")
     return {
         "stages": [exercise.stages_of(rank, ranks, chunks) for rank in range(ranks)],
         "warm-up": [exercise.warm_up(rank, ranks, microbatches, chunks) for rank in range(ranks)],
@@ -73,6 +81,9 @@ def carried_out(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, A
             schedule = with_communication(unpacked(answer["schedule"]))
         except ScheduleError:
             return answer  # of which the judge says what is wrong
+        p, _, v = given["sizes"].tolist()
+        if schedule.rank_of != tuple(range(p)) * v:
+            return answer  # which goes for this as well
         own = {stage: stage_of(given["weights"][stage]) for stage in schedule.stages_of(comm.rank)}
         pipeline = Pipeline(own, comm, schedule, loss_of(given), torch.empty_like)
         pipeline.step(*([torch.tensor(each) for each in given[name]] for name in ("inputs", "targets")))
@@ -136,10 +147,13 @@ def split(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
 def judge_place(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """The formulas of the lesson."""
     p, m, v = case.given[0]["sizes"].tolist()
+    warm_ups = results[0]["warm-up"].tolist()
+    likely = [f": {story}" for story, values in other_warm_ups(p, m, v).items() if values == warm_ups]
     for rank in range(p):
-        stages, forwards = results[0]["stages"][rank].tolist(), int(results[0]["warm-up"][rank])
+        stages, forwards = results[0]["stages"][rank].tolist(), warm_ups[rank]
         if stages != [chunk * p + rank for chunk in range(v)]:
-            raise Wrong(f"rank {rank} of {p} has stages {stages}, expected {[c * p + rank for c in range(v)]}")
+            why = known(other_stages(rank, p, v), partial(operator.eq, stages))
+            raise Wrong(f"rank {rank} of {p} has stages {stages}, expected {[c * p + rank for c in range(v)]}{why}")
         ahead, back = (v - 1) * p, p - rank - 1
         expected = min(ahead + 2 * back, m * v)
         instead = {
@@ -150,7 +164,94 @@ def judge_place(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         }
         if forwards != expected:
             hint = next((f": {story}" for story, value in instead.items() if forwards == value), "")
+            hint = likely[0] if likely else hint
             raise Wrong(f"rank {rank} of {p} warms up with {forwards} forwards, expected {expected}{hint}")
+
+
+def other_stages(rank: int, ranks: int, chunks: int) -> dict[str, list[int]]:
+    """Return the stages that a rank gets by mistake."""
+    right = [chunk * ranks + rank for chunk in range(chunks)]
+    return {
+        "stages are counted from 1": [stage + 1 for stage in right],
+        "they come from the last to the first": right[::-1],
+        "ranks get them to and fro, and not from the first rank again": (
+            [chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank) for chunk in range(chunks)]
+        ),
+        "each rank gets neighbouring stages": list(range(rank * chunks, (rank + 1) * chunks)),
+        "they lie `chunks` apart, and not `ranks`": list(range(rank, ranks * chunks, chunks)),
+        "they lie `chunks` apart, and `chunks` of them are taken": [rank + chunk * chunks for chunk in range(chunks)],
+        "there is one chunk more": [*right, chunks * ranks + rank],
+        "there is one chunk less": right[:-1],
+        "ranks are counted from the last one": [chunk * ranks + ranks - 1 - rank for chunk in range(chunks)],
+        "as many stages as ranks are taken": [rank + stage * ranks for stage in range(ranks)],
+    }
+
+
+def other_warm_ups(p: int, m: int, v: int) -> dict[str, list[int]]:
+    """Return all ranks' warm-ups by the formula, all but the right one: forwards of the other chunks, and the way."""
+    chunks = {"(v - 1) p": (v - 1) * p, "v p": v * p, "v - 1": v - 1, "v": v, "(v - 1) m": (v - 1) * m, "v m": v * m}
+    chunks |= {"no": 0, "p": p, "(v - 2) p": (v - 2) * p, "2 (v - 1) p": 2 * (v - 1) * p}
+    ways = {
+        "2 (p - r - 1)": [2 * (p - r - 1) for r in range(p)],
+        "p - r - 1": [p - r - 1 for r in range(p)],
+        "2 (p - r)": [2 * (p - r) for r in range(p)],
+        "p - r": [p - r for r in range(p)],
+        "2 r": [2 * r for r in range(p)],
+        "r": list(range(p)),
+        "2 (p - r) - 1": [2 * (p - r) - 1 for r in range(p)],
+        "no": [0] * p,
+    }
+    found = {}
+    for ahead, some in chunks.items():
+        for back, way in ways.items():
+            for most, cap in (("", m * v), (", at most m", m), (", without a limit", 10**9)):
+                story = f"these are {ahead} forwards for the chunks before the last and {back} for the way back{most}"
+                if (ahead, back, most) != ("(v - 1) p", "2 (p - r - 1)", ""):
+                    found[f"{story}, where there are (v - 1) p and 2 (p - r - 1)"] = [
+                        min(some + one, cap) for one in way
+                    ]
+    return found
+
+
+def in_the_words(text: str, p: int, m: int, v: int, kinds: str) -> str:
+    """Return what can be seen in the words of a schedule without running it, with a colon behind it.
+
+    `kinds` are the kinds of which each rank has each microbatch once, the one first that ends the warm-up.
+    """
+    rows = [line.split() for line in text.splitlines()]
+    if any(word[:1] in "FBIW" for row in rows for word in row):
+        return "a word begins with the number of its stage, as 2F0: "
+    if not all(re.fullmatch(r"\d+[FBIW]\d+", word) for row in rows for word in row):
+        return ""
+    for rank, row in enumerate(rows):
+        have = {word[len(word.rstrip("0123456789")) - 1 :] for word in row}
+        if kinds == "IW" and any(word[0] == "B" for word in have):
+            return f"rank {rank} has words of kind B: here I and W stand for it, each in its own place: "
+        stages = range(rank, p * v, p)
+        if missing := [
+            f"{s}{kind}{k}" for kind in "F" + kinds for s in stages for k in range(m) if f"{s}{kind}{k}" not in row
+        ]:
+            return f"rank {rank} has no {missing[0]}: "
+        for kind in "FB" * (kinds == "B"):
+            order = stages if kind == "F" else stages[::-1]
+            right = [f"{s}{kind}{k}" for first in range(0, m, p) for s in order for k in range(first, first + p)]
+            if (found := [word for word in row if kind in word]) != right:
+                at = next(at for at, pair in enumerate(zip(found, right, strict=False)) if pair[0] != pair[1])
+                said = f"number {at + 1} of the {kind} of rank {rank} is {found[at]}, expected {right[at]}"
+                return f"{said}: p microbatches through a chunk, in order, then the same through the next: "
+    ahead = [next((at for at, word in enumerate(row) if kinds[0] in word), len(row)) for row in rows]
+    right = [min(m * v, (v - 1) * p + (2 if v > 1 else 1) * (p - r - 1)) + 1 for r in range(p)]
+    right = [min(one, m * v) for one in right]
+    if ahead != right:
+        turn = ", as if the backward came first in each turn" * all(
+            a <= b - 1 for a, b in zip(ahead, right, strict=True)
+        )
+        said = f"rank by rank {ahead} forwards stand before the first {kinds[0]}, expected {right}{turn}: "
+        return said
+    if kinds == "IW":
+        owed = [len(row) - 1 - max(at for at, word in enumerate(row) if "I" in word) for row in rows]
+        return f"rank by rank {owed} W stand behind the last I, where rank r can fill r waits: "
+    return ""
 
 
 def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
@@ -160,7 +261,8 @@ def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
         schedule = unpacked(results[0]["schedule"])
         check(schedule)
     except ScheduleError as error:
-        raise Wrong(str(error)) from None
+        text = results[0]["schedule"].tobytes().decode()
+        raise Wrong(in_the_words(text, p, m, v, "B" if v > 1 else "IW") + str(error)) from None
     if schedule.rank_of != tuple(range(p)) * v or schedule.microbatches != m:
         raise Wrong(
             f"there are {schedule.microbatches} microbatches and the stages are on ranks {list(schedule.rank_of)}, "
@@ -188,7 +290,8 @@ def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Not
     held = zip(peak_activations(schedule), peak_activations(reference), strict=True)
     for rank, (found, most) in enumerate(held):
         if found > most:
-            raise Wrong(f"rank {rank} holds up to {found} microbatches of one stage, expected at most {most}")
+            seen = in_the_words(results[0]["schedule"].tobytes().decode(), p, m, v, "B")
+            raise Wrong(f"{seen}rank {rank} holds up to {found} microbatches of one stage, expected at most {most}")
     found, most = (simulate(each, 1, 2, latency=0.1).length for each in (schedule, reference))
     if found > most + 1e-9:
         raise Wrong(f"F takes 1, B 2 and a message 0.1: the step takes {found:g}, expected {most:g}: warm up longer")
@@ -197,22 +300,24 @@ def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Not
 
 def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """Each rank idles (p - 1)(F + I - W) at most, and holds what the first rank of 1F1B holds."""
-    schedule, p = expect_schedule(case, results), int(case.given[0]["sizes"][0])
+    schedule, (p, m, _) = expect_schedule(case, results), case.given[0]["sizes"].tolist()
+    seen = in_the_words(results[0]["schedule"].tobytes().decode(), p, m, 1, "IW")
     for rank, row in enumerate(schedule.actions):
         held = max(accumulate({"F": 1, "W": -1, "B": -1}.get(action.kind, 0) for action in row))
         if held > p:
-            raise Wrong(f"rank {rank} holds {held} microbatches whose F is done and whose W is not, expected {p}")
+            raise Wrong(f"{seen}rank {rank} holds {held} microbatches whose F is done and whose W is not, expected {p}")
         for kind in "FIW":
             order = [action.microbatch for action in row if action.kind == kind]
             if order != sorted(order):
-                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}")
+                why = "each kind takes them in order, from 0 on"
+                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}: {why}")
     for forward, input, weight in ((1.0, 1.0, 1.0), (1.0, 1.2, 0.6)):
         most = (p - 1) * (forward + input - weight)
         idle = simulate(schedule, forward, input + weight, input, weight).idle
         rank = int(np.argmax(idle))
         if idle[rank] > most + 1e-9:
             costs = f"F takes {forward:g}, I {input:g}, W {weight:g}"
-            raise Wrong(f"rank {rank} idles {idle[rank]:g} ({costs}), expected at most {most:g}")
+            raise Wrong(f"{seen}rank {rank} idles {idle[rank]:g} ({costs}), expected at most {most:g}")
     return {"bubble of ZB-H1": simulate(schedule, 1, 2, 1, 1).bubble}
 
 
@@ -249,6 +354,9 @@ def judge_split(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         what = ("weights",) * len(names) + ("activations",) * len(passed) + ("gradient",)
         raise Wrong(f"backward_for_inputs changes the {what[int(result['changed'].argmax())]} that it is given")
     mistaken = known_mistakes(weights, passed)
+    for story, values in other_backwards(list(weights.values()), passed, torch.tensor(given["gradient"])).items():
+        for name, value in zip(("x", *names), values, strict=True):
+            mistaken.setdefault(name, {})[story] = value.numpy()
     for name, leaf in {"x": x, **weights}.items():
         if name not in result:
             raise Wrong(f"backward_for_weights gave no gradient of {name}")
@@ -261,6 +369,50 @@ def judge_split(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     kept = sum(8 * len(given["x"]) * sum(weight.shape) for weight in weights.values())
     if result["kept"] != kept:
         raise Wrong(f"the pairs hold {result['kept']} bytes, expected {kept}: an input and a gradient for each layer")
+
+
+SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # by story, of y = tanh(a), from y and the gradient
+    "tanh's derivative is taken for 1 - y, not 1 - y²": lambda y, g: g * (1 - y),
+    "tanh is applied once more before it is derived": lambda y, g: g * (1 - y.tanh() ** 2),
+    "tanh's derivative is taken for y (1 - y), that of a sigmoid": lambda y, g: g * y * (1 - y),
+    "tanh's derivative is taken for 1 + y²": lambda y, g: g * (1 + y**2),
+    "tanh's derivative is taken for y² - 1": lambda y, g: g * (y**2 - 1),
+    "tanh is taken for its derivative": lambda y, g: g * y,
+    "the gradient is divided by tanh's derivative": lambda y, g: g / (1 - y**2),
+}
+
+
+def other_backwards(weights: Sequence[Tensor], passed: Sequence[Tensor], seed: Tensor) -> dict[str, list[Tensor]]:
+    """Return by mistake the gradient of x, then those of the weights."""
+    found = {}
+    rows = len(seed)
+    with torch.no_grad():
+        right: list[tuple[Tensor, Tensor]] = []
+        for story, slope in {"": lambda y, g: g * (1 - y**2), **SLOPES}.items():
+            gradient, pairs = seed, list[tuple[Tensor, Tensor]]()
+            for layer in reversed(range(len(weights))):
+                before = slope(passed[layer + 1], gradient)
+                pairs.insert(0, (passed[layer], before))
+                gradient = before @ weights[layer]
+            products = [before.T @ x for x, before in pairs]
+            if story:
+                found[story] = [gradient, *products]
+            else:
+                right, of_x = pairs, gradient
+        products = [before.T @ x for x, before in right]
+        found |= {
+            "the mean over the rows is taken, not the sum": [of_x / rows, *(each / rows for each in products)],
+            "the sign is turned": [-of_x, *(-each for each in products)],
+            "the pairs hold a layer's output, not its input": [
+                of_x,
+                *(before.T @ passed[layer + 1] for layer, (_, before) in enumerate(right)),
+            ],
+            "rows are summed before they are multiplied": [of_x, *(torch.outer(b.sum(0), x.sum(0)) for x, b in right)],
+            "the last product, with the first layer's weight, is left out": [right[0][1], *products],
+            "the gradient of the last layer's argument is returned": [right[-1][1], *products],
+            "the gradient of the output is returned as it came": [seed, *products],
+        }
+    return found
 
 
 def known_mistakes(weights: dict[str, Tensor], passed: Sequence[Tensor]) -> dict[str, dict[str, Array]]:
