@@ -89,7 +89,7 @@ def judge_scatter(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             raise Wrong(f"rank {rank}: entries {result['replaced'].tolist()} of the caller's list are other arrays now")
         expect_equal(rank, "after the call the caller's own input", result["kept"], buffers[rank])
         expect_dtype(rank, "the returned sum", result["shard"], buffers[rank])
-        wrong = {
+        wrong: dict[str, Any] = {
             f"a rank ends with its right neighbour's chunk, {(rank + 1) % case.ranks}": shards[(rank + 1) % case.ranks],
             "a rank does not add its own part": shard - own,
             "a rank adds its own part twice": shard + own,
@@ -98,7 +98,7 @@ def judge_scatter(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             ],
         }
         if story := parts_added(rank, result["shard"], buffers):
-            wrong |= {story: result["shard"]}
+            wrong |= {story: partial(np.copy, result["shard"])}  # which is asked for if nothing else fits
         expect_equal(rank, "the returned sum", result["shard"], shard, instead=wrong, others=shards)
         if result["shared"]:
             raise Wrong(f"rank {rank}: the returned sum is one of the caller's chunks, expected an array of its own")
@@ -147,14 +147,14 @@ def judge_gather(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                 "caller's own to be filled"
             )
         late = [part if i != (rank + 1) % case.ranks else np.full_like(part, UNTOUCHED) for i, part in enumerate(parts)]
-        wrong = {"the last chunk, the right neighbour's, never comes": np.concatenate(late)}
+        wrong: dict[str, Any] = {"the last chunk, the right neighbour's, never comes": np.concatenate(late)}
         wrong |= {
             how: np.where(owner == rank, whole, all) for how, all in through_float64(result["chunks"], whole).items()
         }
         added = {0 <= each <= case.ranks for each in (whole - result["chunks"]).tolist()} == {True}
         wrong |= {"what comes is added to what stands there": result["chunks"] if added else whole}
         if story := misplaced(rank, result["chunks"], parts):
-            wrong |= {story: result["chunks"]}
+            wrong |= {story: partial(np.copy, result["chunks"])}  # which is asked for if nothing else fits
         expect_equal(rank, "all chunks, one after the other,", result["chunks"], whole, instead=wrong)
     expect_ring(case, results, notes, 1, lambda rank, chunks: sum(chunks) - chunks[(rank + 1) % case.ranks])
 
@@ -166,7 +166,7 @@ def misplaced(rank: int, found: Array, parts: Sequence[Array]) -> str:
     left = parts[rank - 1]
     chunks = np.split(found, np.cumsum([len(part) for part in parts])[:-1])
     astray = [chunk for chunk, part in zip(chunks, parts, strict=True) if not np.array_equal(chunk, part)]
-    if all(np.array_equal(chunk[: len(left)], left[: len(chunk)]) for chunk in astray):
+    if len(left) and all(np.array_equal(chunk[: len(left)], left[: len(chunk)]) for chunk in astray):
         return "a rank sends its own chunk in every step, not the one that it received last"
     for index, chunk in enumerate(chunks):
         if np.array_equal(chunk, parts[index]):

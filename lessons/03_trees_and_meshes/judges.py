@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -130,7 +131,9 @@ def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             if found.shape == total.shape and not np.array_equal(found[chunk], total[chunk]):
                 of_it = [buffer[chunk] for buffer in buffers]
                 if story := some_parts(found[chunk], of_it, 0.0):
-                    wrong[f"elements {chunk[0]}:{chunk[-1] + 1} are not summed over all ranks{story}"] = found
+                    wrong[f"elements {chunk[0]}:{chunk[-1] + 1} are not summed over all ranks{story}"] = partial(
+                        np.copy, found
+                    )
                 break
         expect_equal(rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers)
     for rank in [*range(power, case.ranks), *range(power)]:
@@ -208,7 +211,7 @@ def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         own = np.where(owner == rank, UNTOUCHED, came)
         wrong |= {"what a rank has for itself is not copied": own.astype(came.dtype)}
         if story := astray(rank, result["came"], chunks):
-            wrong[story] = result["came"]
+            wrong[story] = partial(np.copy, result["came"])
         expect_equal(rank, "what came, one chunk after the other,", result["came"], came, instead=wrong)
         expect_equal(rank, "what leaves, one chunk after the other,", result["kept"], case.given[rank]["all"])
         others = [(to, size * int(lengths[rank, to])) for to in range(case.ranks) if to != rank]
@@ -283,9 +286,9 @@ def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
             part = owner == other
             if found.shape == total.shape and not np.array_equal(found[part], total[part]):
                 if story := some_parts(found[part], [buffer[part] for buffer in buffers], 0.0):
-                    wrong[f"shard {other} is not summed over all ranks{story}"] = found
+                    wrong[f"shard {other} is not summed over all ranks{story}"] = partial(np.copy, found)
                 elif not np.array_equal(found[part], buffers[rank][part]):
-                    wrong[f"shard {other} is not the sum of all ranks, once each"] = found
+                    wrong[f"shard {other} is not the sum of all ranks, once each"] = partial(np.copy, found)
                 break
         expect_equal(rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers)
     for rank in range(case.ranks):

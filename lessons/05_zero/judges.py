@@ -235,7 +235,8 @@ def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the parameters after the last step",
             result["parameters"],
             expected["parameters"],
-            instead={how: partial(parameters_by, given, mistake) for how, mistake in wrong.items()},
+            instead={how: partial(parameters_by, given, mistake) for how, mistake in wrong.items()}
+            | {"slices are gathered before they are updated, not after": partial(gathered_early, given)},
         )
         expect_equal(rank, "compared with rank 0, parameters", result["parameters"], results[0]["parameters"])
 
@@ -289,6 +290,22 @@ def expect_gathered(rank: int, given: Arrays, found: Sequence[Array], expected: 
             f"rank {rank}: in the end each rank has another value of its own slices than all others have, who agree: "
             "this is what comes out if slices are gathered before they are updated, not after"
         )
+
+
+def gathered_early(given: Arrays) -> Array:
+    """Return the last parameters if the model always has those of the step before, and slices are copies."""
+    model = Stack(given)
+    slices = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+    steps = torch.optim.AdamW(slices, lr=RATE)
+    for inputs, targets in zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True):
+        model.zero_grad()
+        for some, wanted in zip(inputs, targets, strict=True):
+            loss_of(model, some, wanted).backward()
+        for mine, parameter in zip(slices, model.parameters(), strict=True):
+            mine.grad = parameter.grad
+            parameter.data = mine.detach().clone()
+        steps.step()
+    return flat(model.parameters())
 
 
 def parameters_by(given: Arrays, mistake: dict[str, Any]) -> Array:

@@ -174,13 +174,13 @@ def likeness(
 
 def scaled(found: Array, expected: Array) -> str:
     """Return what to say if all of an array is too large or too small by one whole factor, or has the other sign."""
-    a, b = found.astype(np.complex128), expected.astype(np.complex128)
-    if found.dtype.kind in "iu" and expected.dtype.kind in "iu":  # exactly: large numbers differ in their last digits
-        a, b = found.astype(object), expected.astype(object)
-    if a.any() and np.abs(a + b).max() <= 1e-6 * np.abs(a).max():
+    whole = found.dtype.kind in "iu" and expected.dtype.kind in "iu"  # exactly: large ones differ in their last digits
+    kind, near = (object, 0.0) if whole else (np.complex128, 1e-6)
+    a, b = found.astype(kind), expected.astype(kind)
+    if a.any() and np.abs(a + b).max() <= near * np.abs(a).max():
         return ": all of it has the other sign"
     for small, large, part in ((b, a, "{} times"), (a, b, "1/{} of")):
-        times = round(np.abs(large).sum() / max(np.abs(small).sum(), 1e-300)) if np.isfinite(a).all() else 0
-        if 1 < times <= LARGEST_FACTOR and np.abs(large - times * small).max() <= 1e-6 * np.abs(large).max():
+        times = round(np.abs(large).sum() / max(np.abs(small).sum(), 1e-300)) if np.isfinite(found).all() else 0
+        if 1 < times <= LARGEST_FACTOR and np.abs(large - times * small).max() <= near * np.abs(large).max():
             return f": all of it is {part.format(times)} that"
     return ""
