@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -64,6 +64,8 @@ def farm(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, A
     rows, done = given["rows"], []
 
     def work(row: Array) -> Array:
+        if row.shape != rows.shape[1:]:
+            raise Wrong(f"work() was called with an array of shape {row.shape}, expected one row, {rows.shape[1:]}")
         done.append(row.copy())
         return FACTOR * row
 
@@ -94,21 +96,34 @@ def judge_token(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     own = np.array([given["own"] for given in case.given])
     sums = np.cumsum(own, axis=0, dtype=own.dtype)
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
+    likely = token_mistakes(own, sums, [result["token"] for result in results])
     for rank, result in enumerate(results):
         changed = {"the token comes home into the caller's array": sums[-1], "the token is added up in it": sums[rank]}
         expect_equal(rank, "the caller's `own`, which must stay as it is,", result["own"], own[rank], instead=changed)
         expected = sums[rank] if rank else sums[-1]  # it came home with all of them
-        wrong = {
-            "rank 0 adds its own once more when the token comes home": sums[-1] + own[0],
-            "the rank does not add its own": sums[rank - 1],
-            "the token goes round to the left": own[0] + own[rank:].sum(0, dtype=own.dtype),
-            "it is the sum of all": sums[-1],
-        }
-        expect_equal(rank, "the returned token", result["token"], expected, instead=wrong)
         expect_dtype(rank, "the returned token", result["token"], own)
+        wrong = {story: values[rank] for story, values in likely.items()}
+        expect_equal(rank, "the returned token", result["token"], expected, instead=wrong)
         if result["shared"]:
             raise Wrong(f"rank {rank}: the returned token is `own` itself or a view of it, expected a copy")
         expect_sent(case, notes, rank, [((rank + 1) % case.ranks, own[rank].nbytes)] if case.ranks > 1 else [])
+
+
+def token_mistakes(own: Array, sums: Array, found: Sequence[Array]) -> dict[str, list[Array]]:
+    """Return what each rank would have, by mistake; those come first that fit on all ranks."""
+    ranks, right = range(len(own)), [sums[-1], *sums[1:]]
+    wrong = {
+        "rank 0 adds its own once more when the token comes home": [sums[-1] + own[0], *sums[1:]],
+        "the last rank does not send the token home, so rank 0 has what it began with": [own[0], *sums[1:]],
+        "a rank passes its own on, not the sum that has come so far": [own[-1], *(own[:-1] + own[1:])],
+        "the rank does not add its own": [sums[-1], *sums[:-1]],
+        "the token goes round to the left": [own[0] + own[rank:].sum(0, dtype=own.dtype) for rank in ranks],
+        "it is the sum of all": [sums[-1] for _ in ranks],
+        **{f"rank {other}'s own is left out": [right[r] - own[other] for r in ranks] for other in ranks},
+        **{f"it is rank {other}'s own alone": [own[other] for _ in ranks] for other in ranks},
+    }
+    fits = {story: all(map(np.array_equal, found, values)) for story, values in wrong.items()}
+    return {story: wrong[story] for story in sorted(wrong, key=lambda story: not fits[story])}
 
 
 def judge_halo(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -117,23 +132,66 @@ def judge_halo(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     expect_orderly(case.ranks, [result["awaited"] for result in results], notes)
     for rank, result in enumerate(results):
         left, right = (rank - 1) % case.ranks, (rank + 1) % case.ranks
-        before, piece, after = pieces[left][-width:], pieces[rank], pieces[right][:width]
+        piece = pieces[rank]
         expect_equal(rank, "the caller's piece, which must stay as it is,", result["piece"], piece)
         expect_dtype(rank, "the extended piece", result["extended"], piece)
-        nothing = np.zeros_like(before)
-        wrong = {
-            "the two ends that came are mixed up: messages of one tag arrive in the order in which they were sent": (
-                np.concatenate([after, piece, before])
-            ),
-            "each neighbour sends its other end": np.concatenate([pieces[left][:width], piece, pieces[right][-width:]]),
-            "the pieces lie on a line, where the first rank has no left neighbour": (
-                np.concatenate([before if rank else nothing, piece, after if right else nothing])
-            ),
-        }
-        expected = np.concatenate([before, piece, after])
-        expect_equal(rank, "the extended piece", result["extended"], expected, instead=wrong)
+        expected = np.concatenate([pieces[left][-width:], piece, pieces[right][:width]])
+        found = result["extended"]
+        if found.shape == expected.shape and not np.array_equal(found[width:-width], piece):
+            raise Wrong(
+                f"rank {rank}: between the two ends the extended piece has {found[width:-width]}, expected the rank's "
+                f"own piece, {piece}: what comes is put beside it, not over it"
+            )
+        wrong = halo_mistakes(rank, width, pieces)
+        expect_equal(rank, "the extended piece", found, expected, instead=wrong)
         size = width * piece.itemsize
         expect_sent(case, notes, rank, [(right, size), (left, size)] if case.ranks > 1 else [])
+
+
+def halo_mistakes(rank: int, width: int, pieces: list[Array]) -> dict[str, Array]:
+    """Return what comes out by what stands at the two ends: any end of any neighbour, nothing, or ends too short."""
+    ranks, piece = len(pieces), pieces[rank]
+    left, right = pieces[(rank - 1) % ranks], pieces[(rank + 1) % ranks]
+    nothing = np.zeros_like(piece[:width])
+
+    def around(before: Array, after: Array) -> Array:
+        return np.concatenate([before, piece, after])
+
+    wrong = {
+        "the two ends that came are mixed up: messages of one tag arrive in the order in which they were sent": (
+            around(right[:width], left[-width:])
+        ),
+        "each neighbour sends its other end": around(left[:width], right[-width:]),
+        "the pieces lie on a line, where the first rank has no left neighbour": (
+            around(left[-width:] if rank else nothing, right[:width] if rank < ranks - 1 else nothing)
+        ),
+        "only one element is taken from each neighbour, whatever `width` is": around(left[-1:], right[:1]),
+        "whole pieces are taken, not their ends": around(left, right),
+    }
+    if ranks == 1:
+        wrong["one rank alone has no neighbours: it is its own, on both sides"] = piece
+        wrong["a rank alone has zeros at its ends: it is its own neighbour"] = around(nothing, nothing)
+        wrong["a rank alone puts its first elements in front: its own last ones come before them"] = around(
+            piece[:width], piece[-width:]
+        )
+        wrong = dict(reversed(wrong.items()))  # what one rank does alone comes first
+    ends = {
+        "the left neighbour's last elements": (left[-width:], None),
+        "the right neighbour's first elements": (None, right[:width]),
+        "nothing": (piece[:0], piece[:0]),
+        "zeros": (nothing, nothing),
+        "its own first elements": (piece[:width], piece[:width]),
+        "its own last elements": (piece[-width:], piece[-width:]),
+        "the left neighbour's first elements": (left[:width], left[:width]),
+        "the right neighbour's last elements": (right[-width:], right[-width:]),
+        "what lies one element before the left neighbour's end": (left[-width - 1 : -1], None),
+        "what lies one element after the right neighbour's beginning": (None, right[1 : width + 1]),
+    }
+    for front, (before, _) in ends.items():
+        for behind, (_, after) in ends.items():
+            if before is not None and after is not None:
+                wrong.setdefault(f"{front} stand in front of the piece, and {behind} behind it", around(before, after))
+    return wrong
 
 
 def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -148,18 +206,37 @@ def judge_chain(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             "the numbers pass through float64": buffer.astype(np.float64).astype(buffer.dtype),
         }
         found, spare = result["buffer"], np.full_like(buffer, UNTOUCHED)
-        expect_equal(rank, "the buffer", found, buffer, instead=wrong if buffer.itemsize == 8 else {}, before=spare)
+        wrong = wrong if buffer.itemsize == 8 else {}
+        even = len(buffer) // pieces * pieces
+        wrong["the elements left over are never sent"] = np.concatenate([buffer[:even], spare[even:]])
+        last = len(buffer) - len(np.array_split(buffer, pieces)[-1])
+        wrong["the last piece is never sent"] = np.concatenate([buffer[:last], spare[last:]])
+        expect_equal(rank, "the buffer", found, buffer, instead=wrong, before=spare)
         right = (rank + 1) % case.ranks
         passed_on = [(right, piece.nbytes) for piece in np.array_split(buffer, pieces) if right != root]
         sizes = sorted(note.bytes for note in sent_by(rank, notes))
         if len(sizes) == len(passed_on) and sum(sizes) == buffer.nbytes and [*dict(passed_on)] == [right]:
             order = [note.bytes for note in sent_by(rank, notes)]
             if order != [size for _, size in passed_on]:
+                last_first = "the last piece is sent first: " * (order == [size for _, size in reversed(passed_on)])
                 raise Wrong(
                     f"rank {rank} sent pieces of {order} bytes, expected {[size for _, size in passed_on]}, in this "
-                    "order: cut and send them as numpy.array_split(buffer, pieces) does"
+                    f"order: {last_first}cut and send them as numpy.array_split(buffer, pieces) does"
                 )
-        expect_sent(case, notes, rank, passed_on, in_order=True)
+        itemsize, each = buffer.itemsize, max(1, len(buffer) // pieces)
+        of_length = [len(buffer[at : at + pieces]) * itemsize for at in range(0, len(buffer), pieces)]
+        rest = [each * itemsize] * pieces
+        known = {
+            "each piece has `pieces` elements, not the buffer `pieces` pieces": [(right, size) for size in of_length],
+            "the elements left over are never sent": [(right, size) for size in rest],
+            "the last piece is never sent": passed_on[:-1],
+            "the root sends every piece to all others itself, which is a star and no chain": [
+                ((root + step) % case.ranks, size) for _, size in passed_on for step in range(1, case.ranks)
+            ],
+        }
+        if rank not in (root, (root - 1) % case.ranks):
+            known["the root sends to everybody itself, and nobody passes anything on"] = []
+        expect_sent(case, notes, rank, passed_on, in_order=True, instead=known if right != root else {})
         for number, had in enumerate(result["had"].tolist()):
             if had > number + 1:
                 raise Wrong(
@@ -189,8 +266,13 @@ def judge_farm(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         mine = [i for i, who in enumerate(owner) if who == rank]
         expect_sent(case, notes, rank, [(0, size)] * len(mine) if rank else [(who, size) for who in owner if who])
     by_worker = np.concatenate([rows[worker :: workers or 1] for worker in range(workers or 1)])
-    wrong = {"the results of worker 1 come first, then those of worker 2": FACTOR * by_worker}
-    expect_equal(0, "the returned array", results[0]["results"], FACTOR * rows, instead=wrong)
+    found = results[0]["results"]
+    wrong = {
+        "the results of worker 1 come first, then those of worker 2": FACTOR * by_worker,
+        "workers send the row back, not work(row)": rows,
+        "one array receives all results: each needs a row of its own, or a copy": np.tile(found[-1:], (len(rows), 1)),
+    }
+    expect_equal(0, "the returned array", found, FACTOR * rows, instead=wrong)
     at_once = min(workers, len(rows))
     if int(results[0]["early"]) < at_once:
         raise Wrong(
@@ -212,18 +294,31 @@ def judge_stuck(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             for peer in range(len(asked))
         }
         wrong = {
+            "the list is not sorted": found if sorted(found) == expected else None,
+            "those are listed that do finish": [rank for rank, plan in enumerate(left) if not plan],
             "a send is complete at once, as if somebody kept the message": unfinished(follow(asked, kept=True)),
+            "a receive later in the plan is taken, although its rank has not got there": (
+                unfinished(follow(asked, later=True))
+            ),
+            "a receive takes a message from whoever sends to this rank, not only from `source`": (
+                unfinished(follow(asked, from_anyone=True))
+            ),
             "you go through the ranks once, and not again when a later one has moved on": (
                 unfinished(follow(asked, rounds=1))
             ),
+            "each rank takes one step only": unfinished(follow(asked, rounds=1, steps=1)),
             "only those are named who wait for one that is stuck, and not those who wait for one that has finished": (
                 [rank for rank in expected if peers[rank] in expected]
+            ),
+            "only those are named who wait for each other, two by two": (
+                [rank for rank in expected if peers.get(peers[rank]) == rank]
             ),
             "sends and receives are only counted, and their order does not matter": (
                 sorted({pair[balance < 0] for pair, balance in counts.items() if balance})
             ),
         }
-        story = next((f": this is what comes out if {story}" for story, who in wrong.items() if who == found), "")
+        stories = [story for story, who in wrong.items() if who == found]
+        story = f": this is what comes out if {', or if '.join(stories[:3])}" if stories else ""
         raise Wrong(f"who_never_finishes({asked}) is {found}, expected {expected}{story}")
 
 
@@ -232,36 +327,60 @@ def unfinished(left: Plans) -> list[int]:
     return [rank for rank, plan in enumerate(left) if plan]
 
 
-def follow(plans: Plans, kept: bool = False, rounds: int | None = None) -> Plans:
-    """Return what is left of plans; with `kept` sends wait for nobody, with `rounds` only so many looks are taken."""
+def follow(
+    plans: Plans,
+    kept: bool = False,
+    rounds: int | None = None,
+    later: bool = False,
+    from_anyone: bool = False,
+    steps: int | None = None,
+) -> Plans:
+    """Return what is left of plans, if they are followed right, or with a mistake.
+
+    With `kept` sends wait for nobody, with `later` a receive is taken wherever in the plan it stands, with
+    `from_anyone` whoever sent it. With `rounds` only so many looks are taken, with `steps` so many steps in each.
+    """
     left, waiting, looks, moved = [list(plan) for plan in plans], list[tuple[int, int]](), 0, True
     while moved and looks != rounds:
         looks, moved = looks + 1, False
         for rank, plan in enumerate(left):
-            while plan:
+            taken = 0
+            while plan and taken != steps:
                 kind, peer = plan[0]
-                if kind == "send" and (kept or left[peer][:1] == [("recv", rank)]):
+                there = left[peer] if later else left[peer][:1]
+                fits = [call for call in there if call == ("recv", rank) or (from_anyone and call[0] == "recv")]
+                if kind == "send" and (kept or fits):
                     if kept:
                         waiting.append((rank, peer))
                     else:
-                        left[peer].pop(0)
+                        left[peer].remove(fits[0])
                 elif kind == "recv" and (peer, rank) in waiting:
                     waiting.remove((peer, rank))
                 else:
                     break
                 plan.pop(0)
-                moved = True
+                moved, taken = True, taken + 1
     return left
 
 
 def expect_sent(
-    case: Case, notes: Sequence[Note], rank: int, expected: list[tuple[int, int]], in_order: bool = False
+    case: Case,
+    notes: Sequence[Note],
+    rank: int,
+    expected: list[tuple[int, int]],
+    in_order: bool = False,
+    instead: Mapping[str, list[tuple[int, int]]] | None = None,
 ) -> None:
-    """Raise `Wrong` unless the rank sent just these messages, each (to whom, bytes)."""
+    """Raise `Wrong` unless the rank sent just these messages, each (to whom, bytes); `instead` has known mistakes."""
     sent = sent_by(rank, notes)
     found = [(note.to, note.bytes) for note in sent]
     if (found if in_order else sorted(found)) == (expected if in_order else sorted(expected)):
         return
+    for story, messages in (instead or {}).items():
+        if sorted(messages) == sorted(found):
+            raise Wrong(
+                f"rank {rank} sent {words(found)}, expected {words(expected)}: this is what comes out if {story}"
+            )
     spare = list(expected)
     for note in sent:
         if (note.to, note.bytes) in spare:

@@ -80,15 +80,15 @@ CHECKS = [
 # ---- hidden: the handout ends here ----
 
 
-def drawn(cases: int) -> Draw:
-    """Draw rank counts and sizes as well, of one dtype after the other."""
+def drawn(cases: int, alone: bool = False) -> Draw:
+    """Draw rank counts and sizes as well, of one dtype after the other; and perhaps one rank alone."""
 
     def draw(rng: np.random.Generator) -> list[Case]:
         found: list[Case] = []
         for dtype in DTYPES[:cases]:
             size = int(rng.integers(2, 8)), int(rng.integers(1, 50))
             found += buffers(size, dtype=dtype)(rng)
-        return found
+        return found + (list(buffers((1, 4))(rng)) if alone else [])
 
     return draw
 
@@ -106,7 +106,7 @@ def asked(cases: int) -> Draw:
 
 
 CHECKS += [
-    Check(SCATTER, "other sizes and rank counts", 8, drawn(2), scatter, judge_scatter, hidden=True),
+    Check(SCATTER, "other sizes and rank counts", 8, drawn(2, alone=True), scatter, judge_scatter, hidden=True),
     Check(GATHER, "other sizes and rank counts", 6, drawn(2), gather, judge_gather, hidden=True),
     Check(REDUCE, "other sizes and rank counts", 6, drawn(3), reduce, judge_reduce, hidden=True),
     Check(COST, "other sizes", 4, asked(2), cost, judge_cost, hidden=True),

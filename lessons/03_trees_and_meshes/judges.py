@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from minidist import Communicator, Trace
+from minidist.course.grader.compare import some_parts
 from minidist.course.grader.contract import (
     Array,
     Arrays,
@@ -75,15 +77,25 @@ def judge_tree(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     astray = {"another rank, such as 0, is taken for the root": before} | through_float64(own, buffer)
     expect_equal(root, "the buffer of the root, who has the data,", own, buffer, instead=astray)
     for rank, result in enumerate(results):
+        number = (rank - root) % case.ranks
         wrong = through_float64(result["buffer"], buffer)
+        wrong[
+            f"nobody sends to rank {rank}, number {number} from the root, which gets the data in round "
+            f"{number.bit_length()} at the latest"
+        ] = before
         expect_equal(rank, "the buffer", result["buffer"], buffer, instead=wrong, before=before)
     got, ready = {root: 0}, [root]
     while ready:
         rank = ready.pop()
         for number, note in enumerate(sent_by(rank, notes), start=1):
             if note.bytes != buffer.nbytes:
+                pieces = ": the buffer travels in pieces, expected all of it in one message" * (
+                    note.bytes < buffer.nbytes
+                )
                 twice = ": the numbers travel in 8 bytes each" * (note.bytes == 8 * len(buffer))
-                raise Wrong(f"rank {rank} sent {note.bytes} bytes to rank {note.to}, expected {buffer.nbytes}{twice}")
+                raise Wrong(
+                    f"rank {rank} sent {note.bytes} bytes to rank {note.to}, expected {buffer.nbytes}{twice}{pieces}"
+                )
             if note.to in got:
                 raise Wrong(f"rank {rank} sent to rank {note.to} ({note.line}), which had the data already")
             got[note.to] = got[rank] + number
@@ -102,13 +114,28 @@ def judge_halving(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     chunks = np.array_split(np.arange(len(total)), power) + [np.arange(0)] * (case.ranks - power)
     for rank, found in enumerate(result["buffer"] for result in results):
         wrong = {
+            "the mean is formed, not the sum": total / case.ranks,
+            "the mean is formed and rounded down, where a sum is asked for": total // case.ranks,
+            "what the ranks from Q on hand in is written over the buffer of rank - Q, not added to it": (
+                total - np.sum(buffers[: case.ranks - power], axis=0, dtype=total.dtype)
+                if case.ranks > power
+                else total
+            ),
             "the ranks from Q on are in no sum": np.sum(buffers[:power], axis=0, dtype=total.dtype),
             "a rank does not add its own part": total - buffers[rank],
             "the doubling, which tells everybody the sums, is left out": (
                 found if np.array_equal(found[chunks[rank]], total[chunks[rank]]) and len(chunks[rank]) else total
             ),
         } | through_float64(found, total)
-        expect_equal(rank, "the buffer", found, total, instead=wrong, before=buffers[rank])
+        for chunk in chunks:  # the first that is wrong: which ranks are in it
+            if found.shape == total.shape and not np.array_equal(found[chunk], total[chunk]):
+                of_it = [buffer[chunk] for buffer in buffers]
+                if story := some_parts(found[chunk], of_it, 0.0):
+                    wrong[f"elements {chunk[0]}:{chunk[-1] + 1} are not summed over all ranks{story}"] = partial(
+                        np.copy, found
+                    )
+                break
+        expect_equal(rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers)
     for rank in [*range(power, case.ranks), *range(power)]:
         expect_exchanges(rank, case.ranks, total, notes)
 
@@ -130,6 +157,17 @@ def exchanges(rank: int, ranks: int, size: int, lengths: Sequence[int]) -> list[
     return [message for message in down + up + back if message[1]]
 
 
+def swapped(rank: int, ranks: int, size: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return what a rank sends in task 2 if it keeps the halves of its mirror image."""
+    power = len(lengths)
+    if rank >= power:
+        return []
+    mirrored = exchanges(power - 1 - rank, power, size, lengths)
+    return [(power - 1 - to, bytes) for to, bytes in mirrored] + exchanges(rank, ranks, size, lengths)[
+        len(exchanges(rank, power, size, lengths)) :
+    ]
+
+
 def expect_exchanges(rank: int, ranks: int, buffer: Array, notes: Sequence[Note]) -> None:
     """Raise `Wrong` unless the rank sent what task 2 says, messages of no bytes left out."""
     power, size, elements = 2 ** int(math.log2(ranks)), buffer.itemsize, len(buffer)
@@ -142,6 +180,12 @@ def expect_exchanges(rank: int, ranks: int, buffer: Array, notes: Sequence[Note]
     said = f"rank {rank} sent {found or 'nothing'}, expected {expected} (to whom, bytes; empty messages left out)"
     if found == exchanges(rank, ranks, 8, chunks):
         raise Wrong(f"{said}: this is what comes out if the numbers travel in 8 bytes each")
+    if found == [(to, buffer.nbytes) for to, _ in sorted(expected)[: len(found)]] and len(found) * 2 == len(expected):
+        raise Wrong(f"{said}: this is what comes out if whole buffers are exchanged, and nothing is halved")
+    if sorted(found) == sorted(swapped(rank, ranks, size, chunks)):
+        raise Wrong(
+            f"{said}: this is what comes out if each rank keeps the half that it should send, and sends the other"
+        )
     if found == exchanges(rank, ranks, size, by_elements):
         raise Wrong(f"{said}: this is what comes out if elements are halved, not the chunks of numpy.array_split")
     if [bytes for _, bytes in found] == [bytes for _, bytes in expected]:
@@ -166,6 +210,8 @@ def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         wrong = {how: np.where(owner == rank, came, all) for how, all in through_float64(result["came"], came).items()}
         own = np.where(owner == rank, UNTOUCHED, came)
         wrong |= {"what a rank has for itself is not copied": own.astype(came.dtype)}
+        if story := astray(rank, result["came"], chunks):
+            wrong[story] = partial(np.copy, result["came"])
         expect_equal(rank, "what came, one chunk after the other,", result["came"], came, instead=wrong)
         expect_equal(rank, "what leaves, one chunk after the other,", result["kept"], case.given[rank]["all"])
         others = [(to, size * int(lengths[rank, to])) for to in range(case.ranks) if to != rank]
@@ -181,6 +227,27 @@ def judge_pairs(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
                 raise Wrong(
                     f"in step {step} ranks {first} and {second} both send to rank {to}, expected one sender a step"
                 )
+
+
+def astray(rank: int, found: Array, chunks: Sequence[Sequence[Array]]) -> str:
+    """Return which chunk stands where another belongs, as a clause, if that can be told."""
+    ends = np.cumsum([len(leaving[rank]) for leaving in chunks])
+    for source, came in enumerate(np.split(found, ends[:-1])):
+        if np.array_equal(came, chunks[source][rank]):
+            continue
+        if (came == UNTOUCHED).all() and source != rank:
+            return f"no step brings rank {source}'s chunk to rank {rank}: `arriving[{source}]` is never written"
+        for other, leaving in enumerate(chunks):
+            for to, chunk in enumerate(leaving):
+                if np.array_equal(np.resize(chunk, came.shape), came) or (
+                    np.array_equal(came[: len(chunk)], chunk[: len(came)])
+                ):
+                    if to == rank != other:
+                        return f"what rank {other} sent is put into arriving[{source}]"
+                    if to == other:
+                        return f"arriving[{source}] gets leaving[{to}] of rank {other}, which stays there"
+                    return f"arriving[{source}] gets leaving[{to}] of rank {other}, which is for rank {to}"
+    return ""
 
 
 def expect_filled(rank: int, replaced: list[int]) -> None:
@@ -208,8 +275,22 @@ def judge_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         wrong["the shards are not gathered in the end"] = np.where(
             np.isin(np.arange(len(total)), chunk), total, buffers[rank]
         )
+        found = result["buffer"]
+        wrong["the mean is formed, not the sum"] = total / case.ranks
+        wrong["the mean is formed and rounded down, where a sum is asked for"] = total // case.ranks
+        of_one = [np.sum(buffers[one::per_node], axis=0, dtype=total.dtype) for one in range(per_node)]
+        owner = np.repeat(np.arange(per_node), [len(part) for part in np.array_split(total, per_node)])
+        wrong["each shard is summed across the nodes alone, and not inside them first"] = np.choose(owner, of_one)
         wrong |= through_float64(result["buffer"], total)
-        expect_equal(rank, "the buffer", result["buffer"], total, instead=wrong, before=buffers[rank])
+        for other in range(per_node):
+            part = owner == other
+            if found.shape == total.shape and not np.array_equal(found[part], total[part]):
+                if story := some_parts(found[part], [buffer[part] for buffer in buffers], 0.0):
+                    wrong[f"shard {other} is not summed over all ranks{story}"] = partial(np.copy, found)
+                elif not np.array_equal(found[part], buffers[rank][part]):
+                    wrong[f"shard {other} is not the sum of all ranks, once each"] = partial(np.copy, found)
+                break
+        expect_equal(rank, "the buffer", found, total, instead=wrong, before=buffers[rank], parts=buffers)
     for rank in range(case.ranks):
         sent = sent_by(rank, notes)
         across = [note for note in sent if note.to // per_node != rank // per_node]

@@ -47,13 +47,17 @@ def judge_one_level(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
     """The virtual clock says the same of the package's own algorithm."""
     ranks, latency, bandwidth = case.given[0]["cluster"].tolist()
     power, ranks = 2 ** int(math.log2(ranks)), int(ranks)
-    for bytes, answer in zip(case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist(), strict=True):
+    sizes, answers = case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist()
+    counted = counts(sizes, answers, latency, bandwidth, 2 * math.log2(power), 2 * (power - 1) / power, ranks > power)
+    for bytes, answer in zip(sizes, answers, strict=True):
         ask = partial(clock, "halving_doubling", bytes)
         seconds, below = (ask(many, Cluster.uniform(latency, bandwidth)) for many in (ranks, power))
         message, waiting = latency + bytes / bandwidth, ask(ranks, Cluster.uniform(latency, math.inf))
         rounds, among = 2 * math.log2(ranks), 2 * (ranks - 1) / ranks
+        more = 2 * message if ranks > power else 0
         wrong = {
             "the ranks from Q on cost nothing": below,
+            "the two messages of ranks from Q on are counted although there are none": below + 2 * message,
             "only one of their two messages is counted": below + message,
             "the latency of their two messages is left out": below + 2 * bytes / bandwidth,
             "each of the ranks from Q on is waited for by itself": below + 2 * (ranks - power) * message,
@@ -61,15 +65,53 @@ def judge_one_level(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             "P stands where Q should, rounded up": 2 * math.ceil(rounds / 2) * latency + among * bytes / bandwidth,
             "a send and a receive at the same time take twice the time of one": seconds + below,
             "bandwidth is counted in bits": waiting + 8 * (seconds - waiting),
+            "only the halving is counted, and not the doubling": below / 2 + more,
+            "whole buffers are exchanged in every round": 2 * math.log2(power) * message + more,
+            "halving and doubling has the latencies of a ring, 2 (Q - 1)": (
+                below + more + 2 * (power - 1 - math.log2(power)) * latency
+            ),
+            "no latency is counted": seconds - waiting,
+            "only latencies are counted": waiting,
         }
+        if counted:
+            wrong[counted] = answer
         expect_seconds(f"halving_doubling_cost({bytes}, {ranks}, ...)", answer, seconds, wrong)
+
+
+def counts(
+    sizes: Sequence[float],
+    answers: Sequence[float],
+    latency: float,
+    bandwidth: float,
+    rounds: float,
+    buffers: float,
+    fold: bool,
+) -> str:
+    """Return how many latencies and how many buffers are in the answers, if a straight line goes through them."""
+    first, last = int(np.argmin(sizes)), int(np.argmax(sizes))
+    if sizes[first] == sizes[last] or not np.isfinite(answers).all():
+        return ""
+    slope = (answers[last] - answers[first]) / (sizes[last] - sizes[first])
+    start = answers[first] - slope * sizes[first]
+    if not np.allclose([start + slope * size for size in sizes], answers, rtol=1e-9, atol=0):
+        return ""
+    said = []
+    for what, found, expected in (
+        ("latencies", start / latency, rounds + 2 * fold),
+        ("times n bytes", slope * bandwidth, buffers + 2 * fold),
+    ):
+        if not math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-6):
+            said.append(f"{found:.4g} {what} are counted, where there are {expected:.4g}")
+    return ", and ".join(said)
 
 
 def judge_two_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """The virtual clock says the same of the package's own algorithm."""
     nodes, per_node = case.given[0]["shape"].tolist()
     inside, across = (Link(*link) for link in case.given[0]["links"].tolist())
-    for bytes, answer in zip(case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist(), strict=True):
+    sizes, answers = case.given[0]["bytes"].tolist(), results[0]["seconds"].tolist()
+    counted = two_level_counts(sizes, answers, nodes, per_node, inside, across)
+    for bytes, answer in zip(sizes, answers, strict=True):
 
         def ask(near: Link, far: Link, algorithm: str = "hierarchical", bytes: int = bytes) -> float:
             return clock(algorithm, bytes, nodes * per_node, Cluster(near, far, per_node, nodes))
@@ -82,8 +124,53 @@ def judge_two_levels(case: Case, results: Sequence[Arrays], notes: Sequence[Note
             "the last all-gather inside the nodes is left out": seconds - node / 2,
             "the two kinds of links are mixed up": ask(across, inside),
         }
+        wrong = {
+            story: value
+            for story, value in wrong.items()
+            if not counted or len(set(sizes)) < 2 or math.isclose(value, answer, rel_tol=1e-9)
+        }
+        if counted:
+            wrong[counted] = answer
         name = f"two_level_cost({bytes}, {nodes}, {per_node}, ...)"
         expect_seconds(name, answer, seconds, wrong)
+
+
+def two_level_counts(
+    sizes: Sequence[float], answers: Sequence[float], nodes: int, per_node: int, inside: Link, across: Link
+) -> str:
+    """Return which messages the answers count, as a clause: of how many steps, and of which size, on both levels."""
+    both = (("N", nodes, across), ("G", per_node, inside))
+    bytes_of = {"n/(N G)": nodes * per_node, "n/G": per_node, "n/N": nodes, "n": 1}
+    tables = []
+    for letter, count, link in both:
+        steps = {f"2 ({letter} - 1)": 2 * (count - 1), f"{letter} - 1": count - 1, f"2 {letter}": 2 * count}
+        steps |= {letter: count, "no": 0}
+        tables.append(
+            [
+                (how, size, [many * (link.latency + link.seconds(n / part)) for n in sizes])
+                for size, part in bytes_of.items()
+                for how, many in steps.items()
+            ]
+        )
+    for far_steps, far_size, far in tables[0]:
+        for near_steps, near_size, near in tables[1]:
+            if np.allclose(np.add(near, far), answers, rtol=1e-9, atol=0):
+                return (
+                    f"there are {near_steps} steps inside the nodes, of {near_size} bytes, and {far_steps} across, of "
+                    f"{far_size} bytes"
+                )
+    if np.allclose(answers, two_levels_of(sizes, per_node, nodes, inside, across), rtol=1e-9, atol=0):
+        return "nodes and ranks of a node are mixed up, N and G"
+    return ""
+
+
+def two_levels_of(sizes: Sequence[float], nodes: int, per_node: int, inside: Link, across: Link) -> list[float]:
+    """Return task 5b's seconds of some sizes."""
+    return [
+        2 * (per_node - 1) * (inside.latency + inside.seconds(n / per_node))
+        + 2 * (nodes - 1) * (across.latency + across.seconds(n / per_node / nodes))
+        for n in sizes
+    ]
 
 
 def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -106,6 +193,7 @@ def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             / (ranks - 1),
             "the scatter sends whole buffers": (ranks - 1) * latency * bandwidth / ((1 - ranks) / ranks),
             "the all-gather's latencies are paid twice, as in an all-reduce": 2 * expected,
+            **crossovers(ranks, latency, bandwidth),
         }
         story = next(
             (f": this is what comes out if {how}" for how, all in wrong.items() if math.isclose(answer, all)), ""
@@ -115,6 +203,35 @@ def judge_crossover(case: Case, results: Sequence[Arrays], notes: Sequence[Note]
             f"broadcast_crossover({ranks}, {latency:g}, {bandwidth:g}) is {answer:.6g} bytes, on the virtual clock "
             f"{expected:.6g}{story}"
         )
+
+
+def crossovers(ranks: int, latency: float, bandwidth: float) -> dict[str, float]:
+    """Return where the lines would cross, by what is counted: latencies, buffers and the unit."""
+    rounds = math.log2(ranks)
+    latencies = {"": ranks - 1, "P latencies are counted, not P - 1": ranks, "log2 P latencies are counted": rounds}
+    latencies["one latency is counted"] = 1
+    buffers = {
+        "": rounds - 2 * (ranks - 1) / ranks,
+        "only one of scatter and all-gather sends (P - 1)/P of the buffer": rounds - (ranks - 1) / ranks,
+        "scatter and all-gather send n bytes each, not (P - 1)/P of them": rounds - 2,
+        "scatter and all-gather together send n bytes": rounds - 1,
+        "the tree sends n bytes once, not in each of its rounds": 1 - 2 * (ranks - 1) / ranks,
+        "the bytes of the parts are left out": rounds,
+    }
+    units = {
+        "": 1.0,
+        "elements are counted, not bytes": 1 / 8,
+        "the size of a chunk is returned, not of the buffer": 1 / ranks,
+    }
+    units |= {"bandwidth is left out": 1 / bandwidth, "latency is left out": 1 / latency, "bits are counted": 8.0}
+    found = {}
+    for one, steps in latencies.items():
+        for two, fewer in buffers.items():
+            for three, unit in units.items():
+                story = ", and ".join(filter(None, (one, two, three)))
+                found[story] = steps * latency * bandwidth / fewer * unit if fewer > 0 else math.inf
+    del found[""]
+    return dict(sorted(found.items(), key=lambda each: each[0].count(", and ")))
 
 
 def clock(algorithm: str, bytes: int, ranks: int, cluster: Cluster) -> float:

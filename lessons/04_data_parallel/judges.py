@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -163,26 +164,49 @@ def expect(rank: int, what: str, found: Any, expected: object, why: str = "") ->
         raise Wrong(f"rank {rank}: {what} {found.tolist()}, expected {expected}" + f": {why}" * bool(why))
 
 
+def turned(parts: list[Tensor], shift: int) -> list[Tensor]:
+    """Return of each rank r what rank r + shift has."""
+    return parts[shift:] + parts[:shift]
+
+
 def judge_part(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """Losses and gradients add up, from one call each on the right rows."""
     inputs, targets = steps_of(case.given[0])[0]
     ranks, even = case.ranks, len(inputs) // case.ranks
+    everyones = [mine.numpy() for mine in inputs.tensor_split(ranks)]
+    wrong_rows = {
+        "a rank computes on the whole batch": [inputs.numpy()] * ranks,
+        "rank r takes rows r, r + P, r + 2 P, ...": [inputs[rank::ranks].numpy() for rank in range(ranks)],
+        "rows that P does not divide are dropped": (
+            [inputs[rank * even : (rank + 1) * even].numpy() for rank in range(ranks)]
+        ),
+        "the last rank takes all rows that P does not divide": (
+            [inputs[rank * even : (rank + 1) * even if rank < ranks - 1 else None].numpy() for rank in range(ranks)]
+        ),
+        "every rank takes as many rows as the first, B / P rounded up": (
+            [inputs[rank * -(-len(inputs) // ranks) :][: -(-len(inputs) // ranks)].numpy() for rank in range(ranks)]
+        ),
+    }
     for rank, result in enumerate(results):
         expect(rank, "calls of the model:", result["calls"], 1, "a rank without rows calls it, too, on no rows")
-        wrong = {
-            "a rank computes on the whole batch": inputs,
-            "rank r takes rows r, r + P, r + 2 P, ...": inputs[rank::ranks],
-            "rows that P does not divide are dropped": inputs[rank * even : (rank + 1) * even],
-        }
-        expect_equal(
-            rank, "the rows it computed on", result["rows"], inputs.tensor_split(ranks)[rank].numpy(), instead=wrong
-        )
+    expect_ranks("the rows it computed on", [each["rows"] for each in results], everyones, 0.0, instead=wrong_rows)
+    for rank, result in enumerate(results):
         why = "from no rows come gradients of 0, if the loss is computed from what the model returned"
+        if len(inputs.tensor_split(ranks)[rank]):
+            why = "item(), detach(), .data or torch.tensor(...) cut the loss off from the model"
         expect(rank, "parameters without a gradient after backward():", result["missing"], 0, why)
     with torch.no_grad():
         model, many = Towers(case.given[0]), [len(mine) for mine in inputs.tensor_split(ranks)]
         loss = part_of_loss(model, inputs, targets).numpy()
         sums = [part_of_loss(model, inputs, targets, rank, ranks).numpy() * len(inputs) for rank in range(ranks)]
+        pairs = [[each.tensor_split(ranks)[rank] for rank in range(ranks)] for each in (inputs, targets)]
+        others = {
+            shift: [(model(mine) - wanted) for mine, wanted in zip(pairs[0], turned(pairs[1], shift), strict=True)]
+            for shift in range(ranks)
+            if not shift or len(inputs) % ranks == 0
+        }
+        absolute = np.sum([each.abs().sum().numpy() for each in others[0]]) / len(inputs)
+        strange = {shift: np.sum([each.square().sum().numpy() for each in others[shift]]) for shift in others}
     means = np.sum([one / max(1, n) for one, n in zip(sums, many, strict=True)], axis=0)
     wrong = {
         "each rank divides by the number of its own rows": means,
@@ -190,12 +214,38 @@ def judge_part(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
         "outputs are averaged, not summed": loss / targets.shape[1],
         "each rank's part is divided by P once more": loss / ranks,
         "nothing is divided by the rows": loss * len(inputs),
+        "the mean over inputs or outputs is taken, and the mean over the rows as well": loss / inputs.shape[1],
+        "it is half of the squared error": loss / 2,
+        "the error is not squared, but its absolute value taken": absolute,
+        "each rank returns the loss of the whole batch, not its own part": loss * ranks,
+        "the norm is taken, and not its square": np.sqrt(loss * len(inputs)) / len(inputs),
+        **{f"the targets are those of rank r + {k}": value / len(inputs) for k, value in strange.items() if k},
     }
+    whole = [np.allclose(result["loss"], loss) for result in results]
+    wrong = {story: value for story, value in wrong.items() if not all(whole) or "whole batch" in story}
     found = np.sum([result["loss"] for result in results], axis=0)
     expect_close(0, "the sum of all ranks' losses", found, loss, instead=wrong)
     gradient = np.sum([result["gradient"] for result in results], axis=0)
     expect_close(0, "the sum of all ranks' gradients", gradient, serial(case.given[0])["gradient"])
     expect(0, "messages sent, by all ranks:", np.array(len([note for note in notes if note.kind == "send"])), 0)
+
+
+def pieces() -> list[Any]:
+    """Return for each parameter which of all numbers are its own."""
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    return [owner == number for number in range(len(SIZES))]
+
+
+def in_another_way(found: Any, expected: list[int]) -> str:
+    """Return what is wrong with a list of collectives, in words, if that can be told."""
+    said = found.tolist()
+    if said == expected[::-1] or sorted(said) == sorted(expected):
+        return "they come in another order, perhaps from the last parameter to the first"
+    if sorted(said) == sorted(expected * 2):
+        return "each is sent twice, and what has been summed is summed again"
+    if len(said) < len(expected):
+        return "some are left out: frozen ones, or those that are 0, count as well"
+    return ""
 
 
 def judge_trained(case: Case, results: Sequence[Arrays]) -> None:
@@ -210,7 +260,14 @@ def judge_trained(case: Case, results: Sequence[Arrays]) -> None:
     wrong: dict[str, Any] = {
         "the sums are divided by the number of ranks": [expected["gradient"] / case.ranks] * case.ranks,
         "a rank keeps its own gradient": own,
+        "the sum is added to the rank's own gradient, which is in it already": [
+            each + expected["gradient"] for each in own
+        ],
     }
+    for number, piece in enumerate(pieces()):
+        wrong[f"of parameter {number} the rank keeps its own gradient, as if a copy had been summed"] = [
+            np.where(piece, each, expected["gradient"]) for each in own
+        ]
     found = [result["gradient"] for result in results]
     same = [expected["gradient"]] * case.ranks
     expect_ranks("the gradient of the first step", found, same, tolerance, instead=wrong)
@@ -229,14 +286,25 @@ def judge_naive(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
     wrong = {
         "parameters that need no gradient are left out": [np.where(frozen, own, parameters[0]) for own in parameters],
         "all start from the mean of all ranks' parameters": [np.mean(parameters, axis=0)] * case.ranks,
+        "all start from the sum of all ranks' parameters": [np.sum(parameters, axis=0)] * case.ranks,
+        **{f"rank {k} is the root, and not rank 0": [parameters[k]] * case.ranks for k in range(1, case.ranks)},
     }
+    for number, piece in enumerate(pieces()):
+        wrong[f"parameter {number} stays what the rank drew, as if a copy had been filled"] = [
+            np.where(piece, own, parameters[0]) for own in parameters
+        ]
+        wrong[f"only parameter {number} is broadcast in place, and of the others a copy"] = [
+            np.where(piece, parameters[0], own) for own in parameters
+        ]
     found, same = [result["start"] for result in results], [parameters[0]] * case.ranks
     expect_ranks("the parameters at the start", found, same, 1e-12, instead=wrong, before=parameters)
     for rank, result in enumerate(results):
         own = np.full_like(result["buffer"], rank)
         expect_equal(rank, "the model's buffer, which is no parameter,", result["buffer"], own)
-        expect(rank, "bytes of each broadcast:", result["broadcasts"], list(BYTES), "one for each parameter, in order")
+        why = in_another_way(result["broadcasts"], list(BYTES)) or "one for each parameter, in order"
+        expect(rank, "bytes of each broadcast:", result["broadcasts"], list(BYTES), why)
         why = "one for each parameter, in order, also of a gradient that is 0"
+        why = in_another_way(result["sums"], list(BYTES) * steps) or why
         expect(rank, "bytes of each all-reduce:", result["sums"], list(BYTES) * steps, why)
         sent = len(sent_by(rank, notes)) - result["broadcasting"]
         why = "use algorithm='ring'"
@@ -257,6 +325,17 @@ def judge_accumulated(case: Case, results: Sequence[Arrays], notes: Sequence[Not
         lambda model, some=some, wanted=wanted: (model(some) - wanted).square().sum() / max(1, len(some))
         for some, wanted in pairs
     ]
+
+    def by_parts(chosen: Iterable[int], ranks: Iterable[int] = range(case.ranks), own_rows: bool = False) -> Any:
+        """Return the gradient of some parts of some ranks."""
+        total = np.zeros_like(whole)
+        for rank in ranks:
+            rows = len(inputs.tensor_split(case.ranks)[rank]) if own_rows else len(inputs)
+            for some, wanted in (pairs[rank * parts + part] for part in chosen):
+                loss = partial(squared, some=some, wanted=wanted, rows=max(1, rows))
+                total = total + gradient_of(given, [loss])
+        return total
+
     for rank, result in enumerate(results):
         expect(rank, "synchronising at the end:", result["synchronising"], True, "also when an error leaves it")
         if given["failing"]:
@@ -281,13 +360,34 @@ def judge_accumulated(case: Case, results: Sequence[Arrays], notes: Sequence[Not
             )
         expect(rank, "gradients there at each finish():", result["ends"], [6 * parts], "once, in the end")
         sent, why = np.array(len(sent_by(rank, notes))), "only the last backward communicates"
+        why += ": here none does" * (not sent) + ": here all do" * bool(sent == parts * 2 * (case.ranks - 1) * 6)
         expect(rank, "messages sent:", sent, 2 * (case.ranks - 1) * 6, why)
         scales = {
             "each part's loss is divided by the number of parts": whole / parts,
             "each part's loss is divided by its own rows": lambda: gradient_of(given, by_own_rows),
             "each part's loss is divided by the number of ranks": whole / case.ranks,
+            "each part's loss is divided by the outputs as well, as a mean over all elements": whole / targets.shape[1],
+            "each part's loss is divided by the elements of the inputs, not by their rows": whole / inputs.shape[1],
+            "nothing is divided by the rows": whole * len(inputs),
+            "each part's loss is divided by the rank's own rows": lambda: by_parts(range(parts), own_rows=True),
+            "gradients of the parts before the last are forgotten": lambda: by_parts([parts - 1]),
+            "the first part alone counts": lambda: by_parts([0]),
+            "the last part is left out": lambda: by_parts(range(parts - 1)),
+            "only the first backward communicates, and the others stay on their rank": (
+                lambda rank=rank: by_parts([0]) + by_parts(range(1, parts), [rank])
+            ),
+            "only the last backward's gradients are summed over the ranks": (
+                lambda rank=rank: by_parts([parts - 1]) + by_parts(range(parts - 1), [rank])
+            ),
+            "nothing is summed over the ranks": lambda rank=rank: by_parts(range(parts), [rank]),
         }
         expect_close(rank, "the gradient", result["gradient"], whole, instead=scales)
+
+
+def squared(model: nn.Module, some: Tensor, wanted: Tensor, rows: int) -> Tensor:
+    """Return the loss of some rows, as a part of a mean over so many."""
+    loss: Tensor = (model(some) - wanted).square().sum() / rows
+    return loss
 
 
 def cut_both(inputs: Tensor, targets: Tensor, parts: int) -> list[tuple[Tensor, Tensor]]:

@@ -21,6 +21,8 @@ def assign(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str,
     """Run the first half of task 3."""
     model = Towers(given)
     found = exercise.assign_buckets(list(model.parameters()), int(given["limit"]))
+    if empty := [number for number, some in enumerate(found) if not some]:
+        raise Wrong(f"buckets {empty} of {len(found)} are empty, expected none: is one opened that nothing comes into?")
     bucket = {id(parameter): number for number, some in enumerate(found) for parameter in some}
     return {"buckets": [bucket.get(id(parameter), -1) for parameter in model.parameters()]}
 
@@ -79,12 +81,30 @@ def closed_before(limit: int, sizes: Sequence[int] = BYTES) -> list[int]:
     return numbers[::-1]
 
 
+def never_reset(limit: int, sizes: Sequence[int] = BYTES) -> list[int]:
+    """Return them, if from the first full bucket on every parameter closes one."""
+    first = [sum(sizes[number:]) >= limit for number in range(len(sizes))]  # by parameter: is it the last of its bucket
+    return [sum(first[number + 1 :]) for number in range(len(sizes))]
+
+
+def full(limit: int, sizes: Sequence[int] = BYTES) -> bool:
+    """Tell whether the last bucket is closed."""
+    numbers = buckets_of(limit, sizes)
+    return sum(size for size, number in zip(sizes, numbers, strict=True) if number == numbers[0]) >= limit
+
+
 def other_buckets(limit: int, bytes: Sequence[int] = BYTES) -> dict[str, list[int]]:
     """Return what known mistakes give, by clause."""
     return {
         "parameters are dealt out from the first one on": buckets_of(limit, bytes[::-1])[::-1],
         "elements are counted instead of bytes": buckets_of(limit, SIZES),
         "a bucket is closed only when it holds more than the limit": buckets_of(limit, bytes, strictly=True),
+        "the bytes are not counted from 0 again when a bucket is closed": never_reset(limit, bytes),
+        "the bucket that is still open at the end is left out": [
+            -1 if number == max(buckets_of(limit, bytes)) and not full(limit, bytes) else number
+            for number in buckets_of(limit, bytes)
+        ],
+        "each parameter has a bucket of its own": list(range(len(bytes)))[::-1],
         "a bucket is closed before a parameter that would take it beyond the limit: it is closed once it holds the "
         "limit or more": closed_before(limit, bytes),
     }
@@ -122,6 +142,12 @@ def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
             f"the buckets are others: {story}": launches_of(other, arrivals)
             for story, other in other_buckets(int(given["limit"]), bytes).items()
         }
+        if given["quiet"] and found and min(found) < min(launches):
+            early = [at for at, right in zip(found, launches, strict=False) if at < right]
+            raise Wrong(
+                f"rank {rank}: buckets were launched when {early} gradients had come, expected {launches}: in the "
+                "backward before, while synchronising is False, nothing may be launched, nor counted as having come"
+            )
         hint = known(others, partial(eq, found)) if found != launches else ""
         if len(result["launches"]) != len(launches):
             raise Wrong(
@@ -134,9 +160,9 @@ def judge_bucketed(case: Case, results: Sequence[Arrays], notes: Sequence[Note])
         expect(
             rank, "bucket by bucket, gradients that had come when it was launched:", result["launches"], launches, why
         )
+        waits, when = np.repeat(6 * np.arange(1, steps + 1), bucket[0] + 1).tolist(), "after backward, once for each"
+        expect(rank, "bucket by bucket, gradients that had come when it was waited for:", result["waits"], waits, when)
         expect(rank, "messages sent:", result["messages"], 2 * (case.ranks - 1) * len(launches), "one ring a bucket")
-        waits, why = np.repeat(6 * np.arange(1, steps + 1), bucket[0] + 1).tolist(), "after backward, once for each"
-        expect(rank, "bucket by bucket, gradients that had come when it was waited for:", result["waits"], waits, why)
     sent, bytes = sum(result["bytes"] for result in results), 2 * (case.ranks - 1) * sum(SIZES) * itemsize * steps
     expect(0, "bytes sent, by all ranks:", sent, bytes, f"a number of this model has {itemsize} bytes")
     judge_trained(case, results)

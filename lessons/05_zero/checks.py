@@ -71,7 +71,11 @@ def slices(*ranks: int, limit: float, broken: str = "", empty: str = "") -> Draw
                 if broken and (rank == many - 1 or broken.startswith("all")):
                     gradient[-1] = float(broken.split()[-1])
                 given.append({"gradient": gradient, "lengths": lengths, "limit": np.array(limit)})
-            cases.append(Case(tuple(given), f"ranks {many}{', broken: ' * bool(broken)}{broken}"))
+            cases.append(
+                Case(
+                    tuple(given), f"ranks {many}{', broken: ' * bool(broken)}{broken}{', empty: ' * bool(empty)}{empty}"
+                )
+            )
         return cases
 
     return draw

@@ -142,11 +142,12 @@ def serial(
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     forgets: bool = True,
     only_last: bool = False,
-    divided_by: int = 1,
+    divided_by: float = 1,
+    rate: float = RATE,
 ) -> dict[str, Any]:
     """Return the first gradient, by parameter, and the last parameters of a run on one rank, right or by a mistake."""
     model, found = Stack(given), dict[str, Any]()
-    steps = optimizer(model.parameters(), lr=RATE)
+    steps = optimizer(model.parameters(), lr=rate)
     for inputs, targets in zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True):
         if forgets:
             steps.zero_grad()
@@ -171,20 +172,34 @@ def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
     expected, (steps, backwards) = serial(given), given["inputs"].shape[:2]
     without_decay = partial(torch.optim.AdamW, weight_decay=0.0)
     coupled = partial(torch.optim.Adam, weight_decay=0.01)
-    wrong = {
+    wrong: dict[str, dict[str, Any]] = {
+        "the optimizer has its own default of lr, not the lr that is given": {"rate": 1e-3},
+        "lr is divided by the number of ranks": {"rate": RATE / ranks},
+        "lr is multiplied by the number of ranks": {"rate": RATE * ranks},
+        "the update is that of SGD": {"optimizer": torch.optim.SGD},
         "AdamW's weight decay, which is 0.01 by default, is left out": {"optimizer": without_decay},
         "the optimizer is Adam, whose weight decay goes through the moments": {"optimizer": coupled},
         "zero_grad leaves gradients of the step before": {"forgets": False},
         "only the last backward of a step counts": {"only_last": True},
         "gradients are averaged over the ranks": {"divided_by": ranks},
     }
+    if backwards > 1:
+        wrong["gradients are averaged over the backwards of a step"] = {"divided_by": int(backwards)}
+    of_gradient = [*wrong][[*wrong].index("only the last backward of a step counts") :]
+    own = [serial_of(given, rank, ranks) for rank in range(ranks)]
     for rank, result in enumerate(results):
         sizes = [len(np.array_split(np.empty(size), ranks)[rank]) for size in SIZES]
         expect(f"rank {rank}", "elements of its slices:", result["slices"], sizes, "those of torch.tensor_split")
         expect(f"rank {rank}", "numbers in the optimizer's state:", result["state"], 2 * sum(sizes))
-        expect(f"rank {rank}", "steps that AdamW has counted:", np.unique(result["steps"]), [float(steps)])
+        expect(
+            f"rank {rank}",
+            "steps that AdamW has counted:",
+            np.unique(result["steps"]),
+            [float(steps)],
+            how_often(result["steps"], steps),
+        )
         if given["stage"] == 2:
-            expect(f"rank {rank}", "most earlier gradients held when one came:", result["held"].max(), 0)
+            expect(f"rank {rank}", "most earlier gradients held when one came:", result["held"].max(), 0, FREE)
         expect_kept(rank, result["kept"].tolist(), ITEM * sum(sizes))
     if given["counted"]:
         one = (ranks - 1) * sum(SIZES) * ITEM * steps  # of a reduce-scatter, or an all-gather
@@ -210,16 +225,87 @@ def judge_sharded(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the slices' first gradients, one after the other,",
             result["gradient"],
             sliced(expected["gradient"]),
-            instead={how: partial(gradient_by, wrong[how]) for how in [*wrong][-2:]} | added,
+            instead={how: partial(gradient_by, wrong[how]) for how in of_gradient} | added,
+            parts=[sliced(gradients) for gradients in own],
+            others=[sliced(expected["gradient"], other) for other in range(ranks)],
         )
+        expect_gathered(rank, given, [each["parameters"] for each in results], expected["parameters"])
         expect_close(
             rank,
             "the parameters after the last step",
             result["parameters"],
             expected["parameters"],
-            instead={how: partial(parameters_by, given, mistake) for how, mistake in wrong.items()},
+            instead={how: partial(parameters_by, given, mistake) for how, mistake in wrong.items()}
+            | {"slices are gathered before they are updated, not after": partial(gathered_early, given)},
         )
         expect_equal(rank, "compared with rank 0, parameters", result["parameters"], results[0]["parameters"])
+
+
+FREE = "the hook sets parameter.grad to None, and keeps nothing of it: zeros, or a later zero_grad, still hold memory"
+
+
+def how_often(found: Array, steps: int) -> str:
+    """Return what to say of AdamW's count of steps."""
+    most = found.max() if found.size else steps
+    return "a step of ours is one of AdamW" if most > steps else "AdamW, made anew in a step, forgets its moments"
+
+
+def serial_of(given: Arrays, rank: int, ranks: int) -> list[Tensor]:
+    """Return what one rank has of the first gradient, by parameter, before anything is summed."""
+    model = Stack(given)
+    for some, wanted in zip(torch.tensor(given["inputs"][0]), torch.tensor(given["targets"][0]), strict=True):
+        loss_of(model, some, wanted, rank, ranks).backward()
+    return [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def expect_gathered(rank: int, given: Arrays, found: Sequence[Array], expected: Array) -> None:
+    """Raise `Wrong` if others' slices are as at the start, or if each rank's slice is newer there than elsewhere."""
+    ranks = len(found)
+    owner = np.concatenate(
+        [np.repeat(np.arange(ranks), [len(part) for part in np.array_split(np.empty(size), ranks)]) for size in SIZES]
+    )
+    if found[rank].shape != expected.shape or np.allclose(found[rank], expected) or ranks == 1:
+        return
+    foreign = owner != rank
+    if np.array_equal(found[rank][foreign], given["parameters"][foreign]):
+        raise Wrong(
+            f"rank {rank}: in the end the parameters of other ranks' slices are what they were at the start, expected "
+            "what their owners have: gather into the model's own parameters, not into a copy"
+        )
+    fresh = [
+        not np.array_equal(found[one][owner == one], found[other][owner == one])
+        for one in range(ranks)
+        for other in range(ranks)
+        if other != one and (owner == one).any()
+    ]
+    agree = all(
+        np.array_equal(found[one][owner == third], found[other][owner == third])
+        for third in range(ranks)
+        for one in range(ranks)
+        for other in range(ranks)
+        if third not in (one, other)
+    )
+    if all(fresh) and agree:
+        raise Wrong(
+            f"rank {rank}: in the end each rank has another value of its own slices than all others have, who agree: "
+            "this is what comes out if slices are gathered before they are updated, not after"
+        )
+
+
+def gathered_early(given: Arrays) -> Array:
+    """Return the last parameters if the model always has those of the step before, and slices are copies."""
+    model = Stack(given)
+    slices = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+    steps = torch.optim.AdamW(slices, lr=RATE)
+    for inputs, targets in zip(torch.tensor(given["inputs"]), torch.tensor(given["targets"]), strict=True):
+        model.zero_grad()
+        for some, wanted in zip(inputs, targets, strict=True):
+            loss_of(model, some, wanted).backward()
+        for mine, parameter in zip(slices, model.parameters(), strict=True):
+            mine.grad = parameter.grad
+            parameter.data = mine.detach().clone()
+        steps.step()
+    return flat(model.parameters())
 
 
 def parameters_by(given: Arrays, mistake: dict[str, Any]) -> Array:

@@ -31,6 +31,25 @@ def clipped(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str
     return {"norm": norm.detach().numpy(), "gradient": flat(gradients), "sums": sums, "others": others}
 
 
+def strange_norms(case: Case) -> dict[str, Any]:
+    """Return other numbers that may be taken for the norm of all gradients together."""
+    slices = [np.split(given["gradient"], np.cumsum(given["lengths"])[:-1]) for given in case.given]
+    whole = np.concatenate([given["gradient"] for given in case.given])
+    squares = np.array([[np.square(each).sum() for each in mine] for mine in slices])  # [rank, slice]
+    found = {
+        "absolute values are added, and not squares": np.abs(whole).sum(),
+        "the largest element is taken": np.abs(whole).max(initial=0.0),
+        "the sum of squares is divided by the number of ranks": np.sqrt(squares.sum() / case.ranks),
+        "the sum of squares is divided by the number of elements": np.sqrt(squares.sum() / max(1, len(whole))),
+        "the norms of the slices are added, not their squares": np.sqrt(squares).sum(),
+        "elements are added, and squared only then": abs(whole.sum()),
+    }
+    for number in range(squares.shape[1]):
+        found[f"only slice {number} of each rank counts"] = np.sqrt(squares[:, number].sum())
+        found[f"slice {number} of each rank is left out"] = np.sqrt(squares.sum() - squares[:, number].sum())
+    return found
+
+
 def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """One factor for all, from one norm over all ranks, for one number sent."""
     gradients, limit = [given["gradient"] for given in case.given], float(case.given[0]["limit"])
@@ -64,7 +83,11 @@ def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the norm after clipping is returned": min(norm, limit) if result["norm"] == limit else norm * factor,
             "the root is not taken": norm**2,
             "the ranks' largest norm is taken, not the root of the sum of their squares": norms.max(),
+            **strange_norms(case),
+            "1e-6 is added to the norm that is returned: it belongs into the factor": norm + 1e-6,
         }
+        if result["norm"].shape == (1,):
+            raise Wrong(f"rank {rank}: the norm has shape (1,), expected a tensor without dims: squeeze() it")
         expect_close(rank, "the norm", result["norm"], np.array(norm), instead=wrong)
 
         def by_norm(other: float, mine: Array = mine) -> Array:
@@ -76,6 +99,11 @@ def judge_clipped(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             "the ranks' largest norm is taken": by_norm(norms.max()),
             "the factor is limit / norm, without the 1e-6": mine * min(1.0, limit / max(norm, 1e-300)),
             "what is short enough is scaled up": mine * limit / (norm + 1e-6),
+            "each element is limited by itself, as by clamp": np.clip(mine, -limit, limit),
+            "gradients are divided by the norm, and not multiplied by the limit": mine / (norm if norm > limit else 1),
+            "they are scaled twice": mine * min(1.0, limit / (norm + 1e-6)) ** 2,
+            "they are scaled by the limit alone": mine * limit,
+            "they are divided by the square of the norm": mine * min(1.0, limit / (norm**2 + 1e-6)),
             "each slice is scaled by its own norm": np.concatenate(
                 [each * min(1.0, limit / (np.linalg.norm(each) + 1e-6)) for each in slices]
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import permutations
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from minidist.course.grader.contract import (
 )
 
 MOST_WHOLE = 2  # units
+HELD = ": autograd keeps what it has saved, until the storage itself is resized to 0"
 RATE = 0.5
 
 
@@ -79,11 +81,13 @@ def parts(given: Arrays) -> list[list[Array]]:
 
 def cutting(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1 on parameters, and the other way on their values."""
-    parameters = [torch.tensor(value) for value in given.values()]
+    parameters = [nn.Parameter(torch.tensor(value)) for value in given.values()]
     shard, held = exercise.cut(parameters, comm)
+    if shard.requires_grad:
+        raise Wrong("the shard requires a gradient, expected none: detach it, or autograd follows every use of it")
     whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
     views = exercise.views_into(whole, parameters)
-    whole.copy_(torch.cat([parameter.flatten() for parameter in parameters]))  # views show it, copies do not
+    whole.copy_(torch.cat([parameter.detach().flatten() for parameter in parameters]))  # views show it, copies do not
     found = {f"parameter {number}": view.detach().numpy() for number, view in enumerate(views)}
     found |= {"shard": shard.detach().numpy(), "held": np.array(held).reshape(len(parameters), 2)}
     return found | {"its memory": shard.untyped_storage().nbytes()}
@@ -136,6 +140,11 @@ def training(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
         found |= {f"output {step}": output.detach().numpy(), f"gradients left {step}": left}
         for unit, (shard, gradient) in enumerate(zip(model.shards, gradients, strict=True)):
             found[f"shard {step}.{unit}"] = shard.detach().clone().numpy()
+            if gradient.shape != shard.shape:
+                whole = sum(parameter.numel() for parameter in memory.modules[unit].parameters())
+                said = ": that is the whole gradient, not this rank's shard" * (gradient.numel() == whole)
+                shapes = f"{tuple(gradient.shape)} for unit {unit}, whose shard has shape {tuple(shard.shape)}"
+                raise Wrong(f"backward returned a gradient of shape {shapes}{said}")
             found[f"gradient {step}.{unit}"] = gradient.detach().numpy()
             with torch.no_grad():
                 shard -= RATE * gradient
@@ -155,7 +164,13 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             "all parts but the last are rounded up, as by torch.chunk": whole[rank * most : (rank + 1) * most],
             "each parameter is cut for itself, not all of them end to end": np.concatenate(each),
         }
-        expect_equal(rank, "the shard", result["shard"], shards[rank], instead=instead)
+        least = len(whole) // case.ranks
+        instead["all parts are rounded down, and the last one has what is left"] = whole[
+            rank * least : (rank + 1) * least if rank < case.ranks - 1 else None
+        ]
+        instead["all parts are rounded down, and what is left is in none"] = whole[rank * least : (rank + 1) * least]
+        instead["elements are dealt out one by one, like cards"] = whole[rank :: case.ranks]
+        expect_equal(rank, "the shard", result["shard"], shards[rank], instead=instead, others=shards)
         if (found := int(result["its memory"])) > (most := max(shards[rank].nbytes, 8)):
             raise Wrong(f"rank {rank}: the shard keeps {found} bytes alive, expected {most}: a view is no copy")
         for number, value in enumerate(case.given[rank].values()):
@@ -164,6 +179,12 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             if pair != [first, last] and (first < last or pair[0] != pair[1]):
                 known_pairs = {
                     "the second number is how many it holds, not where they end": [first, last - first],
+                    "the second number is the last element that it has, not the first that it has not": [
+                        first,
+                        last - 1,
+                    ],
+                    "they are counted from 1": [first + 1, last + 1],
+                    "they are not kept between 0 and the parameter's size": [start, start + len(shards[rank])],
                     "they are counted from the beginning of all parameters": [start, start + len(shards[rank])],
                     "they are places in the shard, not in the parameter": [
                         max(0, -start),
@@ -173,7 +194,17 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
                 hint = known(known_pairs, pair.__eq__)
                 says = f"rank {rank} says that it holds {pair} of parameter {number}, expected {[first, last]}"
                 raise Wrong(says + hint)
-            expect_equal(rank, f"view {number}, after its whole was written,", result[f"parameter {number}"], value)
+            found, begins = (
+                result[f"parameter {number}"],
+                sum(one.size for one in list(case.given[rank].values())[:number]),
+            )
+            instead = {"views are copies, which do not show what is written into the whole later": np.zeros_like(value)}
+            if found.size == value.size:
+                for at in range(len(whole) - value.size + 1):
+                    story = f"the view begins at element {at} of the whole, not at {begins}"
+                    instead[story] = whole[at : at + value.size].reshape(found.shape) if at != begins else value
+                instead["the view is flat, and has not the parameter's shape"] = value.ravel()
+            expect_equal(rank, f"view {number}, after its whole was written,", found, value, instead=instead)
             start -= value.size
     if sent := [note for note in notes if note.kind == "send"]:
         raise Wrong(f"rank {sent[0].rank} sent a message ({sent[0].line}): cutting needs none")
@@ -185,7 +216,10 @@ def judge_unit(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> 
     expected = (case.ranks - 1) * sum(weight.nbytes for weight in parts(case.given[0])[0])
     for stage in range(3):
         if (found := sent_between(results, notes, stage).sum()) != expected:
-            raise Wrong(f"in gather number {stage + 1} all ranks together sent {found} bytes, expected {expected}")
+            twice = ": an all-reduce sends twice what an all-gather does" * bool(found == 2 * expected)
+            raise Wrong(
+                f"in gather number {stage + 1} all ranks together sent {found} bytes, expected {expected}{twice}"
+            )
 
 
 def judge_unit_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -195,6 +229,13 @@ def judge_unit_values(case: Case, results: Sequence[Arrays], notes: Sequence[Not
         expect_equal(rank, "the shard", result["shard"], np.array_split(before, case.ranks)[rank])
         for stage, expected in enumerate((before, before, before + 1)):
             name, old = f"what gather number {stage + 1} brought", {"the shard is gathered as it was at first": before}
+            parts_of, own = np.array_split(expected, case.ranks), np.zeros(len(expected), bool)
+            np.array_split(own, case.ranks)[rank][:] = True
+            old["only the rank's own shard is copied into the whole"] = np.where(own, expected, 0)
+            for order in permutations(range(case.ranks)) if case.ranks <= 4 else ():
+                story = f"shards are put together in the order of ranks {', '.join(map(str, order))}"
+                if list(order) != sorted(order):
+                    old[story] = np.concatenate([parts_of[other] for other in order])
             expect_equal(rank, name, result[f"whole {stage}"], expected, instead=old)
         expect_free(rank, result, "the constructor", "the first release", "the second release", "the last release")
         block = Block(parts(case.given[rank])[0])
@@ -234,7 +275,13 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         upto = [[np.zeros(sum(p.numel() for p in block.parameters())) for block in model]]  # gradients of ranks < r
         for rank, given in enumerate(case.given):
             output = run(model, given, step)
-            expect_close(rank, f"step {step}: the output", results[rank][f"output {step}"], output)
+            expect_close(
+                rank,
+                f"step {step}: the output",
+                results[rank][f"output {step}"],
+                output,
+                instead=partial_outputs(model, given, step),
+            )
             upto.append([flat(p.grad for p in block.parameters()) for block in model])
         for rank, result in enumerate(results):
             first = rank - rank % group
@@ -245,11 +292,24 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
                 for name, every in zip(("shard", "gradient"), shards, strict=True):
                     found, instead = result[f"{name} {step}.{unit}"], {}
                     if groups > 1:
+                        all_of = np.concatenate(every)
+                        story = "`shard_ranks` is taken for the number of groups, not for the ranks of each"
+                        instead[story] = np.array_split(all_of, groups)[rank % groups]
+                        if name == "gradient" and len({*map(len, every)}) == 1:
+                            story = "the all-reduce goes over all ranks, not only those that hold the same shard"
+                            instead[story] = sum(every)
+                        if name == "gradient":
+                            instead["gradients are divided by the number of groups"] = every[rank % group] / groups
                         instead[f"the ranks of a group lie {groups} apart, not side by side"] = every[rank // groups]
                         instead["all ranks share out one replica"] = np.array_split(np.concatenate(every), case.ranks)[
                             rank
                         ]
                     if name == "gradient":
+                        instead["gradients are averaged over the ranks"] = every[rank % group] / case.ranks
+                        if groups > 1:
+                            instead["gradients are divided by the ranks of a group"] = every[rank % group] / group
+                        alike = np.array_split(begun_alike(model, case, step)[unit], group)[rank % group]
+                        instead["backward of each unit begins with the gradient of the last output"] = alike
                         instead["each rank keeps its part of its own gradients"] = of_rank
                         instead["gradients are summed inside the group only"] = of_group
                         turned = np.array_split(upto[-1][-1 - unit], group)[rank % group]
@@ -267,19 +327,42 @@ def judge_values(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -
         expect_free(rank, result, "the constructor", "forward", "backward", "the second forward", "the second backward")
         held, gradients = map(int, result["most"])
         if held > most:
-            raise Wrong(f"rank {rank} held {held} bytes of whole parameters at a time, expected at most {most}")
+            said = f"rank {rank} held {held} bytes of whole parameters at a time, expected at most {most}"
+            raise Wrong(f"{said}: {held * MOST_WHOLE // most} units are whole at once, expected {MOST_WHOLE} at most")
         if gradients > MOST_WHOLE:
             raise Wrong(
-                f"rank {rank} held whole gradients of {gradients} units at a time, expected {MOST_WHOLE} at most"
+                f"rank {rank} held whole gradients of {gradients} units at a time, expected {MOST_WHOLE} at most: "
+                "reduce those of a unit after its backward, and set them to None"
             )
     return {"peak bytes of whole parameters": max(int(result["most"][0]) for result in results)}
+
+
+def partial_outputs(model: nn.Sequential, given: Arrays, step: int) -> dict[str, Array]:
+    """Return what comes out of each unit before the last."""
+    found, x = {}, torch.tensor(given["x"][step])
+    with torch.no_grad():
+        for unit, block in enumerate(model):
+            found[f"it is the {'input' if not unit else 'output'} of unit {max(0, unit - 1)}"] = x.numpy()
+            x = block(x)
+    return found
+
+
+def begun_alike(model: nn.Sequential, case: Case, step: int) -> list[Array]:
+    """Return the summed gradients of each unit if each gets the gradient of the last output."""
+    copy = nn.Sequential(*(Block([p.detach().numpy() for p in block.parameters()]) for block in model))
+    for given in case.given:
+        x = torch.tensor(given["x"][step])
+        for block in copy:
+            x = block(x.detach())
+            x.backward(torch.tensor(given["gradient"][step]))
+    return [flat(p.grad for p in block.parameters()) for block in copy]
 
 
 def expect_free(rank: int, result: Arrays, *moments: str) -> None:
     """Raise `Wrong` unless no whole parameters were held at these moments."""
     for moment, held in zip(moments, result["held"].tolist(), strict=True):
         if held:
-            raise Wrong(f"rank {rank}: after {moment} whole parameters still have {held} bytes, expected 0")
+            raise Wrong(f"rank {rank}: after {moment} whole parameters still have {held} bytes, expected 0{HELD}")
 
 
 def sent_between(results: Sequence[Arrays], notes: Sequence[Note], stage: int) -> Array:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from judges import BY_WORDS, CUTS, border, by_words, judge_border, judge_layer, judge_words, layer
+from judges import BY_WORDS, CUTS, border, by_words, judge_border, judge_words, layer
+from judges_layers import judge_layer
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 from types import ModuleType
 from typing import Any
 
@@ -99,14 +100,76 @@ def judge_border(gathers: bool) -> Judge:
             of_all = {"the first axis is gathered, which is the batch": rows.reshape(every.shape)}
             found = result["out"], result["the gradient of x"]
             joined, summed = found if gathers else found[::-1]
+            padded = np.zeros_like(every)
+            np.array_split(padded, case.ranks, axis=TIME)[rank][:] = part(every, case, rank)
+            of_all |= {"only the rank's own tokens are filled in, and all others are 0": padded}
+            of_all |= {"it is divided by the number of ranks": every / case.ranks}
+            of_all |= {"it is multiplied by the number of ranks": every * case.ranks}
+            pieces = [part(array, case, number) for number, array in enumerate(slices)]
+            for order in permutations(range(case.ranks)) if case.ranks <= 4 else ():
+                if list(order) != sorted(order):
+                    story = f"tokens are put together in the order of ranks {', '.join(map(str, order))}"
+                    of_all[story] = np.concatenate([pieces[other] for other in order], axis=TIME)
+            total = np.sum(terms, axis=0)
+            of_sum |= {"the mean over the ranks is taken, not the sum": own / case.ranks}
+            of_sum |= {"it is multiplied by the number of ranks": own * case.ranks}
+            of_sum |= {"all tokens are kept, and not only the rank's own": total}
+            of_sum |= {"the first axis is cut, which is the batch": np.array_split(total, case.ranks)[rank]}
+            of_sum |= {"the last axis is cut, which is the channels": np.array_split(total, case.ranks, axis=-1)[rank]}
+            others = [part(total, case, other) for other in range(case.ranks)]
+            each = [part(term, case, rank) for term in terms]
             names = ("what forward returns", "the gradient of x")[:: 1 if gathers else -1]
             contract.expect_equal(rank, names[0], joined, every, instead=of_all)
-            contract.expect_equal(rank, names[1], summed, own, instead=of_sum)
+            contract.expect_equal(rank, names[1], summed, own, instead=of_sum, others=others, parts=each)
         both = ["all_gather"], ["reduce_scatter"]
         forward, backward = both if gathers else both[::-1]
         expect_calls(results, notes, xs[0].nbytes, forward=forward, backward=backward)
 
     return judge
+
+
+def other_blocks(x: Tensor, weights: Mapping[str, Tensor], ranks: int) -> dict[str, Tensor]:
+    """Return what comes out of a whole block by mistake."""
+
+    def norm(x: Tensor, scaled: bool = True, over: tuple[int, ...] = (-1,), root: bool = True) -> Tensor:
+        square = x.square().mean(over, keepdim=True) + 1e-5
+        return x * (square.rsqrt() if root else 1 / square) * (weights["norm.weight"] if scaled else 1.0)
+
+    def branch(x: Tensor, function: Callable[[Tensor], Tensor] = F.gelu, biased: bool = True) -> Tensor:
+        up = F.linear(x, weights["up.weight"], weights["up.bias"] if biased else None)
+        return F.linear(function(up), weights["down.weight"])
+
+    bias, right = weights["down.bias"], branch(norm(x))
+    found = {
+        "the residual x is left out": right + bias,
+        "the residual is the norm's output, not x": norm(x) + right + bias,
+        "x is added twice": 2 * x + right + bias,
+        "the norm is left out": x + branch(x) + bias,
+        "the norm does not scale by its weight": x + branch(norm(x, scaled=False)) + bias,
+        "the norm takes the mean over tokens and channels": x + branch(norm(x, over=(-2, -1))) + bias,
+        "the norm divides by the mean square, and not by its root": x + branch(norm(x, root=False)) + bias,
+        "the norm comes after the sum with x, not before up": norm(x + branch(x) + bias),
+        "the norm comes after down, not before up": x + norm(branch(x) + bias),
+        "up.bias is left out": x + branch(norm(x), biased=False) + bias,
+        "down.bias is left out": x + right,
+        "down.bias is divided by the number of ranks": x + right + bias / ranks,
+        "the sum over the ranks is divided by their number": x + right / ranks + bias,
+        "gelu comes once more after down": x + F.gelu(right) + bias,
+    }
+    if x.shape[1] % ranks == 0:
+        own = torch.cat([norm(each, over=(-2, -1)) for each in x.tensor_split(ranks, 1)], 1)
+        found["the norm takes the mean over a rank's tokens and channels"] = x + branch(own) + bias
+    for story, function in ACTIVATIONS.items():
+        found[story] = x + branch(norm(x), function) + bias
+    return found
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu is left out": lambda hidden: hidden,
+    "gelu is approximated by tanh": lambda hidden: F.gelu(hidden, approximate="tanh"),
+    "it is relu, and not gelu": F.relu,
+    "it is silu, and not gelu": F.silu,
+}
 
 
 def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -128,10 +191,24 @@ def judge_block(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         f"{name} is added before the reduce-scatter, {case.ranks} times": out.detach().numpy() + (case.ranks - 1) * what
         for name, what in (("down.bias", given["down.bias"]), ("x", given["x"]))
     }
+    with torch.no_grad():
+        plain = {name: torch.tensor(given[name]) for name in CUTS}
+        more |= {story: wrong.numpy() for story, wrong in other_blocks(x, plain, case.ranks).items()}
+    slopes = {
+        "no gradient comes back through norm, up and down, as behind a detach": given["gradient"],
+        "no gradient comes back through the residual": x.grad.numpy() - given["gradient"],
+        "the branch's gradient is summed over the ranks once more": (
+            given["gradient"] + case.ranks * (x.grad.numpy() - given["gradient"])
+        ),
+        "the branch's gradient is divided by the number of ranks": (
+            given["gradient"] + (x.grad.numpy() - given["gradient"]) / case.ranks
+        ),
+    }
     for rank, result in enumerate(results):
         expected, instead = part(out.detach().numpy(), case, rank), {k: part(v, case, rank) for k, v in more.items()}
         contract.expect_close(rank, "what forward returns", result["out"], expected, instead=instead)
-        contract.expect_close(rank, "the gradient of x", result["the gradient of x"], part(x.grad.numpy(), case, rank))
+        of_x, mistakes = part(x.grad.numpy(), case, rank), {story: part(v, case, rank) for story, v in slopes.items()}
+        contract.expect_close(rank, "the gradient of x", result["the gradient of x"], of_x, instead=mistakes)
         if (saved := int(result["saved"])) > most:
             raise Wrong(
                 f"rank {rank}: {saved} bytes are kept for backward, expected at most {most}: all tokens of what is D "
@@ -157,7 +234,15 @@ def judge_partial(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) 
             every = [given[name] for given in case.given]
             total, name = np.sum(every, axis=0), f"the gradient of {name}"
             if dim is None:
-                contract.expect_equal(rank, name, result[name.split()[-1]], total, before=every[rank])
+                instead = {
+                    "the sum is never written into the tensor, or it is not counted as incomplete": every[rank],
+                    "the mean is taken, not the sum": total / case.ranks,
+                    "the sum is added to what is there, which is in it already": every[rank] + total,
+                    "the largest is taken, not the sum": np.max(every, axis=0),
+                }
+                for other in (other for other, cut in CUTS.items() if cut is None and not name.endswith(other)):
+                    instead[f"it gets the sum of {other}"] = np.sum([given[other] for given in case.given], axis=0)
+                contract.expect_equal(rank, name, result[name.split()[-1]], total, instead=instead, parts=every)
             else:
                 instead = {"it is summed as well, though it is complete, of other channels on each rank": total}
                 contract.expect_equal(rank, name, result[name.split()[-1]], every[rank], instead=instead)

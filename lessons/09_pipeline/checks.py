@@ -23,6 +23,7 @@ ONE = Task(4, "1F1B", BY_HAND)
 RUN = Task(5, "carrying it out", BY_HAND)
 CROSSED = "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"  # the first rank waits for 1B0, the second for 0F1
 TURNED = "0F0 0B0\n1B0 1F0"
+TWO_ORDERS = "0F0 0F1 0B1 0B0\n1F0 1F1 1B0 1B1"  # takes 3 F and 4 B, where others take as many of both
 MISSING = "0F0 0B0\n1F0 1B0 1F1 1B1"  # the first rank is done, and the second waits for an F1 that nobody does
 SQUARES = (3, 18, 9, 2, 3, 3)  # in 3 stages: the smallest sum of squares has a stage of 21, the best cut none above 18
 
@@ -144,7 +145,7 @@ def drawn_clocks(rng: np.random.Generator) -> Sequence[Case]:
         ]
         rows.append(" ".join(f"{rank}{word}" for word in words + [f"B{k}" for k in range(late, m)]))
     mixed = "\n".join(rows), f"each rank with another warm-up, {p} ranks, {m} microbatches"
-    return clocks(named("1f1b", p, m), named("naive", p, m), mixed)(rng)
+    return clocks(named("1f1b", p, m), named("naive", p, m), mixed, (TWO_ORDERS, "backwards in two orders"))(rng)
 
 
 OTHERS = models(("gpipe reversed", 3, 4), ("1f1b", 4, 6), ("naive", 2, 3), ("gpipe turned", 3, 4))

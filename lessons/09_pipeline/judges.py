@@ -54,7 +54,17 @@ def all_1f1b(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[st
 
 def rows_of(schedule: Callable[[int, int, int], Sequence[str]], ranks: int, microbatches: int) -> dict[str, Any]:
     """Ask a function for every rank's words."""
-    rows = [" ".join(f"{rank}{word}" for word in schedule(rank, ranks, microbatches)) for rank in range(ranks)]
+    rows = []
+    for rank in range(ranks):
+        words = schedule(rank, ranks, microbatches)
+        if isinstance(words, str):
+            raise Wrong(f"rank {rank} returned one text, {words!r}, expected a list of words, such as ['F0', 'B0']")
+        for word in words:
+            if not (isinstance(word, str) and word[:1] in ("F", "B") and word[1:].isdecimal()):
+                raise Wrong(
+                    f"rank {rank} returned the word {word!r}, expected only F or B and a microbatch, as in 'F3'"
+                )
+        rows.append(" ".join(f"{rank}{word}" for word in words))
     return {"schedule": packed("\n".join(rows))}
 
 
@@ -65,7 +75,7 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
     if layers != list(range(len(costs))) or len(lengths) != stages or min(lengths) < 1:
         raise Wrong(
             f"the layers, one stage after the other, are {layers} in stages of {lengths}, expected 0 to "
-            f"{len(costs) - 1} in {stages} stages of at least one"
+            f"{len(costs) - 1} in {stages} stages of at least one{badly_cut(layers, lengths, stages)}"
         )
     upto = np.concatenate([[0.0], np.cumsum(costs)])
     best = np.where(upto > 0, upto, np.inf)  # the most expensive stage, of the first k layers in one stage
@@ -79,9 +89,69 @@ def judge_cut(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
         even = [len(part) for part in np.array_split(costs, stages)]
         hint = ": that is the smallest sum of squares" if np.isclose((each**2).sum(), squares[-1]) else ""
         hint = ": that is as many layers in each, whatever they cost" if lengths == even else hint
+        hint = hint or next(
+            (f": {story}" for story, cut in quick_cuts(costs.tolist(), stages).items() if cut == lengths), ""
+        )
+        hint = hint or ": where a stage ends cannot be settled from the layers before it alone, so try every last stage"
         raise Wrong(
             f"stages of {lengths} layers: the most expensive costs {max(each):g}, but {best[-1]:g} is possible{hint}"
         )
+
+
+def badly_cut(layers: Sequence[int], lengths: Sequence[int], stages: int) -> str:
+    """Return what is wrong with ranges that are no cut at all."""
+    if twice := sorted({layer for layer in layers if list(layers).count(layer) > 1}):
+        return f": layers {twice} are in two stages, since a range ends before its stop"
+    if min(lengths, default=1) < 1:
+        return ": a stage is empty"
+    return f": there are {len(lengths)} stages" * (len(lengths) != stages)
+
+
+def quick_cuts(costs: Sequence[float], stages: int) -> dict[str, list[int]]:
+    """Return how many layers each stage has if cuts are made by a quick rule."""
+    mean, found = sum(costs) / stages, {}
+    for story, early in (
+        ("a stage ends before it is dearer than the mean", 1),
+        ("a stage ends once it has the mean", 0),
+    ):
+        ends, held = list[int](), 0.0
+        for layer, cost in enumerate(costs):
+            left, open_stages = len(costs) - layer, stages - len(ends)
+            full = held + early * cost > mean if early else held >= mean
+            start = ends[-1] if ends else 0
+            if layer > start and open_stages > 1 and (full or left < open_stages):
+                ends, held = [*ends, layer], 0.0
+            held += cost
+        found[f"that is what comes out if {story}"] = np.diff([0, *ends, len(costs)]).tolist()
+    parts = [(0, len(costs))]
+    while len(parts) < stages:
+        first, last = max((one for one in parts if one[1] - one[0] > 1), key=lambda one: sum(costs[slice(*one)]))
+        middle = min(range(first + 1, last), key=lambda at: max(sum(costs[first:at]), sum(costs[at:last])))
+        at = parts.index((first, last))
+        parts[at : at + 1] = [(first, middle), (middle, last)]
+    found["that is what comes out if the dearest stage is cut in two, again and again"] = [b - a for a, b in parts]
+    return found
+
+
+def in_rounds(timeline: Any, forward: float, backward: float) -> float:
+    """Return the time if all ranks begin their words together, and wait for the longest of them."""
+    rows, done, at, time = timeline.plan.actions, set[str](), [0] * timeline.plan.ranks, 0.0
+    while any(here < len(row) for here, row in zip(at, rows, strict=True)):
+        begun = []
+        for rank, row in enumerate(rows):
+            if at[rank] < len(row):
+                word = str(row[at[rank]]).lstrip("0123456789")
+                before = [f"{rank - 1}{word}"] * (rank > 0) if word[0] == "F" else [f"{rank}F{word[1:]}"]
+                before += [f"{rank + 1}{word}"] * (word[0] == "B" and rank < len(rows) - 1)
+                if done.issuperset(before):
+                    begun.append((rank, word))
+        if not begun:
+            return np.nan
+        time += max(forward if word[0] == "F" else backward for _, word in begun)
+        for rank, word in begun:
+            done.add(f"{rank}{word}")
+            at[rank] += 1
+    return time
 
 
 def judge_clock(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
@@ -103,6 +173,14 @@ def judge_clock(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
             "that is when rank 0 is done": timeline.end[0][-1],
             "that is the formula for GPipe and 1F1B": (microbatches + ranks - 1) * (forward + backward),
             "that is the work of one rank, without any waiting": microbatches * (forward + backward),
+            "that is the work of all ranks together, one after the other": ranks * microbatches * (forward + backward),
+            "F takes the time of B, and B that of F": simulate(timeline.plan, backward, forward).length,
+            "B takes the time of F": simulate(timeline.plan, forward, forward).length,
+            "F takes the time of B": simulate(timeline.plan, backward, backward).length,
+            "all ranks wait for each other after each word": in_rounds(timeline, forward, backward),
+            "that is a first microbatch through all ranks and back, and the dearer of F and B for each other": (
+                ranks * (forward + backward) + (microbatches - 1) * max(forward, backward)
+            ),
         }
         hint = next((f": {story}" for story, value in instead.items() if abs(found - value) <= 1e-9 * value), "")
         raise Wrong(
@@ -117,20 +195,44 @@ def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
         schedule = read_plan(unpacked(results[0]["schedule"]))
         check(schedule)
     except ScheduleError as error:
-        raise Wrong(str(error)) from None
+        raise Wrong(in_the_words(unpacked(results[0]["schedule"]), ranks, microbatches) + str(error)) from None
     if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
-        raise Wrong(f"{schedule.ranks} ranks do {schedule.microbatches} microbatches, expected {ranks}, {microbatches}")
+        few = ": the last ones are left out" * (schedule.microbatches < microbatches)
+        said = f"{schedule.ranks} ranks do {schedule.microbatches} microbatches, expected {ranks}, {microbatches}"
+        raise Wrong(said + few)
     for rank, row in enumerate(schedule.actions):
         for kind in "FB":
             order = [action.microbatch for action in row if action.kind == kind]
             if order != list(range(microbatches)):
-                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}")
+                how = "from the last to the first" if order == sorted(order, reverse=True) else "not from 0 on"
+                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}, {how}")
     for forward, backward in ((1, 2), (0.7, 1.9)):
         found, expected = simulate(schedule, forward, backward).bubble, (ranks - 1) / (microbatches + ranks - 1)
         if found > expected + 1e-9:
             costs = f"F takes {forward:g}, B {backward:g}"
-            raise Wrong(f"the bubble is {found:.1%} of the step ({costs}), expected {expected:.1%}")
+            said = f"the bubble is {found:.1%} of the step ({costs}), expected {expected:.1%}"
+            why = in_the_words(unpacked(results[0]["schedule"]), ranks, microbatches).removesuffix(": ")
+            raise Wrong(said + f": {why}" * bool(why))
     return schedule
+
+
+def in_the_words(text: str, ranks: int, microbatches: int) -> str:
+    """Return what can be seen in the words of a schedule without running it, with a colon behind it."""
+    rows = [bare(line) for line in text.splitlines()]
+    numbers = {int(word[1:]) for row in rows for word in row}
+    if numbers == set(range(1, microbatches + 1)):
+        return "microbatches are counted from 1, expected from 0: "
+    for kind, other, what in (("F", "B", "forwards behind"), ("B", "F", "backwards behind the last forward")):
+        for rank, row in enumerate(rows):
+            done, missing = [{int(word[1:]) for word in row if word[0] == each} for each in (kind, other)]
+            if missing - done:
+                return f"rank {rank} lacks {kind}{min(missing - done)}: are the {what} left out? "
+    ahead = [next((at for at, word in enumerate(row) if word[0] == "B"), len(row)) for row in rows]
+    right = [min(ranks - rank, microbatches) for rank in range(ranks)]
+    if ahead not in (right, [microbatches] * ranks):
+        mixed = ", the ranks the wrong way round" * (ahead == right[::-1])
+        return f"rank by rank {ahead} forwards stand before the first backward, where 1F1B has {right}{mixed}: "
+    return ""
 
 
 def judge_gpipe(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:

@@ -141,6 +141,8 @@ def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
     words = [bare(unpacked(given["words"])) for given in case.given]
     orders = [[int(word[1:]) for word in words[rank] if word[0] == "F"] for rank in (0, -1)]
     mixed = serial(case, [orders[1][orders[0].index(m)] for m in range(len(losses))])
+    by_order = serial(case, [orders[1].index(m) for m in range(len(losses))])
+    slips = wrong_flows(case)
     for rank, result in enumerate(results):
         expect_words(rank, words[rank], result)
         if len(result["changed"]):
@@ -154,7 +156,14 @@ def judge_run(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> N
             "the gradients, one parameter after the other,",
             result["gradients"],
             gradients[rank],
-            instead={"messages are taken in the order in which they come, not by their tags": mixed[1][rank]},
+            instead={
+                "messages are taken in the order in which they come, not by their tags": mixed[1][rank],
+                "each loss is divided by the number of microbatches once more": gradients[rank] / len(losses),
+                "losses are not divided by the number of microbatches": gradients[rank] * len(losses),
+                "losses are divided by the number of ranks": gradients[rank] / case.ranks,
+                "the targets are taken in the order of the forwards, not by their number": by_order[1][rank],
+                **{story: wrong[rank] for story, wrong in slips.items()},
+            },
         )
         expect_close(
             rank,
@@ -193,6 +202,34 @@ def serial(case: Case, order: Sequence[int] | None = None) -> tuple[list[float],
     losses.mean().backward()
     gradients = [torch.cat([p.grad.view(-1) for p in stage.parameters()]).numpy() for stage in stages]
     return losses.tolist(), gradients
+
+
+def wrong_flows(case: Case) -> dict[str, list[Array]]:
+    """Return the gradients of each rank's stage if another gradient flows back than that of its output."""
+    found = dict[str, list[Array]]()
+    for story in ("ones", "passed on", "first", "last"):
+        stages, x = [Stage(given["weights"]) for given in case.given], torch.tensor(case.given[0]["inputs"])
+        targets, ends = torch.tensor(case.given[-1]["targets"]), list[tuple[Tensor, Tensor]]()
+        for stage in stages:
+            x = x.detach().requires_grad_()
+            ends.append((x, stage(x)))
+            x = ends[-1][1]
+        losses = (x - targets).square().mean((1, 2))
+        losses = losses if story in ("ones", "passed on") else losses[:1] if story == "first" else losses[-1:]
+        (losses.sum() / len(targets)).backward()
+        gradient = ends[-1][0].grad
+        for x, output in ends[-2::-1]:
+            assert gradient is not None
+            output.backward(torch.ones_like(output) if story == "ones" else gradient)
+            gradient = gradient if story == "passed on" else x.grad
+        gradients = [[p.grad for p in stage.parameters()] for stage in stages]
+        found[story] = [torch.cat([g.view(-1) for g in some if g is not None]).numpy() for some in gradients]
+    return {
+        "backward begins with ones, not with the gradient that has come": found["ones"],
+        "a rank sends on the gradient of its output, as it came, not that of its input": found["passed on"],
+        "only the first microbatch counts": found["first"],
+        "only the last microbatch counts": found["last"],
+    }
 
 
 def expect_words(rank: int, words: Sequence[str], result: Arrays) -> None:

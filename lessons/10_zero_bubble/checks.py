@@ -18,12 +18,12 @@ from judges import (
     judge_carried_out,
     judge_interleaved,
     judge_place,
-    judge_split,
     judge_zb_h1,
     label_of,
     place,
     split,
 )
+from judges_split import judge_split
 
 from minidist.course.grader.contract import Case, Check, Draw, Task
 

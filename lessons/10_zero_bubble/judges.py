@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from types import ModuleType
 from typing import Any
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minidist import Communicator
-from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, sent_by
+from minidist.course.grader.contract import Array, Arrays, Case, Figures, Note, Wrong, expect_close, known, sent_by
 from minidist.parallel.pipeline import (
     Plan,
     ScheduleError,
@@ -37,6 +40,11 @@ def label_of(ranks: int, microbatches: int, chunks: int) -> str:
 def place(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, Any]:
     """Run task 1 for every rank."""
     ranks, microbatches, chunks = given["sizes"].tolist()
+    for rank in range(ranks):
+        found = list(exercise.stages_of(rank, ranks, chunks))
+        if len(found) != chunks:
+            why = known(other_stages(rank, ranks, chunks), partial(operator.eq, found))
+            raise Wrong(f"rank {rank} of {ranks} has stages {found}, {len(found)} of them, expected {chunks}{why}")
     return {
         "stages": [exercise.stages_of(rank, ranks, chunks) for rank in range(ranks)],
         "warm-up": [exercise.warm_up(rank, ranks, microbatches, chunks) for rank in range(ranks)],
@@ -73,6 +81,9 @@ def carried_out(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, A
             schedule = with_communication(unpacked(answer["schedule"]))
         except ScheduleError:
             return answer  # of which the judge says what is wrong
+        p, _, v = given["sizes"].tolist()
+        if schedule.rank_of != tuple(range(p)) * v:
+            return answer  # which goes for this as well
         own = {stage: stage_of(given["weights"][stage]) for stage in schedule.stages_of(comm.rank)}
         pipeline = Pipeline(own, comm, schedule, loss_of(given), torch.empty_like)
         pipeline.step(*([torch.tensor(each) for each in given[name]] for name in ("inputs", "targets")))
@@ -136,10 +147,14 @@ def split(exercise: ModuleType, comm: Communicator, given: Arrays) -> dict[str, 
 def judge_place(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
     """The formulas of the lesson."""
     p, m, v = case.given[0]["sizes"].tolist()
+    warm_ups = results[0]["warm-up"].tolist()
+    likely = [story for story, values in other_warm_ups(p, m, v).items() if values == warm_ups]
+    likely = [story for story in likely if story.split(",")[0] == story or story.split(",")[0] not in likely][:3]
     for rank in range(p):
-        stages, forwards = results[0]["stages"][rank].tolist(), int(results[0]["warm-up"][rank])
+        stages, forwards = results[0]["stages"][rank].tolist(), warm_ups[rank]
         if stages != [chunk * p + rank for chunk in range(v)]:
-            raise Wrong(f"rank {rank} of {p} has stages {stages}, expected {[c * p + rank for c in range(v)]}")
+            why = known(other_stages(rank, p, v), partial(operator.eq, stages))
+            raise Wrong(f"rank {rank} of {p} has stages {stages}, expected {[c * p + rank for c in range(v)]}{why}")
         ahead, back = (v - 1) * p, p - rank - 1
         expected = min(ahead + 2 * back, m * v)
         instead = {
@@ -150,7 +165,97 @@ def judge_place(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) ->
         }
         if forwards != expected:
             hint = next((f": {story}" for story, value in instead.items() if forwards == value), "")
+            hint = f": that is {', or '.join(likely)}, where it is (v - 1) p + 2 (p - r - 1)" if likely else hint
             raise Wrong(f"rank {rank} of {p} warms up with {forwards} forwards, expected {expected}{hint}")
+
+
+def other_stages(rank: int, ranks: int, chunks: int) -> dict[str, list[int]]:
+    """Return the stages that a rank gets by mistake."""
+    right = [chunk * ranks + rank for chunk in range(chunks)]
+    return {
+        "stages are counted from 1": [stage + 1 for stage in right],
+        "they come from the last to the first": right[::-1],
+        "ranks get them to and fro, and not from the first rank again": (
+            [chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank) for chunk in range(chunks)]
+        ),
+        "each rank gets neighbouring stages": list(range(rank * chunks, (rank + 1) * chunks)),
+        "they lie `chunks` apart, and not `ranks`": list(range(rank, ranks * chunks, chunks)),
+        "they lie `chunks` apart, and `chunks` of them are taken": [rank + chunk * chunks for chunk in range(chunks)],
+        "there is one chunk more": [*right, chunks * ranks + rank],
+        "there is one chunk less": right[:-1],
+        "ranks are counted from the last one": [chunk * ranks + ranks - 1 - rank for chunk in range(chunks)],
+        "as many stages as ranks are taken": [rank + stage * ranks for stage in range(ranks)],
+    }
+
+
+def other_warm_ups(p: int, m: int, v: int) -> dict[str, list[int]]:
+    """Return all ranks' warm-ups by the formula, all but the right one: forwards of the other chunks, and the way."""
+    chunks = {"(v - 1) p": (v - 1) * p, "v p": v * p, "v - 1": v - 1, "v": v, "(v - 1) m": (v - 1) * m, "v m": v * m}
+    chunks |= {"no": 0, "p": p, "(v - 2) p": (v - 2) * p, "2 (v - 1) p": 2 * (v - 1) * p}
+    ways = {
+        "2 (p - r - 1)": [2 * (p - r - 1) for r in range(p)],
+        "p - r - 1": [p - r - 1 for r in range(p)],
+        "2 (p - r)": [2 * (p - r) for r in range(p)],
+        "p - r": [p - r for r in range(p)],
+        "2 r": [2 * r for r in range(p)],
+        "r": list(range(p)),
+        "2 (p - r) - 1": [2 * (p - r) - 1 for r in range(p)],
+        "no": [0] * p,
+    }
+    found = {}
+    for ahead, some in chunks.items():
+        for back, way in ways.items():
+            for most, cap in (("", m * v), (", at most m", m), (", without a limit", 10**9)):
+                story = f"{ahead} + {back}{most}"
+                if (ahead, back, most) != ("(v - 1) p", "2 (p - r - 1)", ""):
+                    found[story] = [min(some + one, cap) for one in way]
+    return found
+
+
+def in_the_words(text: str, p: int, m: int, v: int, kinds: str) -> str:
+    """Return what can be seen in the words of a schedule without running it, with a colon behind it.
+
+    `kinds` are the kinds of which each rank has each microbatch once, the one first that ends the warm-up.
+    """
+    rows = [line.split() for line in text.splitlines()]
+    if any(word[:1] in "FBIW" for row in rows for word in row):
+        return "a word begins with the number of its stage, as 2F0: "
+    if not all(re.fullmatch(r"\d+[FBIW]\d+", word) for row in rows for word in row):
+        return ""
+    for rank, row in enumerate(rows):
+        have = {word[len(word.rstrip("0123456789")) - 1 :] for word in row}
+        if kinds == "IW" and any(word[0] == "B" for word in have):
+            return f"rank {rank} has words of kind B: here I and W stand for it, each in its own place: "
+        stages = range(rank, p * v, p)
+        if v > 1 and {int(re.split("[FB]", word)[0]) for word in row} == set(range(v)):
+            return "stages are numbered from 0 on each rank, as chunks are: "
+        needed = [f"{s}{kind}{k}" for kind in "F" + kinds for s in stages for k in range(m)]
+        if missing := [word for word in needed if word not in row]:
+            return f"rank {rank} has no {missing[0]}: "
+        for kind in "FB" * (kinds == "B"):
+            order = stages if kind == "F" else stages[::-1]
+            right = [f"{s}{kind}{k}" for first in range(0, m, p) for s in order for k in range(first, first + p)]
+            if (found := [word for word in row if kind in word]) != right:
+                at = next(at for at, pair in enumerate(zip(found, right, strict=False)) if pair[0] != pair[1])
+                said = f"number {at + 1} of the {kind} of rank {rank} is {found[at]}, expected {right[at]}"
+                return f"{said}: p microbatches through a chunk, in order, then the same through the next: "
+    before = [row[: next((at for at, word in enumerate(row) if kinds[0] in word), len(row))] for row in rows]
+    ahead = [sum("F" in word for word in row) for row in before]
+    right = [min(m * v, (v - 1) * p + (2 if v > 1 else 1) * (p - r - 1) + 1) for r in range(p)]
+    if ahead != right:
+        turn = ", as if the backward came first in each turn"
+        turn *= all(found == most - 1 for found, most in zip(ahead, right, strict=True))
+        return f"rank by rank {ahead} forwards stand before the first {kinds[0]}, expected {right}{turn}: "
+    return ""
+
+
+def owed_at_the_end(text: str) -> str:
+    """Return how many W stand behind the last I, rank by rank, with a colon behind it."""
+    rows = [line.split() for line in text.splitlines()]
+    owed = [len(row) - 1 - max((at for at, word in enumerate(row) if "I" in word), default=0) for row in rows]
+    most = list(range(len(rows)))
+    what = "W stand behind the last I, where rank r can fill r waits in the end"
+    return f"rank by rank {owed} {what}: " if owed != most else ""
 
 
 def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
@@ -160,7 +265,8 @@ def expect_schedule(case: Case, results: Sequence[Arrays]) -> Plan:
         schedule = unpacked(results[0]["schedule"])
         check(schedule)
     except ScheduleError as error:
-        raise Wrong(str(error)) from None
+        text = results[0]["schedule"].tobytes().decode()
+        raise Wrong(in_the_words(text, p, m, v, "B" if v > 1 else "IW") + str(error)) from None
     if schedule.rank_of != tuple(range(p)) * v or schedule.microbatches != m:
         raise Wrong(
             f"there are {schedule.microbatches} microbatches and the stages are on ranks {list(schedule.rank_of)}, "
@@ -188,7 +294,8 @@ def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Not
     held = zip(peak_activations(schedule), peak_activations(reference), strict=True)
     for rank, (found, most) in enumerate(held):
         if found > most:
-            raise Wrong(f"rank {rank} holds up to {found} microbatches of one stage, expected at most {most}")
+            seen = in_the_words(results[0]["schedule"].tobytes().decode(), p, m, v, "B")
+            raise Wrong(f"{seen}rank {rank} holds up to {found} microbatches of one stage, expected at most {most}")
     found, most = (simulate(each, 1, 2, latency=0.1).length for each in (schedule, reference))
     if found > most + 1e-9:
         raise Wrong(f"F takes 1, B 2 and a message 0.1: the step takes {found:g}, expected {most:g}: warm up longer")
@@ -197,22 +304,25 @@ def judge_interleaved(case: Case, results: Sequence[Arrays], notes: Sequence[Not
 
 def judge_zb_h1(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> Figures:
     """Each rank idles (p - 1)(F + I - W) at most, and holds what the first rank of 1F1B holds."""
-    schedule, p = expect_schedule(case, results), int(case.given[0]["sizes"][0])
+    schedule, (p, m, _) = expect_schedule(case, results), case.given[0]["sizes"].tolist()
+    seen = in_the_words(results[0]["schedule"].tobytes().decode(), p, m, 1, "IW")
     for rank, row in enumerate(schedule.actions):
         held = max(accumulate({"F": 1, "W": -1, "B": -1}.get(action.kind, 0) for action in row))
         if held > p:
-            raise Wrong(f"rank {rank} holds {held} microbatches whose F is done and whose W is not, expected {p}")
+            raise Wrong(f"{seen}rank {rank} holds {held} microbatches whose F is done and whose W is not, expected {p}")
         for kind in "FIW":
             order = [action.microbatch for action in row if action.kind == kind]
             if order != sorted(order):
-                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}")
+                why = "each kind takes them in order, from 0 on"
+                raise Wrong(f"rank {rank} takes the microbatches of its {kind} in the order {order}: {why}")
     for forward, input, weight in ((1.0, 1.0, 1.0), (1.0, 1.2, 0.6)):
         most = (p - 1) * (forward + input - weight)
         idle = simulate(schedule, forward, input + weight, input, weight).idle
         rank = int(np.argmax(idle))
         if idle[rank] > most + 1e-9:
             costs = f"F takes {forward:g}, I {input:g}, W {weight:g}"
-            raise Wrong(f"rank {rank} idles {idle[rank]:g} ({costs}), expected at most {most:g}")
+            seen = seen or owed_at_the_end(results[0]["schedule"].tobytes().decode())
+            raise Wrong(f"{seen}rank {rank} idles {idle[rank]:g} ({costs}), expected at most {most:g}")
     return {"bubble of ZB-H1": simulate(schedule, 1, 2, 1, 1).bubble}
 
 
@@ -231,52 +341,3 @@ def judge_carried_out(case: Case, results: Sequence[Arrays], notes: Sequence[Not
     expected, found = 2 * m * (p * v - 1) * MESSAGE, sum(note.bytes for note in sent)
     if found != expected:
         raise Wrong(f"all ranks together sent {found} bytes, expected {expected}")
-
-
-def judge_split(case: Case, results: Sequence[Arrays], notes: Sequence[Note]) -> None:
-    """Autograd's gradients; one product a layer in each half; what is kept between them."""
-    given, result = case.given[0], results[0]
-    x = torch.tensor(given["x"], requires_grad=True)
-    names = [name for name in given if name.startswith("weight")]
-    weights = {name: torch.tensor(given[name], requires_grad=True) for name in names}
-    y, passed = x, [x]
-    for weight in weights.values():
-        y = torch.tanh(y @ weight.T)
-        y.retain_grad()
-        passed.append(y)
-    y.backward(torch.tensor(given["gradient"]))
-    if result["changed"].any():
-        what = ("weights",) * len(names) + ("activations",) * len(passed) + ("gradient",)
-        raise Wrong(f"backward_for_inputs changes the {what[int(result['changed'].argmax())]} that it is given")
-    mistaken = known_mistakes(weights, passed)
-    for name, leaf in {"x": x, **weights}.items():
-        if name not in result:
-            raise Wrong(f"backward_for_weights gave no gradient of {name}")
-        assert leaf.grad is not None
-        expect_close(0, f"the gradient of {name}", result[name], leaf.grad.numpy(), instead=mistaken.get(name))
-    halves = zip(("backward_for_inputs", "backward_for_weights"), result["work"].tolist(), strict=True)
-    for half, found in halves:
-        if found != len(names):
-            raise Wrong(f"{half} does {found} matrix products for {len(names)} layers, expected one for each")
-    kept = sum(8 * len(given["x"]) * sum(weight.shape) for weight in weights.values())
-    if result["kept"] != kept:
-        raise Wrong(f"the pairs hold {result['kept']} bytes, expected {kept}: an input and a gradient for each layer")
-
-
-def known_mistakes(weights: dict[str, Tensor], passed: Sequence[Tensor]) -> dict[str, dict[str, Array]]:
-    """Return, by weight, what comes out if tanh's derivative is left out: of the pairs only, or everywhere."""
-    found, flowing = {}, passed[-1].grad
-    for number, (name, weight) in reversed(list(enumerate(weights.items()))):
-        x, gradient = passed[number].detach(), passed[number + 1].grad
-        assert gradient is not None and flowing is not None and weight.grad is not None
-        found[name] = {
-            "the pairs hold the gradient for tanh's result, not for what it was applied to": (gradient.T @ x).numpy(),
-            "tanh's derivative is left out": (flowing.T @ x).numpy(),
-            "x and the gradient change places": weight.grad.T.numpy(),
-        }
-        flowing = flowing @ weight.detach()
-        found["x"] = {"tanh's derivative is left out": flowing.numpy()}
-        other = list(weights.values())[len(weights) - 1 - number].grad
-        if other is not None and other is not weight.grad:
-            found[name]["the pairs stand from the last layer to the first"] = other.numpy()
-    return found

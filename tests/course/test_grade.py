@@ -277,7 +277,7 @@ def test_an_error_is_told_by_rank_and_line_without_a_traceback(tmp_path: Path) -
     tests = grade(LESSON, answer(tmp_path, source), only=pick(task=2, wire=""))
     line = len(source.splitlines())
     told = f"rank 1 raised IndexError at exercise.py:{line} in ring_all_gather: list index out of range"
-    assert {test.output for test in tests} == {told}
+    assert {test.output for test in tests} == {f"{told} (the call: {test.label})" for test in tests}
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_an_error_that_is_not_the_answer_s_is_the_check_s(tmp_path: Path) -> Non
     judged, called, returned, stub = (test.output for test in grade(lesson, answer(tmp_path / "student", source)))
     fault = "its own fault, unless the answer returns other than its docstring says"
     assert re.fullmatch(rf"the check fails at checks.py:9 in judge \(KeyError: 'y'\): {fault}", judged)
-    assert called == "rank 0 raised KeyError at exercise.py:2 in f: 'key'"
+    assert called == "rank 0 raised KeyError at exercise.py:2 in f: 'key' (the call: one)"
     assert re.fullmatch(rf"the check fails at checks.py:7 in bad \(IndexError: .*\): {fault}", returned)
     assert "checks.py:8 in stub (NotImplementedError of a library: of the check's own)" in stub
 

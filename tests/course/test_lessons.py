@@ -233,6 +233,13 @@ SLIPS = {  # by mistake, what its rejection says
     "attention_forward_alone": "attention counts 4 L s h, its forward alone",
     "one_buffer_for_all_sends": "so each needs a tensor of its own",
     "half_of_the_mean": "a rank is compared with the mean of all",
+    "works_on_all_rows_at_once": "expected one row, (2,)",
+    "an_empty_bucket_at_the_end": "is one opened that nothing comes into?",
+    "gathers_before_the_update": "if slices are gathered before they are updated, not after",
+    "refuses_too_few_heads_only": "4 heads on 3 ranks: attention_slices raised no ValueError",
+    "norm_of_the_sum": "if the norm comes after the sum with x, not before up",
+    "clock_with_costs_swapped": "F takes the time of B, and B that of F",
+    "slope_of_one_minus_y": "if tanh's derivative is taken for 1 - y, not 1 - y²",
 }
 
 

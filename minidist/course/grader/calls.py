@@ -21,7 +21,15 @@ def forward_backward(
         leaf.requires_grad_()
     out = forward()
     before = calls(trace)
-    torch.autograd.backward(out, gradient)
+    if gradient is not None and out.shape != gradient.shape:
+        raise Wrong(f"what forward returns has shape {tuple(out.shape)}, expected {tuple(gradient.shape)}")
+    try:
+        torch.autograd.backward(out, gradient)
+    except RuntimeError as error:
+        if "gradient" not in str(error) or "Backward" not in str(error):
+            raise
+        why = "backward of a Function returns one value for each argument of forward after ctx, as large as it is"
+        raise Wrong(f"autograd takes no such gradient, {error}: {why}") from None
     found = {"out": out.detach().numpy(), "forward": before, "backward": calls(trace)[len(before) :]}
     for name, leaf in leaves.items():
         if leaf.grad is None:

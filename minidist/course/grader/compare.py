@@ -11,6 +11,7 @@ last resort.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,8 @@ Instead: TypeAlias = Mapping[str, Any]  # by a clause behind "this is what comes
 
 NOTHING = 1e-6  # of the largest value on any rank: where a rank should have zeros, rounding is measured against this
 ROUNDED = 1e-6  # of the largest value: what float32 leaves of a float64, after a few operations
+TOLD = 3  # of the mistakes that give the same, so many are told
+MANY_PARTS = 8  # ranks: of more, only sums of one part, or of all but one, are tried
 LARGEST_FACTOR = 64  # of ranks or microbatches, by which an answer may be wrong throughout
 
 
@@ -46,6 +49,7 @@ def expect_close(
     others: Sequence[Array] = (),
     before: Array | None = None,
     least: float = 0.0,
+    parts: Sequence[Array] = (),
 ) -> None:
     """Raise `Wrong` unless both have the same shape and differ by at most `tolerance` times the largest expected value.
 
@@ -62,11 +66,13 @@ def expect_close(
         What was given, if the answer was to change it: it may still be there.
     least : float
         What the largest expected value counts as, if it is smaller: an expected 0 may come out as a rounding error.
+    parts : sequence of arrays
+        What each rank adds to the sum, if it is one: an answer may have left some out.
     """
     if is_close(found, expected, tolerance, least):
         return
     hint = known(instead or {}, lambda value: is_close(found, np.asarray(value), tolerance))
-    hint = hint or likeness(rank, found, expected, tolerance, others, before)
+    hint = hint or some_parts(found, parts, tolerance) or likeness(rank, found, expected, tolerance, others, before)
     if found.shape != expected.shape:
         raise Wrong(f"rank {rank}: {name} has shape {found.shape}, expected {expected.shape}{hint}")
     off = np.abs(found - 1.0 * expected)  # the farthest is named, of exact ones the first
@@ -85,8 +91,15 @@ def expect_ranks(
     `before`, and each value of `instead` or what its function returns, are of all ranks here, by rank.
     """
     instead, before = hints.get("instead", {}), hints.get("before", [None] * len(found))
+
+    def everywhere(values: Any) -> bool:
+        every = values() if callable(values) else values
+        return all(is_close(mine, np.asarray(one), tolerance) for mine, one in zip(found, every, strict=True))
+
     least = NOTHING * max((float(np.abs(each).max()) for each in expected if each.size), default=0.0)
     for rank, mine in enumerate(found):
+        if not is_close(mine, expected[rank], tolerance, least):  # what fits on all ranks is more likely than on one
+            instead = {story: values for story, values in instead.items() if everywhere(values)} or instead
         mistakes = {story: partial(_of_rank, values, rank) for story, values in instead.items()}
         expect_close(rank, name, mine, expected[rank], tolerance, mistakes, expected, before[rank], least)
 
@@ -102,17 +115,34 @@ def is_close(found: Array, expected: Array, tolerance: float, least: float = 0.0
     """
     if not tolerance or not found.size or found.shape != expected.shape:
         return np.array_equal(found, expected)
-    return bool(np.abs(found - 1.0 * expected).max() <= tolerance * max(np.abs(expected).max(), least, 1e-300))
+    largest = max(np.abs(expected).max(), least, 1e-300)
+    if not np.isfinite(largest):
+        return np.array_equal(found, expected)  # what is infinite is close to itself only
+    return bool(np.abs(found - 1.0 * expected).max() <= tolerance * largest)
 
 
 def known(instead: Instead, same: Callable[[Any], bool]) -> str:
-    """Return which of the mistakes in `instead` gives the `same`, in words that go behind the rejection, or nothing.
+    """Return which mistakes in `instead` give the `same`, in words that go behind the rejection, or nothing.
 
+    Some `TOLD` are told, since a small case cannot tell them apart; no function is called once one fits.
     It also serves for what is no array: `known({"ranks are counted from 1": 5}, lambda value: value == found)`.
     """
+    fits = list[str]()
     for story, value in instead.items():
-        if same(value() if callable(value) else value):
-            return f": this is what comes out if {story}"
+        if not (fits and callable(value)) and same(value() if callable(value) else value):
+            fits.append(story)
+    return f": this is what comes out if {', or if '.join(fits[:TOLD])}" if fits else ""
+
+
+def some_parts(found: Array, parts: Sequence[Array], tolerance: float) -> str:
+    """Return which ranks' parts alone are in a sum, in words that go behind the rejection, or nothing."""
+    ranks = range(len(parts))
+    few = len(parts) <= MANY_PARTS
+    sizes = ranks[1:] if few else sorted({1, len(parts) - 1} & set(ranks[1:]))
+    for chosen in (each for size in sizes for each in combinations(ranks, size)):
+        if found.any() and is_close(found, np.asarray(sum(parts[rank] for rank in chosen)), tolerance):
+            only = "only what ranks {} have" if len(chosen) > 1 else "only what rank {} has"
+            return f": {only.format(' and '.join(map(str, chosen)))} is in it"
     return ""
 
 
@@ -144,11 +174,13 @@ def likeness(
 
 def scaled(found: Array, expected: Array) -> str:
     """Return what to say if all of an array is too large or too small by one whole factor, or has the other sign."""
-    a, b = found.astype(np.complex128), expected.astype(np.complex128)
-    if a.any() and np.abs(a + b).max() <= 1e-6 * np.abs(a).max():
+    whole = found.dtype.kind in "iu" and expected.dtype.kind in "iu"  # exactly: large ones differ in their last digits
+    kind, near = (object, 0.0) if whole else (np.complex128, 1e-6)
+    a, b = found.astype(kind), expected.astype(kind)
+    if a.any() and np.abs(a + b).max() <= near * np.abs(a).max():
         return ": all of it has the other sign"
     for small, large, part in ((b, a, "{} times"), (a, b, "1/{} of")):
-        times = round(np.abs(large).sum() / max(np.abs(small).sum(), 1e-300)) if np.isfinite(a).all() else 0
-        if 1 < times <= LARGEST_FACTOR and np.abs(large - times * small).max() <= 1e-6 * np.abs(large).max():
+        times = round(np.abs(large).sum() / max(np.abs(small).sum(), 1e-300)) if np.isfinite(found).all() else 0
+        if 1 < times <= LARGEST_FACTOR and np.abs(large - times * small).max() <= near * np.abs(large).max():
             return f": all of it is {part.format(times)} that"
     return ""

@@ -1,5 +1,6 @@
 """From runs to points. Everything here happens in the grader's own process."""
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -89,7 +90,8 @@ def verdict(check: Check, case: Case, ran: Ran, answer: Answer) -> tuple[str, st
     if ran.not_started:
         return NOT_STARTED, ran.not_started, {}
     if ran.failure:
-        return FAILED, ran.failure, {}
+        called = f" (the call: {case.label})" if re.match(r"rank \d+ raised", ran.failure) and case.label else ""
+        return FAILED, ran.failure + called, {}
     try:
         figures = check.judge(case, ran.results, ran.notes) or {}
     except Wrong as wrong:
